@@ -26,6 +26,8 @@ READERS: Final = {
     "fastvid-bench-annotations/1": "bench.load.charts:annotations",
     "fastvid-bench-audio/1": "bench.load.audio:charts",
     "fastvid-bench-batches/1": "bench.batches.charts:charts",
+    "fastvid-bench-averaging/1": "bench.strategies.charts:contest",
+    "fastvid-bench-clients/1": "bench.strategies.charts:contest",
     "fastvid-bench-cold/1": "bench.load.charts:cold",
     "fastvid-bench-decode/1": "bench.decode.charts:charts",
     "fastvid-bench-elastic/1": "bench.train.charts:elastic",
@@ -34,18 +36,20 @@ READERS: Final = {
     "fastvid-bench-launch/1": "bench.train.charts:launch",
     "fastvid-bench-load/1": "bench.load.charts:load",
     "fastvid-bench-loops/1": "bench.load.charts:loops",
+    "fastvid-bench-migration/1": "bench.strategies.charts:migration",
+    "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
     "fastvid-bench-moments/2": "bench.strategies.charts:moments",
-    "fastvid-bench-motion-sync/1": "bench.strategies.charts:motion",
     "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
+    "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
     "fastvid-bench-motion/1": "bench.train.charts:motion",
     "fastvid-bench-quality/1": "bench.shard.quality:charts",
     "fastvid-bench-reads/1": "bench.load.reads:charts",
     "fastvid-bench-scale/1": "bench.scaling.scale:charts",
     "fastvid-bench-segments/1": "bench.shard.segments:charts",
+    "fastvid-bench-server/1": "bench.strategies.charts:server",
     "fastvid-bench-shard/1": "bench.shard.charts:throughput",
     "fastvid-bench-lerobot/1": "bench.load.lerobot:charts",
     "fastvid-bench-stores/1": "bench.load.stores:charts",
-    "fastvid-bench-sync/2": "bench.strategies.charts:sync",
     "fastvid-bench-train/1": "bench.train.charts:train",
     "fastvid-bench-two-stream/1": "bench.train.charts:two_stream",
     "fastvid-decode-soak/1": "bench.common.soak_charts:decoding",
@@ -75,6 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench report``."""
     parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
     parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="output file (%(default)s)")
+    parser.add_argument(
+        "--docs", type=Path, metavar="DIR", help="update the tables of the pages in this folder instead"
+    )
     parser.add_argument("--readme", type=Path, metavar="FILE", help="update the table in this file instead")
 
 

@@ -11,6 +11,8 @@ from fastvid.runtime.lazy import importer
 
 if TYPE_CHECKING:
     from fastvid.audio.window import Audio as Audio
+    from fastvid.decode.access import FrameBatch as FrameBatch
+    from fastvid.decode.access import Video as Video
     from fastvid.decode.access import VideoDataset as VideoDataset
     from fastvid.decode.access import open as open
     from fastvid.errors import FastvidError as FastvidError
@@ -49,6 +51,8 @@ if TYPE_CHECKING:
     from fastvid.load.order.every_frame import EveryFrame as EveryFrame
     from fastvid.load.order.mixture import Mixture as Mixture
     from fastvid.load.order.packed import Packed as Packed
+    from fastvid.load.order.random_draws import Draws as Draws
+    from fastvid.load.workers.stats import LoaderStats as LoaderStats
     from fastvid.sharding.job.job import run_job as shard
 
 __version__ = "0.1.0"
@@ -66,13 +70,16 @@ _HOMES = {
     "ColorJitter": "fastvid.load.after.colour",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
+    "Draws": "fastvid.load.order.random_draws",
     "Erasing": "fastvid.load.after.erasing",
     "EveryFrame": "fastvid.load.order.every_frame",
     "ExactSampler": "fastvid.load.exact_sampler",
     "FastvidError": "fastvid.errors",
+    "FrameBatch": "fastvid.decode.access",
     "GaussianBlur": "fastvid.load.after.blur",
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
+    "LoaderStats": "fastvid.load.workers.stats",
     "Mixture": "fastvid.load.order.mixture",
     "MultiHot": "fastvid.load.batch.multi_hot",
     "MultiScaleCrop": "fastvid.load.clips.augment",
@@ -87,6 +94,7 @@ _HOMES = {
     "Skip": "fastvid.load.options",
     "Text": "fastvid.load.batch.text",
     "Uniform": "fastvid.load.clips.sampling",
+    "Video": "fastvid.decode.access",
     "VideoDataset": "fastvid.decode.access",
     "VideoInfo": "fastvid.load.clips.video_info",
     "Views": "fastvid.load.clips.views",
@@ -109,13 +117,16 @@ __all__ = [
     "ColorJitter",
     "Deltas",
     "Dense",
+    "Draws",
     "Erasing",
     "EveryFrame",
     "ExactSampler",
     "FastvidError",
+    "FrameBatch",
     "GaussianBlur",
     "Grayscale",
     "HorizontalFlip",
+    "LoaderStats",
     "Mixture",
     "MultiHot",
     "MultiScaleCrop",
@@ -130,6 +141,7 @@ __all__ = [
     "Skip",
     "Text",
     "Uniform",
+    "Video",
     "VideoDataset",
     "VideoInfo",
     "Views",

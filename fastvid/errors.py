@@ -104,6 +104,7 @@ _EXTRAS = {
     "ray": "ray",
     "tensorboard": "tensorboard",
     "torch": "torch",
+    "wandb": "wandb",
 }
 
 

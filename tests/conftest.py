@@ -51,7 +51,7 @@ LONG = (
     "test_asgd_run.py",
     "test_loader_video.py",
     "test_quality.py",
-    "test_sync_bench.py",
+    "test_strategies_bench.py",
     "test_clip_dataset.py",
     "test_loader_shapes.py",
     "test_batch_kinds.py",

@@ -54,7 +54,7 @@ ORDER = {
         "fastvid/load": """
             options order clips memory after batch workers state clip_source trainers loader clip_dataset exact_sampler
         """,
-        "fastvid/train": "config ranks records parts loop run strategies",
+        "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
         "bench/batches": "rivals corpus scores charts batches",
         "bench": "common batches decode load shard train gpu scaling strategies elastic report",

@@ -266,8 +266,17 @@ def check_ray(one: Installed) -> None:
 
 def check_tensorboard(one: Installed) -> None:
     (one.work / "mine.py").write_text(RECIPE)
-    one.run("fastvid", "train", "mine.py", "run.tensorboard=true")
+    one.run("fastvid", "train", "mine.py", "run.loggers=tensorboard")
     assert list((one.work / "run" / "tensorboard").glob("events.*"))
+
+
+def check_wandb(one: Installed) -> None:
+    (one.work / "mine.py").write_text(RECIPE)
+    words = ["train", "mine.py", "run.loggers=wandb", "run.out=logged"]
+    one.python(
+        f"import os, fastvid.cli.main as cli; os.environ['WANDB_MODE'] = 'offline'; assert not cli.main({words})"
+    )
+    assert list((one.work / "logged" / "wandb").glob("offline-run-*/*.wandb"))
 
 
 def check_bench(one: Installed) -> None:
@@ -305,6 +314,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "ray": ("", check_ray),
     "tensorboard": ("torch", check_tensorboard),
     "torch": ("", check_torch),
+    "wandb": ("torch", check_wandb),
 }
 
 

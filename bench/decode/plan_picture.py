@@ -1,6 +1,7 @@
 """Draw the README's picture: the packets needed to decode eight frames of a video, with and without a plan.
 
 python -m bench.decode.plan_picture > docs/images/plan.svg
+python -m bench.decode.plan_picture dark > docs/images/plan-dark.svg
 
 The picture shows a packet table of the profile ``compact`` and the loader's plan for it.
 """
@@ -27,7 +28,11 @@ _LEFT, _STEP, _BAR = 20.0, 8.5, 6.5
 _HEIGHTS: Final = {"key": 46.0, "reference": 32.0, "other": 20.0}
 _BASES: Final = (112.0, 222.0)  # y of the two rows' bases
 _SIZE: Final = (856, 276)
-_INK, _MUTED, _IDLE, _RED, _GREEN = "#1b1f24", "#68707c", "#dde1e7", "#c8553d", "#0b6e4f"
+# Colours of the paper, its edge, text, small text, packets that are left out, and packets that are decoded.
+THEMES: Final = {
+    "light": ("#ffffff", "#e3e6eb", "#1b1f24", "#68707c", "#dde1e7", "#c8553d", "#0b6e4f"),
+    "dark": ("#22262f", "#3a4150", "#e6e9ef", "#a3acb9", "#3f4757", "#ef8a72", "#4cc49a"),
+}
 
 
 def table() -> PacketTable:
@@ -46,8 +51,9 @@ def table() -> PacketTable:
     return PacketTable(packet_records(np.arange(count), np.ones(count), np.zeros(count), frames, flags))
 
 
-def svg() -> str:
-    """Return the picture as SVG."""
+def svg(theme: str = "light") -> str:
+    """Return the picture as SVG, in the colours of one of `THEMES`."""
+    paper, edge, ink, muted, idle, red, green = THEMES[theme]
     packets = table()
     wanted = Segments(_WANTED, jitter=False).spread(VideoInfo(NUM_FRAMES, 25.0, 1, 1), 1)[0]
     plan = packets.plan(wanted)
@@ -67,29 +73,29 @@ def svg() -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         ' font-family="system-ui, -apple-system, Segoe UI, sans-serif" font-size="14">',
-        f'<rect width="{width}" height="{height}" rx="10" fill="#ffffff" stroke="#e3e6eb"/>',
+        f'<rect width="{width}" height="{height}" rx="10" fill="{paper}" stroke="{edge}"/>',
     ]
     rows = (
-        ("Without a plan: from the key frame to each wanted frame", unplanned, _RED),
-        ("With a plan: what fastvid reads and decodes for the same pixels", planned, _GREEN),
+        ("Without a plan: from the key frame to each wanted frame", unplanned, red),
+        ("With a plan: what fastvid reads and decodes for the same pixels", planned, green),
     )
     for base, (title, fed, colour) in zip(_BASES, rows, strict=True):
-        parts.append(f'<text x="{_LEFT}" y="{base - 66}" fill="{_INK}" font-weight="600">{title}</text>')
+        parts.append(f'<text x="{_LEFT}" y="{base - 66}" fill="{ink}" font-weight="600">{title}</text>')
         says = f"{len(fed)} of {NUM_FRAMES} packets"
         parts.append(f'<text x="{width - _LEFT}" y="{base - 66}" fill="{colour}" text-anchor="end">{says}</text>')
         for frame in range(NUM_FRAMES):
             tall, x = _HEIGHTS[kinds[frame]], _LEFT + _STEP * frame
-            fill = colour if frame in fed else _IDLE
+            fill = colour if frame in fed else idle
             parts.append(f'<rect x="{x}" y="{base - tall}" width="{_BAR}" height="{tall}" rx="1" fill="{fill}"/>')
         for frame in wanted:
             x = _LEFT + _STEP * int(frame) + _BAR / 2
-            parts.append(f'<path d="M{x} {base + 5}l4 7h-8z" fill="{_INK}"/>')
+            parts.append(f'<path d="M{x} {base + 5}l4 7h-8z" fill="{ink}"/>')
     legend = (
         "Tall bars: key frames. Medium: reference frames. Short: frames nothing refers to. Triangles: wanted frames."
     )
-    parts.append(f'<text x="{_LEFT}" y="{height - 20}" fill="{_MUTED}" font-size="12.5">{legend}</text>')
+    parts.append(f'<text x="{_LEFT}" y="{height - 20}" fill="{muted}" font-size="12.5">{legend}</text>')
     return "\n".join([*parts, "</svg>", ""])
 
 
 if __name__ == "__main__":
-    sys.stdout.write(svg())
+    sys.stdout.write(svg(*sys.argv[1:]))

@@ -78,10 +78,10 @@ class Steps:
         self._stepper = Stepper.of(config, member, strategy)
 
     def __call__(self, batch: Any) -> Any:
-        """Train on a batch and return the sums of `fastvid.train.parts.evaluate.count`."""
+        """Train on a batch and return the sums of the task, one vector."""
         sums, _ = self._stepper.step(self.replica, batch)
         self.replica.samples += len(batch)
-        return sums
+        return sums.vector
 
 
 def _config(settings: Settings, side: int, amp: Amp, *, channels_last: bool, compiled: bool) -> Config:

@@ -2,75 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from bench.common.charts import Bars, Chart, Lines, Table
+from bench.strategies.contest import interval
 
-Rows = Sequence[Mapping[str, Any]]
 
-
-def sync(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result of `bench.strategies.sync`."""
-    loss = record["target_loss"]
-    found: list[Chart] = [_rates(record["rate"])]
-    for networks, title, key in (
-        (record["target"], f"Seconds to a loss of {loss:g}: {record['ranks']} ranks, several networks", "seconds"),
-        (record["sweep"], "Seconds of a sweep of four models on the same networks", "seconds"),
-        (record["sweep"], "Megabytes received over the network in the sweep", "wire_mb"),
-    ):
-        found.append(_grid(networks, title, key))
-    rows = [
-        (
-            row["contender"],
-            _plain(row["steps_over_ddp"]),
-            _plain(row["expected_ratio"]),
-            ", ".join(f"{name} ({ratio:.2f})" for name, ratio in row["wins_at"].items()) or "nowhere",
+def contest(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a contest: seconds to the goal on each network, and what is learnt from the same clips."""
+    accuracy, value = record["goal"]["accuracy"], record["goal"]["value"]
+    aim = f"an accuracy of {100 * value:g} %" if accuracy else f"a loss of {value:g}"
+    found: list[Chart] = []
+    bench = record["schema"].removeprefix("fastvid-bench-").partition("/")[0]
+    for network in dict.fromkeys(row["network"] for row in record["rows"]):
+        rows = [row for row in record["rows"] if row["network"] == network]
+        reached = {row["contender"]: interval(row["seconds"]) for row in rows}
+        missed = [f"{row['contender']} ({row['reached']} of {len(row['seconds'])})" for row in rows
+                  if reached[row["contender"]] is None]  # fmt: skip
+        found.append(
+            Bars(
+                f"Strategies, {bench}: seconds to {aim}, network {network}",
+                "s",
+                {name: one[0] for name, one in reached.items() if one is not None},
+                {name: (one[1], one[2]) for name, one in reached.items() if one is not None},
+                note="Mean and 95 % interval." + (f" Not reached by all runs: {', '.join(missed)}." if missed else ""),
+            )
         )
-        for row in record["crossover"]
-    ]
-    heads = ("strategy", "steps relative to ddp", "expected to win from", "wins at (t_comm / t_step)")
-    found.append(Table("Networks on which rounds of local steps win", heads, rows))
-    slowest = max(row["straggler"] for row in record["straggler"])
-    slow = [row for row in record["straggler"] if row["straggler"] == slowest]
-    missed = [row["contender"] for row in slow if row["seconds"] is None]
+    rows = list({row["contender"]: row for row in record["rows"]}.values())
+    scale = 100 if accuracy else 1
+    ends = {row["contender"]: interval([scale * one for one in row["final"]]) for row in rows}
     found.append(
         Bars(
-            f"One of four ranks is {slowest:g} times slower: seconds to a loss of {loss:g}",
-            "s",
-            {row["contender"]: row["seconds"] for row in slow if row["seconds"] is not None},
-            note=f"Not reached by {', '.join(missed)}." if missed else "",
-        )
-    )
-    found.append(
-        Bars(
-            f"One of four ranks is {slowest:g} times slower: clips/s as a share of the sum of the ranks' rates",
-            "%",
-            {row["contender"]: 100 * row["of_sum_of_rates"] for row in slow},
+            f"Strategies, {bench}: held-out {'accuracy' if accuracy else 'loss'} after {record['clips']:,} clips",
+            "%" if accuracy else "",
+            {name: one[0] for name, one in ends.items() if one is not None},
+            {name: (one[1], one[2]) for name, one in ends.items() if one is not None},
         )
     )
     return found
 
 
-def _rates(rows: Rows) -> Lines:
+def migration(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the charts of a sweep whose models or data move."""
     series: dict[str, list[tuple[float, float]]] = {}
-    expected = []
-    for delay in sorted({row["delay_ms"] for row in rows}):
-        own = [row for row in rows if row["delay_ms"] == delay]
-        name = f"{delay:.0f} ms per message, 1 / (1 + t_comm / (K t_step))"
-        series[f"{delay:.0f} ms per message"] = [(row["k"], 100 * row["efficiency"]) for row in own]
-        series[name] = [(row["k"], 100 * row["expected"]) for row in own]
-        expected.append(name)
-    return Lines("kavg: share of time spent computing", "K, local steps per round", "%", series, expected, log_x=True)
+    for row in record["rows"]:
+        moved = [a + b for a, b in zip(row["data_wire_mb"], row["state_wire_mb"], strict=True)]
+        series.setdefault(row["way"], []).append((row["dataset_mb"], sum(moved) / len(moved)))
+    note = "Relay moves less if a model's state is smaller than a worker's part of the dataset."
+    network = record["network"]["name"]
+    bars = {f"{row['way']}, {row['dataset_mb']:.1f} MB": interval(row["seconds"]) for row in record["rows"]}
+    return [
+        Lines("A sweep: bytes moved", "MB of the dataset", "MB moved", series, log_x=True, log_y=True, note=note),
+        Bars(
+            f"A sweep over {network}: seconds",
+            "s",
+            {name: one[0] for name, one in bars.items() if one is not None},
+            {name: (one[1], one[2]) for name, one in bars.items() if one is not None},
+        ),
+    ]
 
 
-def _grid(rows: Rows, title: str, key: str) -> Table:
-    """Return a table of contenders by network."""
-    networks = list(dict.fromkeys(row["network"] for row in rows))
-    names = list(dict.fromkeys(row["contender"] for row in rows))
-    value = {(row["contender"], row["network"]): row[key] for row in rows}
-    cells = [(name, *(_plain(value.get((name, network)), "not reached") for network in networks)) for name in names]
-    return Table(title, ("", *networks), cells)
+def server(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the table of a result of `bench.strategies.server`."""
+    keys = ("push_ms", "push_locked_ms", "fetch_ms", "fetch_locked_ms")
+    rows = [(name, *(f"{row[key]:.3g}" for key in keys)) for name, row in record["rows"].items()]
+    heads = ("", "a push, ms", "of these locked", "a fetch, ms", "of these locked")
+    return [Table("A parameter server: CPU time of a push and a fetch", heads, rows)]
 
 
 def moments(record: Mapping[str, Any]) -> list[Chart]:
@@ -106,7 +104,3 @@ def motion(record: Mapping[str, Any]) -> list[Chart]:
         Lines("Motion dataset: accuracy by strategy", "samples", "top-1 on held-out videos, %", series),
         Table("Motion dataset: final accuracy by strategy", heads, rows),
     ]
-
-
-def _plain(value: float | None, absent: str = "-") -> str:
-    return absent if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"

@@ -1,6 +1,6 @@
 """Compare Adam and AdamW under K-step averaging: moments, outer steps, compression, fragments and delays.
 
-Four ranks learn the task of `bench.strategies.local_steps` with the same number of steps and learning rate. Training
+Four ranks learn the task of `bench.strategies.toy_task` with the same number of steps and learning rate. Training
 loss, held-out loss and bytes are compared with Adam, AdamW and SGD with gradients averaged in every step. Some runs
 vary the learning rate, because the optimum may differ. docs/strategies.md shows a part of the result.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.strategies.local_steps import Ranks, RunSpec
+from bench.strategies.ranks import Ranks, RunSpec
 
 SCHEMA: Final = "fastvid-bench-moments/2"
 RANKS: Final = 4
@@ -80,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
     }  # fmt: skip
     with Ranks(RANKS) as ranks:
         for name, spec in contenders():
-            plan = replace(spec, steps=args.steps, look_every=args.steps)
+            clips = args.steps * spec.batch
+            plan = replace(spec, clips=clips, look_clips=clips)
             row = _row(name, [ranks.run(replace(plan, seed=seed))[0] for seed in range(args.seeds)])
             record["rows"].append(row)
             print(_line(row), flush=True)
@@ -91,12 +92,12 @@ def run(args: argparse.Namespace) -> int:
 def _row(name: str, runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {
         "contender": name,
-        "train_loss": statistics.mean(run["train_loss"] for run in runs),
-        "train_losses": [run["train_loss"] for run in runs],
-        "held_out_losses": [run["held_out_loss"] for run in runs],
-        "accuracies": [run["accuracy"] for run in runs],
+        "train_loss": statistics.mean(run["trained"][0] for run in runs),
+        "train_losses": [run["trained"][0] for run in runs],
+        "held_out_losses": [run["curve"][-1][2] for run in runs],
+        "accuracies": [run["curve"][-1][3] for run in runs],
         "parameters": runs[0]["parameters"],
-        "accuracy": statistics.mean(run["accuracy"] for run in runs),
+        "accuracy": statistics.mean(run["curve"][-1][3] for run in runs),
         "all_reduces": runs[0]["messages"],
         "all_reduced_mb": runs[0]["message_bytes"] / 1e6,
     }

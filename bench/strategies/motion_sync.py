@@ -84,8 +84,8 @@ SYNC_RECIPES: Final = {
     # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like momentum.
     "asgd": SyncRecipe(
         "motion_tsm", 4,
-        ("sync=asgd", "sync_options.warm_up=290", "sync_options.lease_batches=4", "optim.momentum=0.85",
-         "data.num_threads=1"),
+        ("sync=asgd", "sync_options.push=gradients", "sync_options.warm_up=290", "sync_options.lease_batches=4",
+         "optim.momentum=0.85", "data.num_threads=1"),
     ),
     "relay": SyncRecipe("motion_sweep", 2),
 }  # fmt: skip

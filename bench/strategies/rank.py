@@ -1,13 +1,15 @@
-"""One rank of `bench.strategies.local_steps.Ranks`, started with torchrun's environment variables."""
+"""One rank of `bench.strategies.ranks.Ranks`, started with torchrun's environment variables."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from bench.strategies.local_steps import TIMEOUT_S, RunSpec, run
-from bench.strategies.relay_steps import travel
+from bench.strategies import rank_run, sweep_run
+from bench.strategies.ranks import TIMEOUT_S, RunSpec
 from bench.strategies.slow_network import SlowLink
+
+_SWEEPS = {"relay": sweep_run.travel, "migrate": sweep_run.migrate}
 
 
 def main() -> None:
@@ -20,9 +22,8 @@ def main() -> None:
     with join(TIMEOUT_S) as member:
         for line in sys.stdin:
             values = json.loads(line)
-            spec = RunSpec(**{**values, "link": SlowLink(**values["link"])})
-            found = travel(spec, member) if spec.sync == "relay" else run(spec, member)
-            print(json.dumps(found), flush=True)
+            spec = RunSpec(**{**values, "links": [SlowLink(**link) for link in values["links"]]})
+            print(json.dumps(_SWEEPS.get(spec.sync, rank_run.run)(spec, member)), flush=True)
 
 
 if __name__ == "__main__":

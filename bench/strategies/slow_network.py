@@ -1,16 +1,23 @@
-"""Simulate a slow network by delaying a process' communication.
+"""Simulate a slow network by delaying a process' communication, in real or in counted time.
 
-Within a process group all-reduces and all-to-alls are delayed. For a client of a parameter server or a stage of a relay
-each message is delayed, in both directions, except on rank 0, which is on the machine of the server or hub.
+Within a process group all-reduces and all-to-alls are delayed: a message takes the latency once, which is the least
+that any algorithm needs, and its bytes at the rate of a rank's link, in the number that a ring sends. For a client of a
+parameter server or a stage of a relay each message is delayed, in both directions, except on rank 0, which is on the
+machine of the server or hub.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
+
+from fastvid.runtime.arrays import FloatArray
 
 
 @dataclass(frozen=True)
@@ -27,41 +34,102 @@ class SlowLink:
 
     def seconds(self, size: int, ranks: int) -> float:
         """Return the seconds of a ring all-reduce of `size` bytes."""
-        return self.message_s(int(2 * (ranks - 1) / ranks * size))
+        return self.message_s(ring_bytes(size, ranks))
 
-    def message_s(self, size: int) -> float:
+    def message_s(self, size: float) -> float:
         """Return the seconds of one message of `size` bytes."""
         return self.delay_s + (size / self.bytes_per_s if self.bytes_per_s else 0.0)
+
+
+def ring_bytes(size: int, ranks: int) -> float:
+    """Return the bytes that each rank sends in a ring all-reduce of `size` bytes: 2 (P - 1) / P of them."""
+    return 2 * (ranks - 1) / ranks * size
+
+
+class WallClock:
+    """Real time on one network: what takes time sleeps. Times are float64 [1], in seconds."""
+
+    def now(self) -> FloatArray:
+        """Return the time."""
+        return np.array([time.perf_counter()])
+
+    def meet(self, group: Any) -> FloatArray:  # noqa: ARG002
+        """Return the time at which a collective operation starts."""
+        return self.now()
+
+    def wait_until(self, moment: FloatArray) -> None:
+        """Wait until a time."""
+        time.sleep(max(0.0, float((moment - self.now()).max())))
+
+
+class CountedClock:
+    """Counted time: what takes time adds to a sum, so that neither the machine's load nor its speed matters.
+
+    Valid if all ranks take part in each message, because their clocks are compared only there. A run then does the same
+    on every network, so one run counts the time on several: times are float64 [networks], in seconds.
+
+    Args:
+        networks: Number of networks.
+    """
+
+    def __init__(self, networks: int) -> None:
+        import torch.distributed as dist
+
+        self._plain, self._largest = dist.all_reduce, dist.ReduceOp.MAX
+        self._now = np.zeros(networks)
+        self._lock = threading.Lock()  # a transfer may end in another thread
+
+    def now(self) -> FloatArray:
+        """Return the counted time."""
+        return self._now
+
+    def meet(self, group: Any) -> FloatArray:
+        """Return the time of the rank that comes last to a collective operation."""
+        import torch
+
+        latest = torch.tensor(self._now)
+        self._plain(latest, op=self._largest, group=group)
+        return latest.numpy()
+
+    def wait_until(self, moment: FloatArray) -> None:
+        """Count the time until a moment."""
+        with self._lock:
+            self._now = np.maximum(self._now, moment)
+
+
+Clock = WallClock | CountedClock
 
 
 class SlowNetwork:
     """Delays this process' communication inside a ``with`` block.
 
     Args:
-        link: The simulated network.
-        ranks: World size of the process group.
+        links: The simulated networks; one if the clock is a `WallClock`.
+        clock: Where the delays pass.
         far: Whether this process reaches servers and hubs over the network.
 
     Attributes:
         messages: Number of collective operations and, if `far`, of messages to and from a server or hub.
-        bytes: Bytes in them. A ring all-reduce of n bytes sends 2 (P - 1) / P * n from each of P ranks; an all-to-all
-            counts as the all-reduce that sends as many.
+        bytes: Bytes in them, as the strategy hands them over.
+        wire_bytes: Bytes that this rank sends in them, by the ring.
     """
 
-    def __init__(self, link: SlowLink, ranks: int, *, far: bool) -> None:
-        self._link, self._ranks, self._far = link, ranks, far
-        self._free_at = 0.0
+    def __init__(self, links: Sequence[SlowLink], clock: Clock, *, far: bool) -> None:
+        self._links, self._clock, self._far = links, clock, far
+        self._free_at = np.zeros(len(links))
+        self._delay = np.array([link.delay_s for link in links])
         self._undo = contextlib.ExitStack()
         self.messages = self.bytes = 0
+        self.wire_bytes = 0.0
 
     def __enter__(self) -> SlowNetwork:
         import torch.distributed as dist
 
         from fastvid.train.strategies.shared import link
 
-        self._plain, self._plain_exchange = dist.all_reduce, dist.all_to_all_single
-        self._undo.enter_context(_replaced(dist, "all_reduce", self._all_reduce))
-        self._undo.enter_context(_replaced(dist, "all_to_all_single", self._exchange))
+        self._all_reduce, self._all_to_all = dist.all_reduce, dist.all_to_all_single
+        self._undo.enter_context(_replaced(dist, "all_reduce", self._slow_all_reduce))
+        self._undo.enter_context(_replaced(dist, "all_to_all_single", self._slow_all_to_all))
         if self._far:
             self._send, self._receive = link.Link.send, link.Link.receive
             self._header_bytes = 8 * (link.WORDS + 4)
@@ -92,51 +160,55 @@ class SlowNetwork:
 
     def _take(self, payload: Any) -> None:
         size = self._header_bytes + (0 if payload is None else payload.nbytes)
-        self.messages += 1
-        self.bytes += size
-        time.sleep(self._link.message_s(size))
+        self._count(size, size)
+        self._clock.wait_until(self._clock.now() + self._seconds(size))
 
-    def _all_reduce(self, tensor: Any, *args: Any, async_op: bool = False, **kwargs: Any) -> Any:
-        ready = self._ready(tensor.numel() * tensor.element_size())
-        late = _DelayedWork(self._plain(tensor, *args, async_op=True, **kwargs), ready)
-        if async_op:
-            return late
-        late.wait()
-        return None
-
-    def _exchange(
-        self, received: Any, sent: Any, received_sizes: Any, sizes: Any, *, group: Any = None, async_op: bool = False
+    def _slow_all_reduce(
+        self, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any
     ) -> Any:
         import torch.distributed as dist
 
-        own = sizes[dist.get_rank(group)]
-        ready = self._ready((sum(sizes) - own) * sent.element_size() * self._ranks // (2 * max(1, self._ranks - 1)))
-        work = self._plain_exchange(received, sent, received_sizes, sizes, group=group, async_op=True)
-        late = _DelayedWork(work, ready)
-        if async_op:
-            return late
-        late.wait()
-        return None
+        size = tensor.numel() * tensor.element_size()
+        late = self._delayed(size, ring_bytes(size, dist.get_world_size(group)), group)
+        late.work = self._all_reduce(tensor, *args, group=group, async_op=True, **kwargs)
+        return late if async_op else late.wait()
 
-    def _ready(self, size: int) -> float:
-        """Count a message of the bytes of an all-reduce, and return when it has arrived."""
+    def _slow_all_to_all(
+        self, output: Any, tensor: Any, *args: Any, group: Any = None, async_op: bool = False, **kwargs: Any
+    ) -> Any:
+        import torch.distributed as dist
+
+        size, ranks = tensor.numel() * tensor.element_size(), dist.get_world_size(group)
+        # What a rank sends to itself stays there.
+        late = self._delayed(size, (ranks - 1) / ranks * size, group)
+        late.work = self._all_to_all(output, tensor, *args, group=group, async_op=True, **kwargs)
+        return late if async_op else late.wait()
+
+    def _delayed(self, size: int, wire: float, group: Any) -> _DelayedWork:
+        self._count(size, wire)
+        # Latencies of messages overlap; their bytes share the link's bandwidth.
+        self._free_at = np.maximum(self._clock.meet(group), self._free_at) + self._seconds(wire) - self._delay
+        return _DelayedWork(self._clock, self._free_at + self._delay)
+
+    def _count(self, size: int, wire: float) -> None:
         self.messages += 1
         self.bytes += size
-        # Latencies of messages overlap; their bytes share the link's bandwidth.
-        now = time.perf_counter()
-        busy = self._link.seconds(size, self._ranks) - self._link.delay_s
-        self._free_at = max(now, self._free_at) + busy
-        return self._free_at + self._link.delay_s
+        self.wire_bytes += wire
+
+    def _seconds(self, size: float) -> FloatArray:
+        return np.array([link.message_s(size) for link in self._links])
 
 
 @dataclass
 class _DelayedWork:
-    work: Any
-    ready: float
+    clock: Clock
+    ready: FloatArray
+    work: Any = None
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         self.work.wait()
-        time.sleep(max(0.0, self.ready - time.perf_counter()))
+        self.clock.wait_until(self.ready)
+        return True
 
 
 @contextlib.contextmanager

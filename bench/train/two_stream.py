@@ -179,7 +179,7 @@ def run_toy(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
         data=replace(fused.data, label="both"),
         model=replace(fused.model, num_classes=4, weights=files),
     )
-    top1[FUSED] = scoring.score(fused).score.top1_percent
+    top1[FUSED] = scoring.score(fused).score.numbers["top1_percent"]
     return top1
 
 

@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``fastvid eval``."""
     add_recipe(parser)
     add_views(parser)
-    parser.add_argument("--json", metavar="FILE", help="write per-class numbers and the confusion matrix")
+    parser.add_argument("--json", metavar="FILE", help="write numbers per class or column, and the confusion matrix")
     parser.add_argument("--report", metavar="FILE", help="write them as one HTML page")
 
 
@@ -51,7 +51,9 @@ def run(args: argparse.Namespace) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(json_text(found.as_row()))
         if args.json is not None:
-            record = {**found.as_row(), "classes": found.per_class(), "confusion": found.confusion.tolist()}
+            record = {**found.as_row(), "classes": list(found.rows)}
+            if found.confusion is not None:
+                record["confusion"] = found.confusion.tolist()
             Path(args.json).write_text(json_text(record) + "\n", encoding="utf-8")
         if args.report is not None:
             from fastvid.report import evaluation

@@ -46,7 +46,7 @@ _ATTEMPTS: Final = 10
 # From so many keys on, one pass over all keys takes less time than looking up each.
 _MANY_KEYS: Final = 1000
 # Attributes that are computed from the rows and the annotations.
-_DERIVED: Final = frozenset({"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending"})
+_DERIVED: Final = frozenset({"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending", "signals"})
 
 Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
@@ -157,7 +157,7 @@ class Dataset:
         known = self.generation.extras.get(DEPTH, {})
         return {stream: DepthScale.from_json(record) for stream, record in known.items()}
 
-    @property
+    @cached_property
     def signals(self) -> Signals:
         """Numbers that the dataset has for every frame, by name: ``dataset.signals["action"]["stats"]``."""
         return Signals(self.storage, self.generation, self._annotations.num_frames)
@@ -170,6 +170,11 @@ class Dataset:
     def key(self, sample: int) -> str:
         """Return the key of a selected sample."""
         return str(self.keys[sample])
+
+    def keys_of(self, samples: IntArray) -> list[str]:
+        """Return the keys of selected samples, given by their numbers, int64 [N]."""
+        keys = self.keys
+        return [str(keys[sample]) for sample in samples.tolist()]
 
     def find(self, key: str) -> int:
         """Return the number of the selected sample with a key.

@@ -20,7 +20,7 @@ from fastvid.errors import FormatError
 from fastvid.format.facts import has_audio
 from fastvid.format.in_place import ListedFile, Root, read_files
 from fastvid.format.indexed import index_crc32
-from fastvid.format.packets import PacketTable, StreamInfo, stream_info
+from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
 from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
     AUDIO_BLOCK,
@@ -107,6 +107,7 @@ class Shard:
         "_index",
         "_is_mute",
         "_num_packets",
+        "_opening",
         "_packets",
         "_whole",
         "num_samples",
@@ -161,13 +162,6 @@ class Shard:
         """Name of the tar, or of the list of files."""
         return f"{self.stem}.{(SHARD_SUFFIXES if self.root is None else IN_PLACE_SUFFIXES)[0]}"
 
-    def _forget(self) -> bool:
-        """Forget what is known of the sidecar, and return whether reading it again may give other bytes."""
-        if not self.storage.discard(self._file):
-            return False
-        self._find()
-        return True
-
     def _find(self) -> None:
         """Find out from where the sidecar is read: its place, the node's cache, or a copy in memory."""
         kept = not self.storage.copies or self.storage.keep(self._file)
@@ -175,6 +169,7 @@ class Shard:
 
     def _open(self, tar_sha256: str | None) -> None:
         self._find()
+        self._opening = object()
         size = self.storage.size(self._file) if self._copy is None else len(self._copy)
         head = self._bytes(0, min(size, _HEAD_BYTES if self.storage.copies else _STREAMS_AT))
         header = _HEADERS.read(head, 0) if size >= _STREAMS_AT else None
@@ -243,7 +238,7 @@ class Shard:
             raise self._invalid(error, row, stream) from error
 
     def table(self, row: int, stream: str = "") -> PacketTable:
-        """Read the packets of a stream.
+        """Return the packets of a stream, which are read and checked unless they were lately used of this shard.
 
         Raises:
             StorageError: If the sidecar was deleted or cut after it was opened.
@@ -251,13 +246,8 @@ class Shard:
         """
         record = self._record(row, stream)
         try:
-            try:
-                data = self._table(record)
-            except FormatError:
-                if not self._forget():
-                    raise
-                data = self._table(record)
-            return PacketTable(np.frombuffer(data, PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
+            key = (self._opening, row, stream)
+            return TABLES.get(key) or TABLES.add(key, self._packet_table(record))
         except FormatError as error:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
 
@@ -381,6 +371,16 @@ class Shard:
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:
         message = f"packet sidecar has an invalid row: {why}"
         return FormatError(message, file=self._file, row=row, stream=stream, hint=_REBUILD)
+
+    def _packet_table(self, record: Any) -> PacketTable:
+        try:
+            data = self._table(record)
+        except FormatError:
+            if not self.storage.discard(self._file):
+                raise
+            self._find()
+            data = self._table(record)
+        return PacketTable(np.frombuffer(bytes(data), PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
 
     def _table(self, record: Any) -> memoryview:
         """Return the bytes of a stream's packet records after checking them."""

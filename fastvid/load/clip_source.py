@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fastvid.audio.window import Audio
 from fastvid.decode.backends import Backend
@@ -32,8 +33,18 @@ from fastvid.load.state import fingerprint
 from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.load.workers.pending import EpochPart
 from fastvid.runtime.cores import available_cores
 from fastvid.runtime.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class _Following:
+    """The epoch after one that was delivered to its end, and the pipeline that has prefetched from it, if one has."""
+
+    seed: int
+    epoch: int
+    run: BatchPipeline | None
 
 
 class ClipSource:
@@ -84,7 +95,8 @@ class ClipSource:
         stream: LoaderStream,
         world: World,
     ) -> None:
-        self.dataset, self.rules, self.plans, self.world = dataset, rules, plans, world
+        self.dataset, self.rules, self._plans, self.world = dataset, rules, plans, world
+        self._following: _Following | None = None
         self.streams, self.flow_stack, self.views, self.audio = streams, flow_stack, views, audio
         self.annotations, self.workers, self.stream = annotations, workers, stream
         self.num_threads = workers.num_threads or available_cores()
@@ -126,26 +138,75 @@ class ClipSource:
         own |= {} if self.assembler.signals is None else {"signals": self.assembler.signals.text}
         return own if self._after is None else own | {"after": repr(self._after)}
 
-    def run(self, seed: int, epoch: int, position: int) -> BatchPipeline:
-        """Start the threads that make the batches from `position` to the end of the epoch."""
+    @property
+    def plans(self) -> EpochPlans:
+        """The order and the batches of each epoch."""
+        return self._plans
+
+    @plans.setter
+    def plans(self, plans: EpochPlans) -> None:
+        self._plans, self._following = plans, None
+
+    def start(self, seed: int, epoch: int, position: int) -> BatchPipeline:
+        """Start the threads that make the batches from `position` to the end of the epoch.
+
+        If the epoch before was delivered to its end, they continue with what was prefetched, and prefetch from the next
+        epoch in turn: a loop over epochs waits for the first batch once. A loader that is read once reads nothing else.
+        Worker processes do not prefetch so: they would have to be interrupted in the middle of their tasks.
+        """
+        known, self._following = self._following, None
+        follows = known is not None and (known.seed, known.epoch, 0) == (seed, epoch, position)
+        run = known.run if known is not None and follows else None
+        run = run or self._pipeline(seed, epoch, position, follow=follows and self.workers.kind == "thread")
+        run.start(epoch)
+        return run
+
+    def finish(self, run: BatchPipeline, seed: int, epoch: int) -> None:
+        """Stop the threads after the last batch before an epoch, and keep what they prefetched of it."""
+        self._following = _Following(seed, epoch, run if run.follows and run.pause() else None)
+
+    def end(self, run: BatchPipeline) -> None:
+        """Stop the threads of an iteration, unless they were stopped by `finish`."""
+        if self._following is None or self._following.run is not run:
+            run.close()
+
+    def forget(self) -> None:
+        """Release what was prefetched for the next iteration."""
+        self._following = None
+
+    def close(self) -> None:
+        """Release the decoders and what was prefetched."""
+        self.forget()
+        self.backends.close()
+
+    def _pipeline(self, seed: int, epoch: int, position: int, *, follow: bool) -> BatchPipeline:
         backends = self.backends
-        order, batches = self.plans.orders.order(seed, epoch), self.plans.epoch(seed, epoch)
-        parts = (self.rules, seed, epoch, backends.backend, self.streams, self.flow_stack)
-        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
-        planner = BatchPlanner(self.dataset, order, clips, clip_sizes=self._clip_sizes)
         if backends.backend is AUTO:
+            planner, batches = self._planner(seed, epoch), self.plans.epoch(seed, epoch)
             backends.decide(planner.plan(next(batches.shares(position))).clips, self.world)
-        one = replace(planner.clips, backend=backends.backend, views=self.views or ONE_VIEW, audio=self.audio)
-        # Clips that this process prefetches must be decided in this process.
-        in_workers = backends.decides and one.runs_in_workers and not self._num_fetchers and self.audio is None
-        planner = replace(planner, clips=one, join=backends.join, decide=not in_workers)
+        epochs = itertools.count(epoch) if follow else (epoch,)
         return BatchPipeline(
-            planner.plans(batches, position),
+            (self._part(seed, each, position if each == epoch else 0) for each in epochs),
             backends.lanes,
             backends.finisher,
-            replace(self.assembler, seed=seed, epoch=epoch),
             prefetch=self.workers.prefetch,
-            planner=one if in_workers else None,
+            follows=follow,
+            finishes_ahead=not self.assembler.uses_global_generators,
             sounds=None if self.audio is None else SoundMemory(self.audio, backends.pool, self.stream),
             num_fetchers=self._num_fetchers,
         )
+
+    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
+        parts = (self.rules, seed, epoch, self.backends.backend, self.streams, self.flow_stack)
+        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
+        return BatchPlanner(self.dataset, self.plans.orders.order(seed, epoch), clips, clip_sizes=self._clip_sizes)
+
+    def _part(self, seed: int, epoch: int, position: int) -> EpochPart:
+        backends, planner = self.backends, self._planner(seed, epoch)
+        one = replace(planner.clips, views=self.views or ONE_VIEW, audio=self.audio)
+        # Clips that this process prefetches must be decided in this process.
+        in_workers = backends.decides and one.runs_in_workers and not self._num_fetchers and self.audio is None
+        planner = replace(planner, clips=one, join=backends.join, decide=not in_workers)
+        plans = planner.plans(self.plans.epoch(seed, epoch), position)
+        assembler = replace(self.assembler, seed=seed, epoch=epoch)
+        return EpochPart(epoch, plans, assembler, one if in_workers else None)

@@ -156,7 +156,9 @@ class ClipLoader(IterableDataset[Batch]):
         self._skips = Skips(on_error)
         dataset = resolve_subset(dataset)
         rules, streams = ClipRules.of(dataset, frames, spatial), check_streams(streams, flow_stack, dataset.streams)
-        self.world, self._found_world = World.resolve(rank, world_size), rank is None
+        self._found_world = rank is None
+        self.world = World.resolve(rank, world_size)
+        """This process's rank, and the world size."""
         orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
         planned = (orders, dataset, rules, self.world, last)
         annotations = RowAnnotations.of(dataset, fields, text, labels)
@@ -181,8 +183,10 @@ class ClipLoader(IterableDataset[Batch]):
             world=self.world,
         )
         self.labels = None if annotations.labels is None else annotations.labels.labels
+        """The classes of `Batch.labels`; None without labels=."""
         self.workers, self.num_threads = workers, self._source.num_threads
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
+        """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
@@ -324,7 +328,7 @@ class ClipLoader(IterableDataset[Batch]):
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._source.backends.close()
+        self._source.close()
 
     def __iter__(self) -> Iterator[Batch]:
         check_use(self, self.world, found=self._found_world)
@@ -332,14 +336,11 @@ class ClipLoader(IterableDataset[Batch]):
         return self._iterate()
 
     def _iterate(self) -> Generator[Batch, None, None]:
-        # Again: iterators may be used in another order than they were created.
-        self._stop()
-        self._seek(self._seed, self.epoch, self.position)
-        run = self._source.run(self._seed, self._epoch, self._position)
-        self._run = run
+        self._stop()  # again: iterators may be used in another order than they were created
+        self._epoch, self._position, self._origin = self.epoch, self.position, self.position
+        run = self._run = self._source.start(self._seed, self._epoch, self._position)
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
-        first, asked = True, time.perf_counter()
-        step = Counters()
+        first, asked, step = True, time.perf_counter(), Counters()
         try:
             while True:
                 self.stats.ready, self.stats.queued = run.ready, run.queued
@@ -355,10 +356,7 @@ class ClipLoader(IterableDataset[Batch]):
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
-                if first:
-                    step.fill_seconds = waited
-                else:
-                    step.wait_seconds = waited
+                step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)
                 step.copy_seconds = self._copies.seconds()
                 step.take_traffic()
                 self.stats.step = step
@@ -376,11 +374,12 @@ class ClipLoader(IterableDataset[Batch]):
                         hint="use one loader per concurrent iteration; a loader has only one position",
                     )
                 asked = time.perf_counter()
-                step = Counters(compute_seconds=asked - given)
-                first = False
+                first, step = False, Counters(compute_seconds=asked - given)
             self._epoch, self._position = self._epoch + 1, 0
+            self._source.finish(run, self._seed, self._epoch)
         finally:
-            run.close()
+            self._source.end(run)
+            self.stats.total.take_traffic()  # of what was prefetched and not delivered
             if self._run is run:
                 self._run, self._origin = None, self._position
 
@@ -391,6 +390,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
+        self._source.forget()
         self._stop()
 
     def _stop(self) -> None:

@@ -56,6 +56,7 @@ class Workers:
             that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
         num_threads: Decode threads or processes; by default the cores this rank may use.
         prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
+            Threads also prefetch from the next epoch, once one has followed another; between epochs these batches stay.
         num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
             thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
         device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.

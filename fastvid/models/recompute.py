@@ -18,13 +18,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 
-def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, *, random: bool = False) -> Tensor:
     """Run ``forward(x)``, save only ``x`` for backward, and run ``forward`` again in backward.
 
     Args:
         block: The module whose buffers ``forward`` may update; the second run leaves them alone.
-        forward: The block's own forward. It must not draw random numbers: the second run would draw different ones.
+        forward: The block's own forward.
         x: The block's input.
+        random: Whether ``forward`` draws random numbers, so that the second run must draw the same.
 
     Returns:
         The result of ``forward(x)``.
@@ -35,9 +36,9 @@ def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor)
 
     out: Tensor
     if torch.compiler.is_compiling():
-        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False)
+        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=random)
     else:
-        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
     return out
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
+from fastvid.models.drop_path import DropPath, rates
 from fastvid.models.recompute import recomputed
 
 
@@ -23,10 +24,12 @@ class ResidualBlock(nn.Module):
     Attributes:
         non_local: Runs on the block's output if set; see `fastvid.models.non_local`.
         recompute: Save only the block's input and run the block again in backward.
+        drop_path: Runs on the residual branch if set; see `fastvid.models.drop_path`.
     """
 
     expansion: int
     non_local: nn.Module | None
+    drop_path: nn.Module | None
     recompute: bool
 
     def __init__(self, downsample: nn.Module | None) -> None:
@@ -34,16 +37,19 @@ class ResidualBlock(nn.Module):
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
         self.register_module("non_local", None)
+        self.register_module("drop_path", None)
         self.recompute = False
 
     def forward(self, x: Tensor) -> Tensor:
         if self.recompute and torch.is_grad_enabled():
-            return recomputed(self, self._run, x)
+            return recomputed(self, self._run, x, random=self.drop_path is not None)
         return self._run(x)
 
     def _run(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
         out: Tensor = self.residual(x)
+        if self.drop_path is not None:
+            out = self.drop_path(out)
         out += identity
         out = self.relu(out)
         if self.non_local is not None:
@@ -120,6 +126,7 @@ class ResNetOptions(TypedDict, total=False):
     in_channels: int
     zero_init_residual: bool
     recompute: bool
+    drop_path: float
 
 
 class StreamOptions(TypedDict, total=False):
@@ -128,6 +135,7 @@ class StreamOptions(TypedDict, total=False):
     width: int
     zero_init_residual: bool
     recompute: bool
+    drop_path: float
 
 
 class ResNet(nn.Module):
@@ -144,9 +152,11 @@ class ResNet(nn.Module):
         zero_init_residual: Start the last batch norm of each block at gamma 0, so that each block starts as an identity
             (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
         recompute: Save only each block's input and run the block again in backward.
+        drop_path: Rate of stochastic depth of the last block, see `fastvid.models.drop_path`.
 
     Raises:
-        UsageError: If the depth is unknown, or the width or the number of classes or channels is below 1.
+        UsageError: If the depth is unknown, the width or the number of classes or channels is below 1, or the drop rate
+            is not in 0 <= x < 1.
     """
 
     head_name = "fc"
@@ -162,6 +172,7 @@ class ResNet(nn.Module):
         head_std: float | None = None,
         zero_init_residual: bool = False,
         recompute: bool = False,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         if depth not in DEPTHS:
@@ -187,8 +198,11 @@ class ResNet(nn.Module):
             nn.init.normal_(self.fc.weight, std=head_std)
             nn.init.zeros_(self.fc.bias)
         init_weights(self, zero_init_residual=zero_init_residual)
-        for one in self.residual_blocks():
+        residual_blocks = list(self.residual_blocks())
+        for one, rate in zip(residual_blocks, rates(drop_path, len(residual_blocks)), strict=True):
             one.recompute = recompute
+            if rate:
+                one.drop_path = DropPath(rate)
 
     def stages(self) -> list[nn.Sequential]:
         return [self.layer1, self.layer2, self.layer3, self.layer4]

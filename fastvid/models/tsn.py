@@ -13,6 +13,7 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
+from fastvid.models.drop_path import DropPath
 from fastvid.models.mobilenet import MobileNetV2, MobileNetV2Options
 from fastvid.models.non_local import Mode, insert_non_local
 from fastvid.models.resnet import ResNet, ResNetOptions
@@ -44,6 +45,9 @@ class FrameAverage(nn.Module):
         self.backbone = backbone
         self.num_frames = num_frames
         self.any_length = any_length
+        for module in backbone.modules():
+            if isinstance(module, DropPath):
+                module.frames = num_frames  # all frames of a clip drop a branch together
 
     def forward(self, video: Tensor) -> Tensor:
         if video.dim() != 5:

@@ -9,11 +9,11 @@ prepends ``spatial.`` or ``temporal.``.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from fastvid.errors import UsageError
 from fastvid.models import i3d, tsn, two_stream
@@ -23,6 +23,7 @@ from fastvid.runtime.import_names import accepted, check_keywords, import_name
 INPUT_LAYOUT = "BCTHW"
 _FRAMES_FIRST = "BTCHW"
 STREAMS = ("rgb",)
+_CLIP_NDIM = 5
 
 _BOTTLENECK_DEPTHS = (50, 101)
 
@@ -58,15 +59,21 @@ def options(name: str) -> list[str]:
     return [*passed_on.__annotations__, *own]
 
 
-def build(name: str, num_classes: int, num_frames: int, **model_options: Any) -> nn.Module:
+def build(
+    name: str | nn.Module | Callable[..., nn.Module],
+    num_classes: int | None,
+    num_frames: int,
+    **model_options: Any,
+) -> nn.Module:
     """Build a model with random weights.
 
     Args:
         name: One of `names`, or ``module:callable``: it is called with the options, and with those of ``num_classes``
             and ``num_frames`` that it accepts, as keywords, and must return an `nn.Module`, to which ``input_layout``
             and ``num_frames`` are added if missing. With an ``input_layout`` of "BTCHW" its forward receives clips
-            [B, T, C, H, W]; whoever calls the module still passes [B, C, T, H, W].
-        num_classes: Number of classes.
+            [B, T, C, H, W]; whoever calls the module still passes [B, C, T, H, W]. Instead of a name, the callable
+            itself, or a module, which is used as it is.
+        num_classes: Number of classes; None if unknown, which models of the zoo refuse.
         num_frames: Frames per clip.
         **model_options: Options of the model; `options` lists them for a model of the zoo.
 
@@ -74,14 +81,26 @@ def build(name: str, num_classes: int, num_frames: int, **model_options: Any) ->
         UsageError: If the name, an option or the model's layout is unknown, a module does not exist, or the model
             rejects a value.
     """
+    sizes = {"num_classes": num_classes, "num_frames": num_frames}
+    if isinstance(name, nn.Module):
+        if model_options:
+            raise UsageError(
+                f"model.options has {', '.join(model_options)}, but the model is built already",
+                hint="remove the options, or give the class of the model",
+            )
+        return _adopted(name, type(name).__name__, num_frames)
+    if not isinstance(name, str):
+        return _build_foreign(name, getattr(name, "__name__", repr(name)), sizes, model_options)
     if ":" in name:
-        return _build_foreign(name, num_classes, num_frames, model_options)
+        return _build_foreign(import_name("model.name", name), name, sizes, model_options)
     unknown = sorted(model_options.keys() - set(options(name)))
     if unknown:
         raise UsageError(
             f"model {name!r} has no option {', '.join(map(repr, unknown))}",
             hint=f"use any of {', '.join(options(name))}",
         )
+    if num_classes is None:
+        raise UsageError("the number of classes is unknown: the dataset has none", hint="set model.num_classes")
     model = _builder(name)(num_classes=num_classes, num_frames=num_frames, **model_options)
     if not hasattr(model, "streams"):
         setattr(model, "streams", STREAMS)  # noqa: B010 - nn.Module's annotations allow only parameters and modules
@@ -94,23 +113,30 @@ def _builder(name: str) -> Callable[..., nn.Module]:
     return _BUILDERS[name]
 
 
-def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: dict[str, Any]) -> nn.Module:
-    make = import_name("model.name", name)
+def _build_foreign(
+    make: Any, name: str, sizes: Mapping[str, int | None], model_options: Mapping[str, Any]
+) -> nn.Module:
     if not callable(make):
         raise UsageError(
             f"model.name is {name!r}, which is not callable", hint="name a function or class that returns a module"
         )
-    sizes = {"num_classes": num_classes, "num_frames": num_frames}
     check_keywords("model.options", name, make, model_options, always=sizes)
     model = make(**{size: sizes[size] for size in accepted(make, sizes)}, **model_options)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model {name!r} returned {type(model).__name__}, not a torch.nn.Module")
+    return _adopted(model, name, sizes["num_frames"])
+
+
+def _adopted(model: nn.Module, name: str, num_frames: int | None) -> nn.Module:
+    """Add what fastvid asks of a foreign model."""
     for attribute, value in (("input_layout", INPUT_LAYOUT), ("num_frames", num_frames)):
         if not hasattr(model, attribute):
             setattr(model, attribute, value)
     layout = model.input_layout
     if layout == _FRAMES_FIRST:
-        model.register_forward_pre_hook(_frames_first)
+        # A model that is trained twice has the hook already.
+        if _frames_first not in model._forward_pre_hooks.values():
+            model.register_forward_pre_hook(_frames_first)
     elif layout != INPUT_LAYOUT:
         raise UsageError(
             f"model {name!r} has input_layout {layout!r}", hint=f"use {INPUT_LAYOUT} or {_FRAMES_FIRST} in the model"
@@ -119,5 +145,7 @@ def _build_foreign(name: str, num_classes: int, num_frames: int, model_options: 
 
 
 def _frames_first(_model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return clips [B, C, T, H, W], one tensor per stream, as [B, T, C, H, W]."""
-    return tuple(clips.transpose(1, 2) for clips in inputs)
+    """Return clips [B, C, T, H, W], one tensor per stream, as [B, T, C, H, W]; other arguments as they are."""
+    return tuple(
+        value.transpose(1, 2) if isinstance(value, Tensor) and value.ndim == _CLIP_NDIM else value for value in inputs
+    )

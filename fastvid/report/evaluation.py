@@ -11,7 +11,7 @@ from fastvid.report.markup import Markup, card, figures, picture, table, text
 from fastvid.report.page import Section, document
 from fastvid.runtime.units import count
 
-_HEADS: Final = ("class", "videos", "top-1", "most often taken for")
+_PERCENT: Final = "_percent"
 _NAMED: Final = 30  # maximum number of classes for a table of counts; with more, the matrix is a picture
 _INK: Final = (0x55, 0x70, 0xFF)  # close to the style sheet's accent, readable on light and dark cards
 _STYLE: Final = """
@@ -39,54 +39,60 @@ class Evaluated(Protocol):
     def num_views(self) -> int: ...
 
     @property
-    def classes(self) -> Sequence[str]: ...
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def rows(self) -> Sequence[dict[str, Any]]: ...
 
     @property
     def confusion(self) -> Any: ...
-
-    def per_class(self) -> list[dict[str, Any]]: ...
 
 
 def page(report: Evaluated) -> str:
     """Return the whole page."""
     score = report.score
-    rows = report.per_class()
-    known = sorted((one for one in rows if one["videos"]), key=lambda one: one["top1_percent"])
-    mean = sum(one["top1_percent"] for one in known) / len(known) if known else float("nan")
+    figured = [(_title(name), _number(name, value), "") for name, value in score.numbers.items()]
     numbers = [
-        ("Top-1", f"{score.top1_percent:.2f} %", f"class mean {mean:.2f} %"),
-        ("Top-5", f"{score.top5_percent:.2f} %", ""),
-        ("Loss", f"{score.loss:.3f} nats", ""),
+        *figured,
         ("Videos scored", count(score.scored), f"of {count(score.total)}"),
         ("Protocol", report.protocol, f"views per video: {report.num_views}"),
     ]
-    cells = [
-        (
-            one["class"],
-            f"{one['videos']:,}",
-            f"{one['top1_percent']:.1f} %",
-            f"{one['taken_for']} ({one['taken_for_videos']})" if one["taken_for"] else "",
-        )
-        for one in known
-    ]
+    sections = []
+    if report.confusion is not None:
+        note = "Rows are true classes; a stronger colour is a larger fraction of the row."
+        sections.append(Section("Confusion", card("Confusion matrix", _matrix(report), note)))
+    if known := _worst_first(report.rows):
+        heads = tuple(map(_title, known[0]))
+        cells = [tuple(_number(name, value) for name, value in one.items()) for one in known]
+        sections.append(Section("Outputs", card("Worst first", table(heads, cells))))
     return document(
         "Evaluation",
-        [
-            Section(
-                "Confusion",
-                card(
-                    "Confusion matrix",
-                    _matrix(report),
-                    "Rows are true classes; a stronger colour is a larger fraction of the row.",
-                ),
-            ),
-            Section("Classes", card("Worst first", table(_HEADS, cells))),
-        ],
+        sections,
         command="eval",
-        lead="Each video of the split counts once; the probabilities of its views are averaged.",
+        lead="Each video of the split counts once; the predictions for its views are averaged.",
         top=figures(numbers),
         style=_STYLE,
     )
+
+
+def _worst_first(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that have videos, sorted by their first percentage."""
+    known = [row for row in rows if row["videos"]]
+    name = next((name for name in (known[0] if known else {}) if name.endswith(_PERCENT)), None)
+    return known if name is None else sorted(known, key=lambda row: float(row[name]))
+
+
+def _title(name: str) -> str:
+    words = name.removesuffix(_PERCENT).replace("_", " ")
+    return words[:1].upper() + words[1:]
+
+
+def _number(name: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if name.endswith(_PERCENT):
+        return f"{value:.2f} %"
+    return count(value) if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _matrix(report: Evaluated) -> str:
@@ -105,10 +111,10 @@ def _matrix(report: Evaluated) -> str:
             + "".join(
                 f'<td style="background:color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"'
                 f' data-tip="{text(name)} taken for {text(other)}: {number}, {100 * share:.0f} %">{number or ""}</td>'
-                for other, number, share in zip(report.classes, line, part, strict=True)
+                for other, number, share in zip(report.names, line, part, strict=True)
             )
             + "</tr>"
         )
-        for name, line, part in zip(report.classes, counts.tolist(), shares.tolist(), strict=True)
+        for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True)
     ]
-    return table(("", *report.classes), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
+    return table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')

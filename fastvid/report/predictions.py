@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.report.charts import bars
-from fastvid.report.markup import card, film_strip, picture, png
+from fastvid.report.markup import card, film_strip, picture, png, table
 from fastvid.report.page import Section, document
 
 _GAP: Final = 3  # white pixels between strips
@@ -32,6 +32,9 @@ class Predicted(Protocol):
 
     @property
     def frames(self) -> Sequence[int]: ...
+
+    @property
+    def probabilities(self) -> bool: ...
 
     @property
     def pictures(self) -> npt.NDArray[np.uint8]: ...
@@ -63,12 +66,15 @@ def _stacked(strips: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
 def _page(predictions: Sequence[Predicted], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
     cards = []
     for one, pixels in zip(predictions, strips, strict=True):
-        shares = bars({name: 100 * share for name, share in one.top}, label="{:.1f} %".format)
+        if one.probabilities:
+            shares = bars({name: 100 * share for name, share in one.top}, label="{:.1f} %".format)
+        else:
+            shares = table(("column", "predicted"), [(name, f"{value:.4g}") for name, value in one.top])
         seen = f'<div class="seen">{picture(pixels, f"frames of {one.video}")}</div>'
         cards.append(card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
     return document(
         "Predictions",
-        [Section("Videos", "".join(cards), "The frames a model saw, in order, and the classes it finds likeliest.")],
+        [Section("Videos", "".join(cards), "The frames a model saw, in order, and what it predicts.")],
         command="predict",
         style=_STYLE,
     )

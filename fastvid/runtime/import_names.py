@@ -84,6 +84,15 @@ def accepted(make: Any, names: Iterable[str]) -> set[str]:
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & set(names)
 
 
+def first_argument(make: Any) -> list[str]:
+    """Return the name of a callable's first positional argument; empty if it has none or none can be read."""
+    try:
+        parameters = inspect.signature(make).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:1]
+
+
 def _module(setting: str, name: str, module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)

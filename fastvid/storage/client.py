@@ -281,6 +281,24 @@ def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClien
     return cast(StoreClient, HubClient(url, options))
 
 
+def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:
+    """Return the current version of `name` and up to `most` of its first bytes, by one request if the server can.
+
+    Returns:
+        None if the file does not exist; no bytes from a server without ranges.
+    """
+    try:
+        data, version = client.get_range(name, 0, most, None)
+    except StorageError as error:
+        if is_missing(error):
+            return None
+        if not lacks_ranges(error):
+            raise
+        data, version = memoryview(b""), None
+    version = version or client.head(name)  # an empty file has no range to request
+    return None if version is None else (version, data)
+
+
 def is_missing(error: StorageError) -> bool:
     """Return whether the error means that a file does not exist."""
     return isinstance(error.__cause__, FileNotFoundError)

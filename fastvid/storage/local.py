@@ -100,6 +100,11 @@ class LocalStorage:
             raise _translate(error, self.path(name)) from error
         return Version.parse(str(found.st_mtime_ns), None, found.st_size)
 
+    def begin(self, name: str, most: int) -> tuple[Version, memoryview] | None:  # noqa: ARG002 - another read is cheap
+        """Return the current version of `name` and no bytes, or None if the file does not exist."""
+        version = self.version(name)
+        return None if version is None else (version, memoryview(b""))
+
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
         # No context managers: this runs for every clip, and they cost as much as the reads.
         handle = self._handle(name)

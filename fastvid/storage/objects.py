@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from fastvid.errors import StorageError
 from fastvid.runtime.hashing import sha256
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import is_missing, lacks_ranges, open_client
+from fastvid.storage.client import first_bytes, is_missing, lacks_ranges, open_client
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.options import RemoteOptions
 from fastvid.storage.pool import Pool
@@ -136,6 +136,10 @@ class ObjectStorage:
     def version(self, name: str) -> Version | None:
         """Return the current version of `name`, or None if the file does not exist."""
         return self._client.head(check_name(name, self.url))
+
+    def begin(self, name: str, most: int) -> tuple[Version, memoryview] | None:
+        """Return the current version of `name` and up to `most` first bytes, or None if the file does not exist."""
+        return first_bytes(self._client, check_name(name, self.url), most)
 
     def exists(self, name: str) -> bool:
         return self._client.head(check_name(name, self.url)) is not None

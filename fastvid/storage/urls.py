@@ -11,7 +11,6 @@ from urllib.parse import unquote
 from fastvid.errors import MissingDependency
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.options import RemoteOptions
-from fastvid.storage.protocol import Storage
 
 if TYPE_CHECKING:
     from fastvid.storage.objects import ObjectStorage
@@ -75,9 +74,8 @@ def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
     return _open(url.root, url.query, options)
 
 
-def open_file(location: str) -> tuple[Storage, str]:
+def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
     """Return the storage that contains a file, given by its absolute path or URL, and the file's name there.
-
     Raises:
         UsageError: If the location is invalid.
         MissingDependency: If the package for remote storages is missing.

@@ -36,10 +36,22 @@ if TYPE_CHECKING:
     from fastvid.train.config.run import RunConfig as RunConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
+    from fastvid.train.records.observers import Callback as Callback
+    from fastvid.train.records.observers import Logger as Logger
+    from fastvid.train.records.observers import RunInfo as RunInfo
+    from fastvid.train.run.launch import Result as Result
+    from fastvid.train.run.launch import fit as fit
+    from fastvid.train.tasks.classification import Classification as Classification
+    from fastvid.train.tasks.multi_label import MultiLabel as MultiLabel
+    from fastvid.train.tasks.regression import Regression as Regression
+    from fastvid.train.tasks.task import Phase as Phase
+    from fastvid.train.tasks.task import Task as Task
 
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",
+    "Callback": "fastvid.train.records.observers",
     "CenterCrop": "fastvid.load.clips.augment",
+    "Classification": "fastvid.train.tasks.classification",
     "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.data",
@@ -49,25 +61,35 @@ _HOMES = {
     "GaussianBlur": "fastvid.load.after.blur",
     "Grayscale": "fastvid.load.after.colour",
     "HorizontalFlip": "fastvid.load.clips.augment",
+    "Logger": "fastvid.train.records.observers",
     "ModelConfig": "fastvid.train.config.model",
+    "MultiLabel": "fastvid.train.tasks.multi_label",
     "MultiScaleCrop": "fastvid.load.clips.augment",
     "OptimConfig": "fastvid.train.config.optim",
+    "Phase": "fastvid.train.tasks.task",
     "RandAugment": "fastvid.load.after.rand_augment",
     "RandomCrop": "fastvid.load.clips.augment",
     "RandomResizedCrop": "fastvid.load.clips.augment",
+    "Regression": "fastvid.train.tasks.regression",
     "Resize": "fastvid.load.clips.resize",
+    "Result": "fastvid.train.run.launch",
     "Round": "fastvid.train.loop.strategy",
     "RunConfig": "fastvid.train.config.run",
+    "RunInfo": "fastvid.train.records.observers",
     "Segments": "fastvid.load.clips.sampling",
     "ShardConfig": "fastvid.train.config.data",
     "Strategy": "fastvid.train.loop.strategy",
+    "Task": "fastvid.train.tasks.task",
     "Uniform": "fastvid.load.clips.sampling",
     "Window": "fastvid.load.clips.timed_sampling",
+    "fit": "fastvid.train.run.launch",
 }
 
 __all__ = [
     "AtFps",
+    "Callback",
     "CenterCrop",
+    "Classification",
     "ColorJitter",
     "Config",
     "DataConfig",
@@ -77,20 +99,28 @@ __all__ = [
     "GaussianBlur",
     "Grayscale",
     "HorizontalFlip",
+    "Logger",
     "ModelConfig",
+    "MultiLabel",
     "MultiScaleCrop",
     "OptimConfig",
+    "Phase",
     "RandAugment",
     "RandomCrop",
     "RandomResizedCrop",
+    "Regression",
     "Resize",
+    "Result",
     "Round",
     "RunConfig",
+    "RunInfo",
     "Segments",
     "ShardConfig",
     "Strategy",
+    "Task",
     "Uniform",
     "Window",
+    "fit",
 ]
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from bench.decode import plan_picture
 from bench.report import BEGIN
 from fastvid.load.clips.sampling import Segments
@@ -13,9 +15,10 @@ from tests.load.tools import video
 FILE = "docs/images/plan.svg"
 
 
-def test_the_picture_shows_the_planned_packets():
-    drawn = (REPOSITORY / FILE).read_text()
-    assert drawn == plan_picture.svg()
+@pytest.mark.parametrize(("theme", "file"), [("light", FILE), ("dark", "docs/images/plan-dark.svg")])
+def test_the_picture_shows_the_planned_packets(theme, file):
+    drawn = (REPOSITORY / file).read_text()
+    assert drawn == plan_picture.svg(theme)
     wanted = Segments(8, jitter=False).spread(video(plan_picture.NUM_FRAMES), 1)[0]
     plan = plan_picture.table().plan(wanted)
     assert re.findall(r">(\d+) of 96 packets<", drawn) == [str(plan.packets_from_keys), str(len(plan.packets))]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.decode import goals
+from bench.strategies import tables
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 
@@ -188,3 +189,39 @@ def indexing() -> str:
         f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; `sample` took "
         f"{statistics.median(sample['seconds_a_file']):.2f} s a file (`python -m bench index`)."
     )
+
+
+def which_averaging() -> str:
+    """Return the contest of rounds on several networks."""
+    return _with_conditions(result("averaging"), tables.over_networks, tables.contest_table)
+
+
+def which_wire() -> str:
+    """Return counted time beside time over a real network."""
+    return tables.wire_table(result("averaging"))
+
+
+def which_one_rank() -> str:
+    """Return what several ranks need beside one."""
+    return tables.than_one_rank(result("averaging"))
+
+
+def which_clients() -> str:
+    """Return the contest of asynchronous clients."""
+    return _with_conditions(result("clients"), tables.clients_table)
+
+
+def which_migration() -> str:
+    """Return the sweeps whose models or data move."""
+    record = result("migration")
+    return f"{paragraph(tables.migration_conditions(record))}\n\n{tables.migration_table(record)}"
+
+
+def model_speed() -> str:
+    """Return the speed of TSM and I3D."""
+    text, _, lines = tables.speed_table(result("model_speed")).partition("\n\n")
+    return f"{paragraph(text)}\n\n{lines}"
+
+
+def _with_conditions(record: dict[str, Any], *made: Callable[[dict[str, Any]], str]) -> str:
+    return "\n\n".join([paragraph(tables.conditions(record)), *(make(record) for make in made)])

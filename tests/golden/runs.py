@@ -46,8 +46,9 @@ def recipe():
         ),
         model=ModelConfig(name="{__name__}:counting"),
         optim=OptimConfig(
-            base_lr=0.05, base_batch_size=8, warmup_epochs=1.5, decay="cosine", weight_decay=0.01, label_smoothing=0.1,
+            base_lr=0.05, base_batch_size=8, warmup_epochs=1.5, decay="cosine", weight_decay=0.01,
         ),
+        task=Classification(label_smoothing=0.1),
         run=RunConfig(
             out={{out!r}}, epochs={STEPS * 8 // TRAIN}, log_every_steps=1, eval_every_epochs=99, keep_checkpoints=1,
             timeout_s=240.0,

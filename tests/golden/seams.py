@@ -107,7 +107,7 @@ def losses(run: Path) -> list[float]:
     return [row["loss"] for row in curve(read(run / "metrics.jsonl"))]
 
 
-RECIPE_IMPORTS = "from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
+RECIPE_IMPORTS = "from fastvid.train import Classification, Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
 
 
 # Views of a video, by the trainer and by `fastvid.Views`: the frames of the clips, int64 [N, T], and the crops (y, x,

@@ -74,6 +74,9 @@ class FakeShard:
     def member(self, row, stream="rgb"):
         return self.members[row]
 
+    def are_near(self, one, other):
+        return False
+
     def reader(self, row, stream="rgb"):
         return StreamReader(self.storage, self.data, *self.members[row])
 
@@ -115,6 +118,9 @@ class FakeDataset:
 
     def key(self, sample):
         return f"key{sample}"
+
+    def keys_of(self, samples):
+        return [self.key(sample) for sample in samples.tolist()]
 
     @property
     def annotations(self):

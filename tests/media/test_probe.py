@@ -15,7 +15,7 @@ from fastvid.media.playback import play
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
 
 
@@ -157,7 +157,7 @@ def test_mostly_unwritten_files_are_refused_before_they_are_read(tmp_path):
 
 def test_sources_larger_than_the_limit_are_refused(tmp_path):
     path = make(tmp_path / "a.mp4", frames=5)
-    task = Task(0, "a", str(path), "a", path.stat().st_size)
+    task = SourceTask(0, "a", str(path), "a", path.stat().st_size)
     for allowed, reason in ((path.stat().st_size, None), (path.stat().st_size - 1, Reason.TOO_LARGE)):
         settings = Settings(PROFILES["intra"], find_ffmpeg(), Limits(source_bytes=allowed), 600.0)
         assert encode_source(task, settings, lambda phase, seconds: None).reason is reason

@@ -247,16 +247,17 @@ def test_picture_decodes_to_its_pixels(channels):
 
 class Evaluated:
     protocol, num_views = "10x3", 30
-    score = types.SimpleNamespace(top1_percent=75.0, top5_percent=100.0, loss=0.5, scored=4, total=5)
+    score = types.SimpleNamespace(numbers={"loss": 0.5, "top1_percent": 75.0, "top5_percent": 100.0}, scored=4, total=5)
 
     def __init__(self, confusion):
         self.confusion = np.asarray(confusion)
-        self.classes = [f"<class {n}>" for n in range(len(confusion))]
+        self.names = [f"<class {n}>" for n in range(len(confusion))]
 
-    def per_class(self):
+    @property
+    def rows(self):
         return [
             {"class": name, "videos": int(line.sum()), "top1_percent": 50.0, "taken_for": QUOTES, "taken_for_videos": 1}
-            for name, line in zip(self.classes, self.confusion, strict=True)
+            for name, line in zip(self.names, self.confusion, strict=True)
         ]
 
 
@@ -274,7 +275,9 @@ def test_confusion_matrix_is_a_table_for_few_classes_and_a_picture_for_many():
 
 def test_predictions_show_frames_and_shares(tmp_path):
     seen = np.random.default_rng(0).integers(0, 256, (2, 4, 4, 3), dtype=np.uint8)
-    one = types.SimpleNamespace(video=HOSTILE, top=[("jump", 0.905), (QUOTES, 0.05)], frames=[0, 9], pictures=seen)
+    one = types.SimpleNamespace(
+        video=HOSTILE, top=[("jump", 0.905), (QUOTES, 0.05)], frames=[0, 9], pictures=seen, probabilities=True
+    )
     predictions.write(tmp_path / "seen.html", [one, one])
     tags = Tags((tmp_path / "seen.html").read_text())
     assert [said for _, said in tags.find("h3")] == [HOSTILE] * 2
@@ -293,15 +296,14 @@ def test_an_evaluation_shows_class_names_as_they_are(name: str) -> None:
     """Names with dollars were formulas to a plotting library, and failed after all clips were scored."""
 
     class Report:
-        score = types.SimpleNamespace(top1_percent=50.0, top5_percent=100.0, loss=0.7, scored=2, total=2)
-        protocol, num_views, classes = "1x1", 1, (name, "other")
+        score = types.SimpleNamespace(numbers={"loss": 0.7, "top1_percent": 50.0}, scored=2, total=2)
+        protocol, num_views, names = "1x1", 1, (name, "other")
         confusion = np.array([[1, 0], [1, 0]])
 
-        def per_class(self) -> list[dict[str, object]]:
-            return [
-                {"class": name, "videos": 1, "top1_percent": 100.0, "taken_for": None, "taken_for_videos": 0},
-                {"class": "other", "videos": 1, "top1_percent": 0.0, "taken_for": name, "taken_for_videos": 1},
-            ]
+        rows = (
+            {"class": name, "videos": 1, "top1_percent": 100.0, "taken_for": None, "taken_for_videos": 0},
+            {"class": "other", "videos": 1, "top1_percent": 0.0, "taken_for": name, "taken_for_videos": 1},
+        )
 
     tags = Tags(evaluation.page(Report()))
     shown = "".join(text for _, text in tags.find("body"))

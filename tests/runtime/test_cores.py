@@ -13,7 +13,7 @@ from fastvid.runtime.cores import available_cores
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local_engine import LocalEngine
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.datasets import make_clip, pack
 
 CHECKER = "fastvid.sharding.verify.check_processes"
@@ -52,7 +52,7 @@ def test_shard_starts_a_worker_for_each_core_of_its_container(machine, tmp_path)
     machine(4)
     for number in range(6):
         (tmp_path / f"{number}.mp4").write_bytes(b"no video")
-    todo = [Task(number, f"{number}", str(tmp_path / f"{number}.mp4"), f"{number}") for number in range(6)]
+    todo = [SourceTask(number, f"{number}", str(tmp_path / f"{number}.mp4"), f"{number}") for number in range(6)]
     with closing(LocalEngine(Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0))) as engine:
         assert len(list(engine.run(todo))) == 6
         assert len({worker.child.pid for worker in engine._pool}) == 4

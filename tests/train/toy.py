@@ -38,6 +38,7 @@ from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.metrics import METRICS_FILE, Recorder
 from fastvid.train.run.launch import read_state
 from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.tasks.classification import Classification
 from tests import forks
 
 CLASSES = 5
@@ -129,8 +130,9 @@ def toy_config(folder: Path, **run: Any) -> Config:
         model=ModelConfig(name="toy", num_classes=CLASSES),
         optim=OptimConfig(
             base_lr=0.05, base_batch_size=BATCH, groups="tsm", warmup_epochs=1.5, decay="step", milestones=(3.0,),
-            clip_norm=1.0, label_smoothing=0.1,
+            clip_norm=1.0,
         ),
+        task=Classification(label_smoothing=0.1),
         run=RunConfig(**values),
     )  # fmt: skip
 
@@ -222,7 +224,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
         # Only the last rank's loss is NaN, and no row of metrics is due.
         made = trainer(toy_config(folder / name, log_every_steps=1000), member)
         if member.world.rank == member.world.size - 1:
-            made.strategy.maybe_sync = lambda _replica, sums: sums.fill_(math.nan)  # type: ignore[method-assign]
+            made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)  # type: ignore[method-assign]
         try:
             return fit(made, member)
         except FastvidError as error:

@@ -33,9 +33,8 @@ def toy_config(name: str, folder: Path) -> Config:
     if name == "micro":
         run = replace(run, micro_batch_size=4)
     if name == "recipe":
-        optim = replace(
-            optim, name="lars", trust=0.02, mixup=0.4, cutmix=1.0, ema_decay=0.95, head_lr_mult=2.0, freeze=("0:10",)
-        )
+        optim = replace(optim, name="lars", trust=0.02, ema_decay=0.95, head_lr_mult=2.0, freeze=("0:10",))
+        base = replace(base, data=data, task=replace(base.task, mixup=0.4, cutmix=1.0))
     if name == "lamb":
         optim = replace(optim, name="lamb", base_lr=0.005, decay="cosine")
     if name == "half":
@@ -52,7 +51,7 @@ def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
         config.optim, epochs=config.run.epochs, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=BATCH
     )
     optimizer = make_optimizer(model, config.optim)
-    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, freezer=freezer)
+    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, ema_clips=BATCH, freezer=freezer)
     return Trainer(
         config,
         member,

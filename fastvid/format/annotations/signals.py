@@ -5,8 +5,8 @@
 A signal is a column of numbers, or of lists of equally many. The generation says which signals there are, with what is
 known of each: the names of its values, and statistics over all frames.
 
-Small shards are in each process's memory. From `MAPPED_FRAMES` on, the first process of a node writes a shard's signals
-to a file in the node's cache, which all processes map.
+Small shards are in each process's memory, up to `MEMORY`. From `MAPPED_FRAMES` on, the first process of a node writes a
+shard's signals to a file in the node's cache, which all processes map.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import logging
 import threading
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from fastvid.storage.node_cache import node_cache
 
 MAPPED_FRAMES: Final = 100_000
 """Frames of a shard from which its signals are mapped."""
+
+MEMORY: Final = 256 * 2**20
+"""Bytes of signals that a process keeps of shards that are not mapped."""
 
 _LAYOUT: Final = "1"
 
@@ -113,7 +117,8 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         # First frame of each sample, counted from the first of all.
         self._starts: IntArray = np.concatenate([[0], np.cumsum(num_frames, dtype=np.int64)])
         self._lock = threading.Lock()
-        self._arrays: dict[tuple[int, str], npt.NDArray[Any]] = {}
+        self._arrays: OrderedDict[tuple[int, str], npt.NDArray[Any]] = OrderedDict()
+        self._bytes = 0
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
         """Return what is known of a signal: ``names`` of its values, ``stats``.
@@ -161,19 +166,29 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         return found
 
     def _array(self, shard: int, name: str) -> npt.NDArray[Any]:
-        found = self._arrays.get((shard, name))
-        if found is None:
-            arrays = {column: _as_array(self._column(shard, column)) for column in [name]}
-            with self._lock:
-                for column, array in arrays.items():
-                    found = self._arrays.setdefault((shard, column), array)
-            assert found is not None
-        return found
+        with self._lock:
+            found = self._arrays.get((shard, name))
+            if found is not None:
+                self._arrays.move_to_end((shard, name))
+                return found
+            found = self._arrays[shard, name] = _as_array(self._column(shard, name))
+            self._bytes += self._size(shard, found)
+            while self._bytes > MEMORY and len(self._arrays) > 1:
+                (other, _), array = self._arrays.popitem(last=False)
+                self._bytes -= self._size(other, array)
+            return found
+
+    def _size(self, shard: int, array: npt.NDArray[Any]) -> int:
+        """Return the bytes of memory that an array of a shard takes."""
+        return 0 if self._count(shard) >= MAPPED_FRAMES else array.nbytes
+
+    def _count(self, shard: int) -> int:
+        """Return the number of frames of a shard."""
+        return int(self._starts[self._samples[shard + 1]] - self._starts[self._samples[shard]])
 
     def _column(self, shard: int, name: str) -> pa.ChunkedArray:
         self[name]  # an error if there is none
-        record = self._generation.shards[shard]
-        count = int(self._starts[self._samples[shard + 1]] - self._starts[self._samples[shard]])
+        record, count = self._generation.shards[shard], self._count(shard)
         table = _mapped(self._storage, record, count) if count >= MAPPED_FRAMES else None
         table = read_signals(self._storage, record, count) if table is None else table
         if name not in table.column_names:

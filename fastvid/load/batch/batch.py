@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fastvid.errors import UsageError
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.batch.annotations import RowAnnotations
 from fastvid.load.batch.canvas import Canvas
@@ -119,6 +120,29 @@ class Batch(dict[str, Any]):
     def num_rows(self) -> int:
         """Rows of this rank, B."""
         return len(self["label"])
+
+    def rows(self, part: slice) -> Batch:
+        """Return some of the rows, without copying; entries that have no row each stay as they are.
+
+        Raises:
+            UsageError: If the rows are packed into one sequence.
+        """
+        if "cu_seqlens" in self:
+            raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
+        count, made = self.num_rows, dict[int, Any]()
+
+        def sliced(value: Any) -> Any:
+            if id(value) not in made:  # the first stream is the same object as `video`
+                made[id(value)] = cut(value)
+            return made[id(value)]
+
+        def cut(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {name: sliced(one) for name, one in value.items()}
+            sized = isinstance(value, (Tensor, tuple, list)) and not (isinstance(value, Tensor) and value.ndim == 0)
+            return value[part] if sized and len(value) == count else value
+
+        return Batch({name: sliced(value) for name, value in self.items()})
 
     @property
     def device_tensors(self) -> tuple[Tensor, ...]:

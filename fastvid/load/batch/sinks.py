@@ -12,6 +12,7 @@ For CUDA the memory is pinned, and copied on the loader's stream without waiting
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence, Set
 from typing import ClassVar, Final, Protocol
 
@@ -121,8 +122,8 @@ class RgbSink:
         if SharedRow in kinds and self._shared is not None:
             return SharedRow(self._shared[row], layout)
         if layout.as_decoded:
-            return Rgb(self._rows[row])
-        self._staged[row] = self._memory.clips.take(int(np.prod(layout.levels_shape))).reshape(layout.levels_shape)
+            return Rgb(layout.decoded(self._rows[row]))
+        self._staged[row] = self._memory.clips.take(math.prod(layout.levels_shape)).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
 
     def done(self, row: int, *, good: bool) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
+from fastvid.format.shard import Shard
 from fastvid.load.clips.clip import BatchRow, as_clips
 from fastvid.load.clips.joint import join_neighbours
 from fastvid.load.clips.planner import ClipPlanner
@@ -116,29 +117,39 @@ class BatchPlanner:
 
     def _plan(self, share: Share, samples: IntArray) -> BatchPlan:
         present = samples != MASKED
-        shards, rows = self.dataset.locate(samples[present])
+        wanted = samples[present]
+        shards, rows = self.dataset.locate(wanted)
         self._open(np.unique(shards).tolist())
-        frames = self.dataset.place(samples)[1] if isinstance(self.dataset, EveryFrame) else None
+        frames = (
+            self.dataset.place(wanted)[1].tolist() if isinstance(self.dataset, EveryFrame) else [None] * len(wanted)
+        )
         views = self.clips.views.num_views
         empty: list[BatchRow | None] = [None] * (len(samples) * len(self.clips.streams) * views)
         facts = np.full((2, len(samples), 2), -1, dtype=np.int64)
         plan = BatchPlan(self._shaped(share), samples.tolist(), [""] * len(samples), empty, {}, *facts)
-        for number, shard, shard_row in zip(
-            np.flatnonzero(present).tolist(), shards.tolist(), rows.tolist(), strict=True
+        positions, opened = share.positions.tolist(), dict[int, Shard]()
+        for number, key, shard, shard_row, anchor in zip(
+            np.flatnonzero(present).tolist(),
+            self.dataset.keys_of(wanted),
+            shards.tolist(),
+            rows.tolist(),
+            frames,
+            strict=True,
         ):
             sample = plan.samples[number]
-            plan.keys[number] = key = self.dataset.key(sample)
+            plan.keys[number] = key
             try:
-                position, annotations = int(share.positions[number]), SampleAnnotations(self.dataset, sample)
-                found = self.dataset.shard(shard)
-                place = (number, key, found, shard_row, sample, position)
-                anchor = int(frames[number]) if frames is not None else None
+                if shard not in opened:
+                    opened[shard] = self.dataset.shard(shard)
+                place = (number, key, opened[shard], shard_row, sample, positions[number])
+                annotations = SampleAnnotations(self.dataset, sample)
                 row = BatchRow(*place, annotations=annotations, shape=share.shape, anchor=anchor)
-                plan.rates[number], plan.sizes[number] = self.clips.facts(row)
+                infos = self.clips.infos(row)
+                plan.rates[number], plan.sizes[number] = self.clips.facts(infos)
                 if not self.decide:
                     plan.clips[number] = row
                     continue
-                for clip in self.clips.decide(row, len(samples)):
+                for clip in self.clips.decide(row, len(samples), infos):
                     plan.clips[clip.row] = clip
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 add_location(error, self.dataset.shard_name(shard), key)

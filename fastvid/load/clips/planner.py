@@ -6,6 +6,7 @@ any clip. This module does not use the dataset, because worker processes plan cl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fastvid.audio.window import Audio
@@ -62,24 +63,30 @@ class ClipPlanner:
             if part is not None
         )
 
-    def facts(self, row: BatchRow) -> tuple[tuple[int, int], Size]:
-        """Return the exact frame rate of a row's video as numerator and denominator, and its height and width."""
+    def infos(self, row: BatchRow) -> dict[str, StreamInfo]:
+        """Return the streams of a row's video."""
+        return {stream: row.shard.info(row.shard_row, stream) for stream in self.streams}
+
+    def facts(self, infos: Mapping[str, StreamInfo]) -> tuple[tuple[int, int], Size]:
+        """Return the exact frame rate of a video as numerator and denominator, and its height and width."""
         stream = PICTURES if PICTURES in self.streams else self.streams[0]
-        info = row.shard.info(row.shard_row, stream)
+        info = infos[stream]
         return info.fps.as_integer_ratio(), picture_size(info, stream)
 
-    def decide(self, row: BatchRow, rows: int = 1) -> list[Clip]:
+    def decide(self, row: BatchRow, rows: int = 1, infos: Mapping[str, StreamInfo] | None = None) -> list[Clip]:
         """Plan the clips of a row: for each stream all views, with the same frames and crops.
 
         Args:
             row: The row.
             rows: Rows of its batch. View v of stream s of row r is written to canvas row (s * rows + r) * V + v.
+            infos: The streams of its video, if the caller has them.
 
         Raises:
             UsageError: If the back-end does not support the codec, or no crop fits.
             FormatError: If the streams do not match each other.
         """
-        infos = {stream: self._info(row, stream) for stream in self.streams}
+        infos = infos or self.infos(row)
+        self._check_codecs(infos)
         first = infos[self.streams[0]]
         check_lengths(infos)
         height, width = picture_size(first, self.streams[0])
@@ -107,11 +114,10 @@ class ClipPlanner:
                     at += 1
         return clips
 
-    def _info(self, row: BatchRow, stream: str) -> StreamInfo:
-        info = row.shard.info(row.shard_row, stream)
-        if info.codec not in self.backend.codecs:
-            known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
-            raise UsageError(
-                f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
-            )
-        return info
+    def _check_codecs(self, infos: Mapping[str, StreamInfo]) -> None:
+        for info in infos.values():
+            if info.codec not in self.backend.codecs:
+                known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
+                raise UsageError(
+                    f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
+                )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,8 +34,7 @@ class _Whole(ABC):
 
     def output_of(self, height: int, width: int) -> Size:
         """Return the height and width of the clips of a video with these sides, in pixels."""
-        high, wide = self.sizes(np.array([height]), np.array([width]))
-        return int(high[0]), int(wide[0])
+        return _output_of(self, height, width)
 
     def of_size(self, size: Size) -> CenterCrop:
         """Return the crop for a bucket of this size: the video's largest central region with its aspect ratio."""
@@ -43,6 +43,13 @@ class _Whole(ABC):
     def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
         """Return the even part of the video; uses no random numbers."""
         return Box(0, 0, height & ~1, width & ~1)
+
+
+# Cached: the videos of a dataset have few sizes, and arrays of one value are slow.
+@lru_cache(maxsize=4096)
+def _output_of(whole: _Whole, height: int, width: int) -> Size:
+    high, wide = whole.sizes(np.array([height]), np.array([width]))
+    return int(high[0]), int(wide[0])
 
 
 @dataclass(frozen=True)

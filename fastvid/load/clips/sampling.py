@@ -120,33 +120,36 @@ def _called(sampler: Sampler, call: Callable[[], Any], **where: object) -> Any:
 
 def _checked(sampler: Sampler, frames: npt.ArrayLike, video: VideoInfo) -> IntArray:
     length = clip_length(sampler)
-    number = "at least one integer" if length is None else f"integers [{length}]"
-    expected = f"expected {number} from 0 to {video.num_frames - 1}"
     try:
         found = np.asarray(frames)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"sampler {sampler!r} returned {reprlib.repr(frames)}, {expected}: {error}",
+            f"sampler {sampler!r} returned {reprlib.repr(frames)}, {_expected(length, video)}: {error}",
             hint="return a list, an array or a tensor on the CPU",
             key=video.key or None,
         ) from error
     right = found.ndim == 1 and (len(found) > 0 if length is None else len(found) == length)
     if found.dtype.kind not in "iu" or not right:
         raise UsageError(
-            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {expected}:"
+            f"sampler {sampler!r} returned {found.dtype} {list(found.shape)}, {_expected(length, video)}:"
             f" {reprlib.repr(found.tolist())}",
             hint="return one frame index for each frame of the clip",
             key=video.key or None,
         )
-    outside = (found < 0) | (found >= video.num_frames)
-    if outside.any():
+    if found.min() < 0 or found.max() >= video.num_frames:
+        outside = found[(found < 0) | (found >= video.num_frames)]
         raise UsageError(
-            f"sampler {sampler!r} returned frame {found[outside][0]}, {expected}",
+            f"sampler {sampler!r} returned frame {outside[0]}, {_expected(length, video)}",
             hint="keep indices inside the video",
             key=video.key or None,
         )
     indices: IntArray = found.astype(np.int64, copy=False)
     return indices
+
+
+def _expected(length: int | None, video: VideoInfo) -> str:
+    number = "at least one integer" if length is None else f"integers [{length}]"
+    return f"expected {number} from 0 to {video.num_frames - 1}"
 
 
 def refuse_length(sampler: Sampler, length: int, reason: str, hint: str) -> UsageError:

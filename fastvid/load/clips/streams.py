@@ -118,6 +118,8 @@ def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
     flow = infos.get(FLOW)
     if flow is not None:
         check_flow(flow, infos.get(PICTURES))
+    if len(infos) == 1:
+        return
     cameras = {name: info for name, info in infos.items() if name != FLOW}
     if len({(info.num_frames, info.fps) for info in cameras.values()}) > 1:
         found = ", ".join(f"{name} {info.num_frames} at {info.fps}/s" for name, info in cameras.items())

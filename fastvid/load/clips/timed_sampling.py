@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Final, Self
 
 import numpy as np
@@ -248,25 +249,32 @@ class Deltas:
             anchor = draws.integers(Purpose.FRAMES, video.num_frames, 1)[0]
         else:
             anchor = min(int(self.anchor * video.fps + _NEAR), video.num_frames - 1)
-        frames: IntArray = np.clip(anchor + self.offsets(video.fps), 0, video.num_frames - 1)
+        frames: IntArray = np.minimum(np.maximum(anchor + self.offsets(video.fps), 0), video.num_frames - 1)
         return frames
 
     def offsets(self, fps: float) -> IntArray:
-        """Return the offsets in frames, int64 [T].
+        """Return the offsets in frames, int64 [T], read-only.
 
         Raises:
             UsageError: If one is farther from a whole number of frames than the tolerance.
         """
-        exact = np.array(self.seconds) * fps
-        offsets: IntArray = np.floor(exact + 0.5 + _NEAR).astype(np.int64)
-        if self.tolerance is not None:
-            wrong = np.flatnonzero(np.abs(exact - offsets) > self.tolerance * fps)
-            if len(wrong):
-                raise UsageError(
-                    f"offset {self.seconds[wrong[0]]:g} s is {exact[wrong[0]]:g} frames at {fps:g} a second",
-                    hint=f"use multiples of 1/{fps:g} s, or another tolerance",
-                )
-        return offsets
+        return _offsets(tuple(self.seconds), self.tolerance, fps)
+
+
+# Cached: the videos of a dataset have few rates.
+@lru_cache(maxsize=1024)
+def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) -> IntArray:
+    exact = np.array(seconds) * fps
+    offsets: IntArray = np.floor(exact + 0.5 + _NEAR).astype(np.int64)
+    if tolerance is not None:
+        wrong = np.flatnonzero(np.abs(exact - offsets) > tolerance * fps)
+        if len(wrong):
+            raise UsageError(
+                f"offset {seconds[wrong[0]]:g} s is {exact[wrong[0]]:g} frames at {fps:g} a second",
+                hint=f"use multiples of 1/{fps:g} s, or another tolerance",
+            )
+    offsets.setflags(write=False)
+    return offsets
 
 
 def _instants(count: int, step: float, num_frames: int) -> IntArray:

@@ -53,8 +53,12 @@ class RowLayout:
 
     @property
     def as_decoded(self) -> bool:
-        """Whether decoders can write the row directly."""
-        return self.channels is None and self.order == "CTHW"
+        """Whether decoders can write the row directly: they write values, and planes as a whole."""
+        return self.channels is None and self.order.endswith("HW")
+
+    def decoded(self, memory: UInt8Array) -> UInt8Array:
+        """Return `nbytes` bytes of memory as a row that decoders write directly, viewed as [3, T, H, W]."""
+        return memory.reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
 
     def view(self, memory: UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""

@@ -65,6 +65,10 @@ class EveryFrame(Dataset):
         """Return the key of an item's sample."""
         return self.samples.key(int(self.place(sample)[0]))
 
+    def keys_of(self, samples: IntArray) -> list[str]:
+        """Return the keys of the samples of items, given by their numbers, int64 [N]."""
+        return self.samples.keys_of(self.place(samples)[0])
+
     def column(self, name: str) -> Any:
         """Return a column, in which each value stands for all frames of its sample.
 

@@ -189,6 +189,10 @@ class Mixture:
         dataset, number = self.part(sample)
         return dataset.key(number)
 
+    def keys_of(self, samples: IntArray) -> list[str]:
+        """Return the keys of samples, given by their numbers, int64 [N]."""
+        return [self.key(sample) for sample in samples.tolist()]
+
     def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]:
         """Return each sample's shard number and row within the shard, both int64 [N]."""
         wanted = np.asarray(samples, dtype=np.int64)

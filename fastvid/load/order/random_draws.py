@@ -29,6 +29,7 @@ class Purpose(IntEnum):
     TEXT = 4
     TRANSFORM = 6
     BINS = 7
+    TASK = 8
 
 
 @dataclass(frozen=True, slots=True)

@@ -119,7 +119,8 @@ class ClipWorker:
                         (clip,) = planner.decide(clip)
                         frames = clip.frames
                     source, counters = fetch_clip(clip, self._scratch(number))
-                    task = replace(task, sounds=fetch_sounds(task.sounds, counters))
+                    if task.sounds:
+                        task = replace(task, sounds=fetch_sounds(task.sounds, counters))
                     counters.fetch_seconds = time.perf_counter() - begun
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 yield ClipResult(number, error, None, counters)

@@ -8,37 +8,37 @@ the last one. On a CPU the consumer finishes each batch, because it would wait f
 if a transform uses the global random generators, which belong to the consumer.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
+Where epoch follows epoch, the planner may continue with the next one; what was prefetched of it waits between the
+iterations, and the threads that the next iteration starts continue from there.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import logging
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-import torch
-
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.batch.batch import Assembler, Batch
-from fastvid.load.batch.canvas import Canvas, Finisher
-from fastvid.load.batch.sound import BatchSound, SoundMemory
-from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
+from fastvid.load.batch.batch import Batch
+from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.sound import SoundMemory
+from fastvid.load.clips.clip import Clip, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, add_location
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.workers.clip_worker import ClipResult, ClipTask, Lane
+from fastvid.load.workers.clip_worker import ClipResult, Lane
 from fastvid.load.workers.fetch import are_near, fetch_clip, fetch_sounds, fetch_together
 from fastvid.load.workers.lanes import Lanes
+from fastvid.load.workers.pending import EpochPart, PendingBatch, QueuedClip
 from fastvid.load.workers.stats import Counters
-from fastvid.runtime.arrays import IntArray
 
 _log = logging.getLogger(__name__)
 
@@ -49,49 +49,16 @@ _JOIN_SECONDS: Final = 10.0
 """How long closing waits for clips that are being decoded; normally milliseconds."""
 
 
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """A batch in progress.
-
-    Attributes:
-        plan: Its samples and clips.
-        canvas: Its memory.
-        pending: Number of clips not finished.
-        errors: Errors by row.
-        frames: Frames shown by each row, filled as clips are planned.
-        sound: Its sound; None for none.
-        counters: Its cost.
-        finished: The finished batch, with an event of the loader's stream behind its work, until it is delivered.
-    """
-
-    plan: BatchPlan
-    canvas: Canvas
-    pending: int
-    errors: dict[int, Exception]
-    frames: dict[int, IntArray]
-    sound: BatchSound | None = None
-    counters: Counters = field(default_factory=Counters)
-    finished: tuple[Batch, torch.cuda.Event | None] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Queued(ClipTask):
-    """A clip that is queued or being processed; its target is a canvas."""
-
-    clip: BatchRow
-    work: PendingBatch
-
-
 class BatchPipeline:
-    """The threads of one iteration.
+    """The threads of one iteration, and what they have prefetched of the next.
 
     Args:
-        plans: The batches in order; computed in the planner thread.
+        parts: The epochs in order, each begun when all batches of those before it are planned.
         lanes: For each decode thread, the pool that it takes its lane from.
         finisher: Allocates the batches' memory.
-        assembler: Makes batches of complete canvases.
         prefetch: Maximum number of batches in progress or ready.
-        planner: Plans, in worker processes, the clips that `plans` left unplanned.
+        follows: Whether there are several epochs.
+        finishes_ahead: Whether a thread may finish batches.
         sounds: Allocates the sound of batches; None for none.
         num_fetchers: Threads that prefetch for the decode threads, for storage with high latency. If 0, each decode
             thread reads its own clips, which keeps them in its CPU cache.
@@ -99,49 +66,61 @@ class BatchPipeline:
 
     def __init__(
         self,
-        plans: Iterator[BatchPlan],
+        parts: Iterator[EpochPart],
         lanes: Sequence[Lanes],
         finisher: Finisher,
-        assembler: Assembler,
         *,
         prefetch: int,
-        planner: ClipPlanner | None = None,
+        follows: bool,
+        finishes_ahead: bool,
         sounds: SoundMemory | None = None,
         num_fetchers: int = 0,
     ) -> None:
-        self._lanes, self._finisher, self._assembler = lanes, finisher, assembler
-        self._prefetch, self._planner, self._stream = prefetch, planner, finisher.stream
+        self._lanes, self._finisher, self.follows = lanes, finisher, follows
+        self._prefetch, self._stream = prefetch, finisher.stream
         self._sounds = sounds
-        self._finishes_ahead = self._stream.is_asynchronous and not assembler.uses_global_generators
+        self._finishes_ahead = self._stream.is_asynchronous and finishes_ahead
+        self._upcoming = self._plans(parts)
+        self._next_plan: tuple[EpochPart, BatchPlan] | None = None
+        self._numbers = itertools.count()
         self._batches: deque[PendingBatch] = deque()
-        self._tasks: deque[_Queued] = deque()
-        self._fetched: deque[_Queued] = deque()
+        self._tasks: deque[QueuedClip] = deque()
+        self._fetched: deque[QueuedClip] = deque()
         self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
-        self._planned = self._stopped = False
+        self._planned, self._stopped = False, True
+        self._epoch = self._planned_epoch = -1
         self._pid = os.getpid()
-        self._active: dict[int, Sequence[_Queued]] = {}
+        self._active: dict[int, Sequence[QueuedClip]] = {}
+        self._threads: list[threading.Thread] = []
         # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
         self._room, self._work, self._ready, self._arrived, self._complete = (
             threading.Condition(self._lock) for _ in range(5)
         )
-        self._threads = [threading.Thread(target=self._guard, args=(self._plan, plans), name="fastvid-plan")]
-        for number in range(len(lanes)):
-            self._threads.append(
-                threading.Thread(target=self._guard, args=(self._decode, number), name=f"fastvid-decode-{number}")
-            )
-        for number in range(num_fetchers):
-            self._threads.append(
-                threading.Thread(target=self._guard, args=(self._fetch_ahead, number), name=f"fastvid-fetch-{number}")
-            )
-        if self._finishes_ahead:
-            self._threads.append(
-                threading.Thread(target=self._guard, args=(self._finish_ahead,), name="fastvid-finish")
-            )
-        for thread in self._threads:
+
+    def start(self, epoch: int) -> None:
+        """Start the threads, which continue with what was prefetched before.
+
+        Args:
+            epoch: The epoch that `next` delivers.
+        """
+        # A child of a fork between two iterations continues by itself: no thread was running.
+        self._pid, self._epoch, self._stopped = os.getpid(), epoch, False
+        self._fetching, self._active = self._ahead, {}
+        # Clips that threads had taken and not finished are behind those that nobody had taken.
+        self._tasks = deque(sorted(self._tasks, key=lambda task: task.number))
+        self._fetched = deque(sorted(self._fetched, key=lambda task: task.number))
+        runs: list[tuple[str, Callable[..., None], tuple[int, ...]]] = [("plan", self._plan, ())]
+        runs += [(f"decode-{number}", self._decode, (number,)) for number in range(len(self._lanes))]
+        runs += [(f"fetch-{number}", self._fetch_ahead, (number,)) for number in range(self._ahead)]
+        runs += [("finish", self._finish_ahead, ())] if self._finishes_ahead else []
+        self._threads = [
             # Daemon threads, because the interpreter joins all others before it runs the exit handler that ends them.
-            thread.daemon = True
+            threading.Thread(target=self._guard, args=(run, *arguments), name=f"fastvid-{name}", daemon=True)
+            for name, run, arguments in runs
+        ]
+        for thread in self._threads:
             thread.start()
         atexit.register(self.close)
 
@@ -157,7 +136,7 @@ class BatchPipeline:
         return len(self._tasks)
 
     def next(self, timeout: float) -> PendingBatch | None:
-        """Return the next batch, complete and if possible finished, or None after the last.
+        """Return the next batch, complete and if possible finished, or None after the last of the epoch.
 
         Raises:
             WorkerError: If it takes longer than `timeout` seconds, or another process began the iteration.
@@ -173,13 +152,14 @@ class BatchPipeline:
             while True:
                 if self._failure is not None:
                     raise self._failure
+                is_over = self._planned_epoch >= self._epoch
+                if is_over and (not self._batches or self._batches[0].part.epoch > self._epoch):
+                    return None
                 if self._batches and self._is_ready(self._batches[0]):
                     self._room.notify()
                     work = self._batches.popleft()
                     self._complete.notify()
                     return work
-                if self._planned and not self._batches:
-                    return None
                 if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise self._late(timeout)
 
@@ -193,14 +173,24 @@ class BatchPipeline:
         self._stream.hand_over(batch.device_tensors, done)
         return batch
 
+    def pause(self) -> bool:
+        """Stop all threads and wait for them, but keep what was prefetched; return whether `start` may follow."""
+        self._stop()
+        return not any(thread.is_alive() for thread in self._threads)
+
     def close(self) -> None:
-        """Stop all threads and wait for them. Idempotent; any thread may call it."""
+        """Stop all threads, wait for them, and release what was prefetched. Idempotent; any thread may call it."""
         if os.getpid() != self._pid:
             return
+        self._stop()
         with self._lock:
-            self._stopped = True
             self._tasks.clear()
             self._fetched.clear()
+            self._batches.clear()
+
+    def _stop(self) -> None:
+        with self._lock:
+            self._stopped = True
             for condition in (self._room, self._work, self._ready, self._arrived, self._complete):
                 condition.notify_all()
         atexit.unregister(self.close)
@@ -221,24 +211,38 @@ class BatchPipeline:
                 self._failure = self._failure or error
                 self._ready.notify_all()
 
-    def _plan(self, plans: Iterator[BatchPlan]) -> None:
-        for plan in plans:
+    def _plans(self, parts: Iterator[EpochPart]) -> Iterator[tuple[EpochPart, BatchPlan]]:
+        for part in parts:
+            for plan in part.plans:
+                yield part, plan
+            with self._lock:
+                self._planned_epoch = part.epoch
+                self._announce()
+
+    def _plan(self) -> None:
+        while True:
+            # Planned before there is room for it, and kept if the iteration ends meanwhile.
+            self._next_plan = self._next_plan or next(self._upcoming, None)
+            if self._next_plan is None:
+                break
             with self._lock:
                 while len(self._batches) >= self._prefetch and not self._stopped:
                     self._room.wait()
                 if self._stopped:
                     return
+            (part, plan), self._next_plan = self._next_plan, None
             rows = clips_to_decode(plan.clips)
             frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
             canvas, sound = self._finisher.open(plan.clips, plan.share.shape), None
             if self._sounds is not None:
                 sound = self._sounds.open(plan.clips, len(plan.samples), plan.sound_samples)
-            work = PendingBatch(plan, canvas, len(rows), dict(plan.errors), frames, sound)
+            work = PendingBatch(part, plan, canvas, len(rows), dict(plan.errors), frames, sound)
             with self._lock:
                 self._batches.append(work)
                 tasks = {} if sound is None else sound.tasks
                 self._tasks.extend(
-                    _Queued(row.row, row, work.canvas, row, work, sounds=tasks.get(row.row, ())) for row in rows
+                    QueuedClip(row.row, row, canvas, next(self._numbers), row, work, sounds=tasks.get(row.row, ()))
+                    for row in rows
                 )
                 self._work.notify(len(rows))
                 self._announce()
@@ -257,7 +261,7 @@ class BatchPipeline:
 
     def _finish_one(self, work: PendingBatch) -> None:
         begun = time.perf_counter()
-        work.finished = self._assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
+        work.finished = work.part.assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
         work.counters.finish_seconds += time.perf_counter() - begun
 
     def _take_complete(self) -> PendingBatch | None:
@@ -277,41 +281,52 @@ class BatchPipeline:
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()
         while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
-            for made in lane.make(tasks, partial(self._at, number, tasks), self._planner):
-                self._done(tasks[made.number], made)
+            left = dict(enumerate(tasks))
+            for made in lane.make(tasks, partial(self._at, number, tasks), tasks[0].work.part.planner):
+                self._done(left.pop(made.number), made)
+            if left:  # the iteration has ended
+                with self._lock:
+                    (self._fetched if self._ahead else self._tasks).extend(left.values())
         self._lanes[number].give(lane)
 
-    def _at(self, number: int, tasks: Sequence[_Queued], which: Sequence[int]) -> bool:
+    def _at(self, number: int, tasks: Sequence[QueuedClip], which: Sequence[int]) -> bool:
         # For the message of a timeout. The key exists already, so no lock is needed.
         self._active[number] = [tasks[one] for one in which]
         return not self._stopped
 
-    def _take(self, number: int, lane: Lane | None) -> Sequence[_Queued]:
+    def _take(self, number: int, lane: Lane | None) -> Sequence[QueuedClip]:
         with self._lock:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
                 self._work.wait()
+            if self._stopped or not self._tasks:
+                return ()
             # Leave enough clips for the other threads.
             most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
-            tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
+            # Of one epoch at once, because epochs have planners of their own.
+            part, tasks = self._tasks[0].work.part, list[QueuedClip]()
+            while len(tasks) < most and self._tasks and self._tasks[0].work.part is part:
+                tasks.append(self._tasks.popleft())
             self._active[number] = tasks
             return tasks
 
-    def _take_fetched(self, number: int, lane: Lane) -> Sequence[_Queued]:
+    def _take_fetched(self, number: int, lane: Lane) -> Sequence[QueuedClip]:
         with self._lock:
             self._active.pop(number, None)
             while not self._fetched and self._fetching and not self._stopped:
                 self._arrived.wait()
+            if self._stopped:
+                return ()
             tasks = [self._fetched.popleft() for _ in range(min(lane.max_clips, len(self._fetched)))]
             self._active[number] = tasks
             return tasks
 
-    def _take_near(self, number: int) -> Sequence[_Queued]:
+    def _take_near(self, number: int) -> Sequence[QueuedClip]:
         """Take the next clip and, of those that wait, the ones that are better read together with it."""
         tasks = list(self._take(-1 - number, None))
         if tasks and isinstance(first := tasks[0].clip, Clip):
             with self._lock:
-                rest = deque[_Queued]()
+                rest = deque[QueuedClip]()
                 for task in self._tasks:
                     is_near = len(tasks) < _TOGETHER and isinstance(task.clip, Clip) and are_near(first, task.clip)
                     (tasks if is_near else rest).append(task)
@@ -346,7 +361,7 @@ class BatchPipeline:
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _done(self, task: _Queued, made: ClipResult) -> None:
+    def _done(self, task: QueuedClip, made: ClipResult) -> None:
         clip, work, error = task.clip, task.work, made.error
         begun = time.perf_counter()
         work.canvas.done(clip.row, good=error is None)

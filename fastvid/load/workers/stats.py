@@ -73,8 +73,10 @@ class Counters:
 
     def add(self, other: Counters) -> None:
         """Add another's sums."""
+        # Most are zero in what one clip adds.
         for name in _SUMS:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+            if more := getattr(other, name):
+                setattr(self, name, getattr(self, name) + more)
         if other.skips:
             self.skips.update(other.skips)
 

@@ -7,6 +7,7 @@ Messages from the parent are pickled. The worker reads untrusted files, so its a
 from __future__ import annotations
 
 import faulthandler
+import math
 import mmap
 import pickle
 import signal
@@ -228,7 +229,7 @@ class WorkerState:
             assert request is not None
             return packed(memory[: packed_size(request)], request)
         layout: RowLayout = self._known[order.layout]
-        return Rgb(memory[: layout.nbytes].reshape(layout.levels_shape) if layout.as_decoded else self._staged(layout))
+        return Rgb(layout.decoded(memory[: layout.nbytes]) if layout.as_decoded else self._staged(layout))
 
     def _begin(self, number: int) -> bool:
         self._status[Status.TASK] = number
@@ -258,7 +259,7 @@ class WorkerState:
         return SoundTask(order.window, data, mask, order.packets if isinstance(clip, EncodedClip) else clip)
 
     def _staged(self, layout: RowLayout) -> UInt8Array:
-        size = int(np.prod(layout.levels_shape))
+        size = math.prod(layout.levels_shape)
         if len(self._levels) < size:
             self._levels = np.empty(size, dtype=np.uint8)
         return self._levels[:size].reshape(layout.levels_shape)

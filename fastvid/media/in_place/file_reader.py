@@ -30,6 +30,7 @@ class FileReader(io.RawIOBase):
         name: Its name there.
         version: Its version, which every read requests.
         check: Called before every read from the storage; may raise.
+        head: Its first bytes, if they were read with the version.
 
     Attributes:
         version: The version.
@@ -38,12 +39,21 @@ class FileReader(io.RawIOBase):
         reads: Reads from the storage.
     """
 
-    def __init__(self, storage: Storage, name: str, version: Version, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        version: Version,
+        check: Callable[[], None] = lambda: None,
+        *,
+        head: bytes | memoryview = b"",
+    ) -> None:
         super().__init__()
         self._storage, self._name, self._check = storage, name, check
         self.version, self.size = version, version.size
-        self.bytes_read = self.reads = 0
+        self.bytes_read, self.reads = len(head), int(len(head) > 0)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._keep(0, memoryview(head))
         self._place = self._expected = 0
 
     @property
@@ -51,8 +61,13 @@ class FileReader(io.RawIOBase):
         """Whether a small read costs little."""
         return self._storage.concurrency == 1
 
-    def part(self, offset: int, size: int) -> bytes:
+    def part(self, offset: int, size: int, *, ahead: int = 0) -> bytes:
         """Return a range of the file, cut at its end; neighbours of what was read are read along and kept.
+
+        Args:
+            offset: First byte.
+            size: Number of bytes.
+            ahead: Bytes from `offset` that are read along if the range must be read.
 
         Raises:
             StorageError: If the file cannot be read, or is no longer of the version.
@@ -63,7 +78,8 @@ class FileReader(io.RawIOBase):
         first, last = offset // BLOCK, (stop - 1) // BLOCK
         missing = [block for block in range(first, last + 1) if block not in self._blocks]
         if missing:
-            self._load(missing[0], missing[-1])
+            follows = (min(offset + ahead, self.size) - 1) // BLOCK
+            self._load(missing[0], max(missing[-1], follows))
         joined = b"".join(self._kept(block) for block in range(first, last + 1))
         return joined[offset - first * BLOCK : stop - first * BLOCK]
 
@@ -79,20 +95,28 @@ class FileReader(io.RawIOBase):
     def parts(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return several ranges, given as (offset, size), with one read of the storage, which may be many requests.
 
+        What was kept is not read again.
+
         Raises:
             StorageError: If a range is not inside the file, the file cannot be read, or is no longer of the version.
         """
+        kept = [self._in_blocks(offset, size) for offset, size in ranges]
+        missing = [one for one, known in zip(ranges, kept, strict=True) if not known]
         runs: list[list[int]] = []
-        for offset, size in sorted(ranges):
+        for offset, size in sorted(missing):
             if runs and offset - runs[-1][1] <= self._storage.gap:
                 runs[-1][1] = max(runs[-1][1], offset + size)
             else:
                 runs.append([offset, offset + size])
         data = [memoryview(bytearray(stop - start)) for start, stop in runs]
-        self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
+        if runs:
+            self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
         starts = [start for start, _ in runs]
         found = []
-        for offset, size in ranges:
+        for (offset, size), known in zip(ranges, kept, strict=True):
+            if known:
+                found.append(self.part(offset, size))
+                continue
             run = bisect_right(starts, offset) - 1
             found.append(bytes(data[run][offset - starts[run] :][:size]))
         return found
@@ -133,11 +157,22 @@ class FileReader(io.RawIOBase):
         start, stop = first * BLOCK, min((last + 1) * BLOCK, self.size)
         data = memoryview(bytearray(stop - start))
         self._read([(start, data)])
-        for block in range(first, last + 1):
+        self._keep(first, data)
+
+    def _keep(self, first: int, data: memoryview) -> None:
+        """Keep the blocks that data from block `first` on consists of, but not one that it ends in."""
+        last = first + len(data) // BLOCK if first * BLOCK + len(data) < self.size else first - (-len(data) // BLOCK)
+        for block in range(first, last):
             self._blocks[block] = bytes(data[(block - first) * BLOCK :][:BLOCK])
-        most = max(KEPT // BLOCK, last - first + 1)
+        most = max(KEPT // BLOCK, last - first)
         while len(self._blocks) > most:
             self._blocks.popitem(last=False)
+
+    def _in_blocks(self, offset: int, size: int) -> bool:
+        """Return whether a range, which is not empty, was kept."""
+        if size < 1 or offset + size > self.size:
+            return False
+        return all(block in self._blocks for block in range(offset // BLOCK, (offset + size - 1) // BLOCK + 1))
 
     def _kept(self, block: int) -> bytes:
         if block not in self._blocks:

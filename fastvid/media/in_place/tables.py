@@ -36,6 +36,8 @@ _HEADER_WINDOW: Final = 4096
 # A demuxed packet's first bytes that are kept.
 _KEPT_HEAD: Final = 4096
 _MOST_MOOV: Final = 1 << 30
+# Bytes read with the header of a box: the tables of several minutes of video.
+_TABLES_AHEAD: Final = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ def _moov(file: FileReader) -> bytes:
     """
     position = 0
     while position + 8 <= file.size:
-        head = file.part(position, 16)
+        # Boxes behind the frames are the tables and little else: read them at once.
+        head = file.part(position, 16, ahead=_TABLES_AHEAD if position else 0)
         size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
         if size == 1:
             size, start = int.from_bytes(head[8:16], "big"), 16

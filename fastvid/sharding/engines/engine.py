@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Protocol
 
 from fastvid.errors import UsageError
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 
 
 class Engine(Protocol):
@@ -30,7 +30,7 @@ class Engine(Protocol):
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
         """Encode the tasks' sources, taking a task only when a worker has room for it. May be called again.
 
         If a task's process or machine died, its outcome is transient.

@@ -13,7 +13,7 @@ from fastvid.runtime.children import how_it_ended
 from fastvid.runtime.cores import available_cores
 from fastvid.sharding.engines.child import Child
 from fastvid.sharding.work.group import group_by_file
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 
 # Time for a worker to import its libraries, before its first message.
 _START_SECONDS: Final = 120.0
@@ -42,7 +42,7 @@ class LocalEngine:
         self.workers = workers or available_cores()
         self._pool: list[_WorkerProcess] = []
         self._startup_deaths = 0
-        self._unfinished: list[list[Task]] = []
+        self._unfinished: list[list[SourceTask]] = []
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -50,7 +50,7 @@ class LocalEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
         """See `fastvid.sharding.engines.engine.Engine`."""
         waiting = group_by_file(tasks)
         outcomes: list[Outcome] = []
@@ -79,7 +79,7 @@ class LocalEngine:
             worker.child.kill()
         self._pool = []
 
-    def _assign(self, waiting: Iterator[list[Task]], selector: selectors.BaseSelector) -> None:
+    def _assign(self, waiting: Iterator[list[SourceTask]], selector: selectors.BaseSelector) -> None:
         idle = [worker for worker in self._pool if not worker.tasks]
         while idle or len(self._pool) < self.workers:
             tasks = self._unfinished.pop() if self._unfinished else next(waiting, None)
@@ -137,7 +137,7 @@ class _WorkerProcess:
 
     def __init__(self, settings: Settings) -> None:
         self.child = Child("fastvid.sharding.engines.worker")
-        self.tasks: dict[int, Task] = {}
+        self.tasks: dict[int, SourceTask] = {}
         self.current: frozenset[int] = frozenset()
         self.phase, self.allowed, self.since = "start", _START_SECONDS, time.monotonic()
         self.child.send(settings.to_json())
@@ -152,7 +152,7 @@ class _WorkerProcess:
         """Whether it has tasks and is past its deadline."""
         return bool(self.tasks) and time.monotonic() > self.deadline
 
-    def assign(self, tasks: Sequence[Task]) -> None:
+    def assign(self, tasks: Sequence[SourceTask]) -> None:
         """Send tasks of one file to the worker, which must be idle."""
         self.tasks, self.since = {task.index: task for task in tasks}, time.monotonic()
         self.current = frozenset(self.tasks)

@@ -19,7 +19,7 @@ from fastvid.errors import FormatError, MissingDependency, WorkerError
 from fastvid.runtime.children import how_it_ended
 from fastvid.sharding.engines.child import Child
 from fastvid.sharding.work.group import group_by_file
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 
 _LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class RayEngine:
         # The unfinished tasks of each file that the cluster has.
         self._open: list[set[int]] = []
 
-    def run(self, tasks: Iterable[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
         """See `fastvid.sharding.engines.engine.Engine`."""
         waiting = group_by_file(tasks)
         group = next(waiting, None)

@@ -15,7 +15,7 @@ from fastvid.errors import JobError, WorkerError
 from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.sharding.encode.streams import same_streams
 from fastvid.sharding.engines.local_engine import LocalEngine
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 
 # The engine of the job that this process works for; its worker process is reused for all tasks.
 _engines: dict[str, LocalEngine] = {}
@@ -42,8 +42,8 @@ def encode(version: str, settings: str, tasks: str) -> tuple[str, list[bytes]]:
     return node, [outcome.to_bytes() for outcome in outcomes]
 
 
-def _task(record: dict[str, Any]) -> Task:
-    return Task(**record | {"member": None if record["member"] is None else tuple(record["member"])})
+def _task(record: dict[str, Any]) -> SourceTask:
+    return SourceTask(**record | {"member": None if record["member"] is None else tuple(record["member"])})
 
 
 def close() -> None:

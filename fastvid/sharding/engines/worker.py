@@ -18,7 +18,7 @@ from fastvid.sharding.engines.child import Parent
 from fastvid.sharding.work.encode_source import encode_clips
 from fastvid.sharding.work.index_file import index_clips
 from fastvid.sharding.work.index_source import index_member
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 
 _FETCH_THREADS: Final = "2"
 
@@ -39,7 +39,7 @@ def main() -> None:
         parent.send(pack({"begins": list(indices)}))
 
     while True:
-        tasks = [Task(**record) for record in parent.messages.get()["tasks"]]
+        tasks = [SourceTask(**record) for record in parent.messages.get()["tasks"]]
         if tasks[0].indexes:
             (task,) = tasks
             parent.send(index_member(task, settings, report).to_bytes())

@@ -18,7 +18,7 @@ from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row
 from fastvid.sharding.job.plan import file_order, plan_shards
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.index_source import unpack_found
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from fastvid.storage import LocalStorage, Storage
 from fastvid.storage.urls import FileUrl, is_remote
 
@@ -90,9 +90,9 @@ class IndexFiles:
         sources = self.shards[shard]
         return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
 
-    def task(self, index: int, source: Source) -> Task:
+    def task(self, index: int, source: Source) -> SourceTask:
         parent = None if source.parent is None else encode_name(source.parent)
-        return Task(
+        return SourceTask(
             index,
             encode_name(source.id),
             source.path,

@@ -21,7 +21,7 @@ from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, pro
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.sources.tars import TarSample, missing_video, read_tar, sample_keys
 from fastvid.sharding.work.index_source import unpack_found
-from fastvid.sharding.work.messages import Outcome, Task
+from fastvid.sharding.work.messages import Outcome, SourceTask
 from fastvid.storage import LocalStorage
 
 
@@ -113,9 +113,9 @@ class IndexShards:
     def order(self, shard: int) -> Sequence[int]:
         return range(len(self.shards[shard]))
 
-    def task(self, index: int, source: Source) -> Task:
+    def task(self, index: int, source: Source) -> SourceTask:
         name = encode_name(source.id)
-        return Task(index, name, source.path, source.key, size=source.size, member=source.member, indexes=True)
+        return SourceTask(index, name, source.path, source.key, size=source.size, member=source.member, indexes=True)
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """Write the sidecars of a tar; its part has no digest if there is nothing to index.

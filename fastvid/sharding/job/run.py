@@ -27,7 +27,7 @@ from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.job.scratch import remove_scratch
 from fastvid.sharding.job.shard_work import ShardWork
 from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.work.messages import Outcome, Task
+from fastvid.sharding.work.messages import Outcome, SourceTask
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _PATIENCE: Final = 4.0
 _READERS: Final = 16
 
 
-def retry_alone(engine: Engine, task: Task) -> Outcome:
+def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
     """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
 
     A source whose worker dies is tried once more: something else may have killed the worker just then.
@@ -211,7 +211,7 @@ class Job:
         _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)
         return None
 
-    def _task(self, shard: int, slot: int) -> Task:
+    def _task(self, shard: int, slot: int) -> SourceTask:
         return self.work.task(self._first[shard] + slot, self.shards[shard][slot])
 
     def _place(self, index: int) -> tuple[int, int]:

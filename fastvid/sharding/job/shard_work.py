@@ -17,7 +17,7 @@ from fastvid.sharding.job.plan import file_order, plan_shards
 from fastvid.sharding.job.scratch import scratch_folder
 from fastvid.sharding.job.tar_annotations import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from fastvid.storage import LocalStorage, Storage
 
 
@@ -61,7 +61,7 @@ class ShardWork(Protocol):
         """Return the slots of a shard in the order in which to process them."""
         ...
 
-    def task(self, index: int, source: Source) -> Task:
+    def task(self, index: int, source: Source) -> SourceTask:
         """Return the task of a source, which is number `index` in the job."""
         ...
 
@@ -131,8 +131,8 @@ class EncodeShards:
         sources = self.shards[shard]
         return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
 
-    def task(self, index: int, source: Source) -> Task:
-        return Task(
+    def task(self, index: int, source: Source) -> SourceTask:
+        return SourceTask(
             index=index,
             source_id=encode_name(source.id),
             path=source.path,

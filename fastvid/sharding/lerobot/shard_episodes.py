@@ -23,7 +23,7 @@ from fastvid.sharding.job.tar_annotations import annotate_members, annotation_ro
 from fastvid.sharding.lerobot.episodes import episode_shards, extras_of, in_file_order, joined, kept_episodes
 from fastvid.sharding.lerobot.metadata import LeRobotDataset, read_signals_of
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from fastvid.storage import Storage
 
 # What the JSON says of a stream that was copied beside cameras that were encoded.
@@ -53,7 +53,7 @@ class IndexEpisodes(IndexFiles):
         """See `ShardWork`."""
         return in_file_order(self.shards[shard])
 
-    def task(self, index: int, source: Source) -> Task:
+    def task(self, index: int, source: Source) -> SourceTask:
         """See `ShardWork`."""
         return replace(super().task(index, source), frames=source.frames)
 
@@ -121,7 +121,7 @@ class EncodeEpisodes(EncodeShards):
         """See `ShardWork`."""
         return in_file_order(self.shards[shard])
 
-    def task(self, index: int, source: Source) -> Task:
+    def task(self, index: int, source: Source) -> SourceTask:
         """See `ShardWork`. Depth has more levels than a profile encodes, so its packets are copied."""
         return replace(super().task(index, source), frames=source.frames, copies=source.stream in self._dataset.depth)
 

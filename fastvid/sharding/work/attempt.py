@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from fastvid.errors import SourceError
 from fastvid.media.reasons import MEANING, Reason
-from fastvid.sharding.work.messages import Outcome, Task
+from fastvid.sharding.work.messages import Outcome, SourceTask
 
 Report = Callable[[str, float], None]
 """Called when a phase begins, with its name and the seconds it may take."""
 
 
-def attempt(task: Task, work: Callable[[], Outcome]) -> Outcome:
+def attempt(task: SourceTask, work: Callable[[], Outcome]) -> Outcome:
     """Return what `work` returns, or the reason for which it raised, with the seconds that it took."""
     started = time.monotonic()
     try:
@@ -24,7 +24,7 @@ def attempt(task: Task, work: Callable[[], Outcome]) -> Outcome:
     return replace(outcome, seconds=outcome.seconds + time.monotonic() - started)
 
 
-def failure(task: Task, error: SourceError | MemoryError) -> Outcome:
+def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
     """Return the outcome of a task that failed by an error."""
     if isinstance(error, SourceError):
         return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)

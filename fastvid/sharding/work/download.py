@@ -17,7 +17,7 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.media.source_file import OpenSource, open_source
 from fastvid.media.temporary import no_space, temporary_file
-from fastvid.sharding.work.messages import Task
+from fastvid.sharding.work.messages import SourceTask
 from fastvid.storage import RemoteOptions
 from fastvid.storage.transfer import PIECE_BYTES
 from fastvid.storage.urls import FileUrl, is_remote, open_root
@@ -29,7 +29,7 @@ _ANSWER_SECONDS: Final = 180.0
 
 
 @contextmanager
-def open_task(task: Task, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
+def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
     """Opens the source of a task, after it was fetched if it lies elsewhere; reports the phases ``fetch``, ``probe``.
 
     Raises:
@@ -51,7 +51,7 @@ def open_task(task: Task, limits: Limits, report: Callable[[str, float], None]) 
             yield replace(source, private=True)
 
 
-def read_sound(task: Task, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
+def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
     """Read the sound of a task from its tar.
 
     Args:
@@ -79,7 +79,7 @@ def read_sound(task: Task, place: tuple[int, int], limits: Limits, report: Calla
 
 
 def _fetch_range(
-    task: Task, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
+    task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
 ) -> int:
     """Fetches a member of a tar; returns its bytes."""
     url, (offset, size) = FileUrl.parse(task.path), place
@@ -100,7 +100,7 @@ def _fetch_range(
     return size
 
 
-def _fetch(task: Task, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:
+def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:

@@ -27,7 +27,7 @@ from fastvid.sharding.work.attempt import Report
 from fastvid.sharding.work.clip_frames import numbered_part, plan_parts
 from fastvid.sharding.work.copy_source import CopiedSource
 from fastvid.sharding.work.download import read_sound
-from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
+from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, SourceTask
 
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2
@@ -42,7 +42,7 @@ _COPY_DECODES: Final = 15
 class PlannedClip:
     """A task and the frames of its samples, see `plan_parts`."""
 
-    task: Task
+    task: SourceTask
     parts: Sequence[tuple[int, int] | None]
 
 
@@ -80,7 +80,7 @@ class ClipFile:
         """Close what has been opened besides the source."""
         self._frames.close()
 
-    def clip(self, task: Task) -> PlannedClip:
+    def clip(self, task: SourceTask) -> PlannedClip:
         """Return the frames of a task.
 
         Raises:
@@ -185,7 +185,7 @@ class ClipFile:
             bytes_in=self.source.size,
         )
 
-    def copy(self, task: Task) -> Outcome:
+    def copy(self, task: SourceTask) -> Outcome:
         """Take a clip over without encoding it.
 
         Raises:
@@ -283,7 +283,9 @@ class Encoded:
     seconds: float
 
 
-def _flow(video: bytes, verified: Verified, info: SourceInfo, settings: Settings, task: Task, report: Report) -> bytes:
+def _flow(
+    video: bytes, verified: Verified, info: SourceInfo, settings: Settings, task: SourceTask, report: Report
+) -> bytes:
     """The flow stream of a verified picture stream."""
     limits, how = settings.limits, settings.streams.flow
     assert how is not None
@@ -294,12 +296,12 @@ def _flow(video: bytes, verified: Verified, info: SourceInfo, settings: Settings
     return encode_flow(settings.build, settings.profile, how, video, verified, rate, limits, patience=task.patience)
 
 
-def _place(task: Task, start: float, end: float) -> dict[str, Any]:
+def _place(task: SourceTask, start: float, end: float) -> dict[str, Any]:
     """Return where a part lies in its file."""
     return {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
 
 
-def _cut_short(task: Task, timing: FrameTiming) -> Iterator[str]:
+def _cut_short(task: SourceTask, timing: FrameTiming) -> Iterator[str]:
     """Yield a warning if a clip should begin before the video does, or end more than a frame after it."""
     ends_late = task.end is not None and task.end > (timing.frames + 1) / timing.rate
     if ends_late or (task.start is not None and task.start < 0):
@@ -314,7 +316,7 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
     return max(1, count - _RESAMPLED_SLACK), count + _RESAMPLED_SLACK
 
 
-def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str, *, full_range: bool) -> dict[str, Any]:
+def _meta(task: SourceTask, info: SourceInfo, verified: Verified, digest: str, *, full_range: bool) -> dict[str, Any]:
     timing = info.timing
     return _origin(task, info, digest) | {
         "num_frames": verified.num_frames,
@@ -326,7 +328,7 @@ def _meta(task: Task, info: SourceInfo, verified: Verified, digest: str, *, full
     }
 
 
-def _origin(task: Task, info: SourceInfo, digest: str) -> dict[str, Any]:
+def _origin(task: SourceTask, info: SourceInfo, digest: str) -> dict[str, Any]:
     """Where a sample comes from, and what was found there."""
     return {
         "source_id": task.source_id,

@@ -18,21 +18,21 @@ from fastvid.sharding.encode.salvage import SALVAGEABLE, salvage
 from fastvid.sharding.work.attempt import Report, attempt, failure, refuse_blocked
 from fastvid.sharding.work.download import open_task
 from fastvid.sharding.work.encode_clip import ClipFile, Encoded, PlannedClip
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 
 Result = TypeVar("Result")
 # Clips whose sound one pass extracts: each has an encoder and a temporary file.
 _SOUNDS: Final = 16
 
 
-def encode_source(task: Task, settings: Settings, report: Report) -> Outcome:
+def encode_source(task: SourceTask, settings: Settings, report: Report) -> Outcome:
     """Encode and verify one source, or one clip of it. Never raises for what a source does."""
     (outcome,) = encode_clips([task], settings, report, lambda _tasks: None)
     return outcome
 
 
 def encode_clips(
-    tasks: Sequence[Task], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
+    tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
     """Encode and verify clips of one source, and yield the outcome of each as soon as it is known.
 
@@ -69,12 +69,14 @@ class _Judge:
         digest: SHA-256 of the source, hex; empty before it was hashed.
     """
 
-    def __init__(self, source: OpenSource, task: Task, settings: Settings, report: Report, stack: ExitStack) -> None:
+    def __init__(
+        self, source: OpenSource, task: SourceTask, settings: Settings, report: Report, stack: ExitStack
+    ) -> None:
         self._source, self._task, self._settings, self._report, self._stack = source, task, settings, report, stack
         self._file: ClipFile | None = None
         self.digest = ""
 
-    def outcomes(self, tasks: Sequence[Task], begin: Callable[[Sequence[int]], None]) -> Iterator[Outcome]:
+    def outcomes(self, tasks: Sequence[SourceTask], begin: Callable[[Sequence[int]], None]) -> Iterator[Outcome]:
         """Yield the outcome of each task; those that damage rejects are tried again with what can be salvaged."""
         damaged: dict[int, Outcome] = {}
         for outcome in self._outcomes(tasks, begin):
@@ -86,7 +88,7 @@ class _Judge:
             yield from self._salvaged([task for task in tasks if task.index in damaged], damaged, begin)
 
     def _salvaged(
-        self, tasks: Sequence[Task], rejected: Mapping[int, Outcome], begin: Callable[[Sequence[int]], None]
+        self, tasks: Sequence[SourceTask], rejected: Mapping[int, Outcome], begin: Callable[[Sequence[int]], None]
     ) -> Iterator[Outcome]:
         settings, size = self._settings, self._source.size
         begin([task.index for task in tasks])
@@ -116,7 +118,7 @@ class _Judge:
             else:
                 yield replace(before, message=f"{before.message}; {outcome.message}")
 
-    def _outcomes(self, tasks: Sequence[Task], begin: Callable[[Sequence[int]], None]) -> Iterator[Outcome]:
+    def _outcomes(self, tasks: Sequence[SourceTask], begin: Callable[[Sequence[int]], None]) -> Iterator[Outcome]:
         try:
             self._run(lambda _file: None)
         except SourceError as error:

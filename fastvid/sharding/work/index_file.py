@@ -8,7 +8,7 @@ from functools import partial
 
 from fastvid.errors import FastvidError, SourceError, StorageError
 from fastvid.media.in_place.cut import cut_index, frames_between
-from fastvid.media.in_place.file_reader import FileReader
+from fastvid.media.in_place.file_reader import BLOCK, FileReader
 from fastvid.media.in_place.index_video import Proof, index_in_place
 from fastvid.media.prove import IndexedVideo
 from fastvid.media.reasons import Reason
@@ -17,7 +17,7 @@ from fastvid.runtime.hashing import sha256
 from fastvid.sharding.work.attempt import Report, attempt, failure, refuse_blocked
 from fastvid.sharding.work.download import bare_tag, verdict
 from fastvid.sharding.work.index_source import pack_found
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from fastvid.storage.protocol import CHANGED
 from fastvid.storage.urls import is_remote, open_file
 from fastvid.storage.version import Version
@@ -27,7 +27,7 @@ _ANSWER_SECONDS = 180.0
 
 
 def index_clips(
-    tasks: Sequence[Task], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
+    tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
     """Index clips of one file, and yield the outcome of each. Never raises for what a source does.
 
@@ -60,7 +60,7 @@ def index_clips(
         yield replace(outcome, source_sha256=digest, bytes_in=file.size)
 
 
-def _open(task: Task) -> FileReader:
+def _open(task: SourceTask) -> FileReader:
     """Open the file of a task.
 
     Raises:
@@ -69,21 +69,22 @@ def _open(task: Task) -> FileReader:
     try:
         faults.reach("source")
         storage, name = open_file(task.path)
-        version = storage.version(name)
+        begun = storage.begin(name, BLOCK)
     except StorageError as error:
         raise _verdict(task, error) from error
     except FastvidError as error:
         raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
-    if version is None:
+    if begun is None:
         raise SourceError("the file is not there", reason=Reason.MISSING)
+    version, head = begun
     if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
         raise SourceError("the file was replaced after the sources were listed", reason=Reason.CHANGED)
     if not version.size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
-    return FileReader(storage, name, version)
+    return FileReader(storage, name, version, head=head)
 
 
-def _verdict(task: Task, error: StorageError) -> SourceError:
+def _verdict(task: SourceTask, error: StorageError) -> SourceError:
     if is_remote(task.path):
         return verdict(error)
     if error.message == CHANGED:
@@ -91,7 +92,7 @@ def _verdict(task: Task, error: StorageError) -> SourceError:
     return SourceError(f"cannot read the file: {error.message}", reason=Reason.UNREADABLE, transient=True)
 
 
-def _cut(task: Task, found: IndexedVideo, version: Version) -> Outcome:
+def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
     place: dict[str, object] = {}
     if task.frames is not None:
         found = cut_index(found, *task.frames)

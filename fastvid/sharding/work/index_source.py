@@ -18,7 +18,7 @@ from fastvid.media.source_file import unreadable
 from fastvid.runtime import faults
 from fastvid.runtime.hashing import sha256
 from fastvid.sharding.work.attempt import Report, attempt, refuse_blocked
-from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
+from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, SourceTask
 
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
 # two with packets left out.
@@ -27,7 +27,7 @@ _DECODES = 5
 _PACKET_BYTES = 1000
 
 
-def index_member(task: Task, settings: Settings, report: Report) -> Outcome:
+def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcome:
     """Indexes the video at `task.member`. Never raises for what the video does."""
     limits = settings.limits
     seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
@@ -71,7 +71,7 @@ def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void
     return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
 
 
-def _read(task: Task, most: int) -> bytes:
+def _read(task: SourceTask, most: int) -> bytes:
     assert task.member is not None
     offset, size = task.member
     if size > most:

@@ -76,7 +76,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class SourceTask:
     """One source to encode.
 
     Attributes:

@@ -16,7 +16,10 @@ from fastvid.load.after.callables import CallableTransform
 from fastvid.train.config.data import DataConfig, ShardConfig
 from fastvid.train.config.model import ModelConfig
 from fastvid.train.config.optim import OptimConfig
+from fastvid.train.config.overrides import NAMED
 from fastvid.train.config.run import RunConfig
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.task import Task, check_task, find_task
 
 
 def _default_sync() -> str:
@@ -33,6 +36,9 @@ class Config:
         model: The model.
         optim: Optimizer and learning rate schedule.
         run: Length, output, checkpoints and precision.
+        task: What is learnt: `Classification`, `MultiLabel`, `Regression` or an object of your own class. On the
+            command line ``task=`` takes classification, multi_label, regression or ``module:class``, and
+            ``task.OPTION=`` an option of it.
         shard: How the dataset is created; None if the recipe does not say.
         sync: Synchronization strategy: a name from `fastvid.train.strategies`, which also defines the default, or
             ``module:class``.
@@ -43,17 +49,24 @@ class Config:
     model: ModelConfig
     optim: OptimConfig
     run: RunConfig
+    task: Task = field(default_factory=Classification, metadata={NAMED: find_task})
     shard: ShardConfig | None = None
     sync: str = field(default_factory=_default_sync)
     sync_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         size = self.data.group_size
-        mixes = self.optim.mixup or self.optim.cutmix
-        if (mixes or self.model.ghost_norm) and size < 2:
+        check_task(self.task)
+        self.task.check(self)
+        if self.model.ghost_norm and size < 2:
             raise UsageError(
-                f"{'mixing' if mixes else 'model.ghost_norm'} needs groups of clips, data.group_size is {size}",
+                f"model.ghost_norm needs groups of clips, data.group_size is {size}",
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
+            )
+        if self.data.dtype != "float32" and self.run.amp == "off":
+            raise UsageError(
+                f"data.dtype is {self.data.dtype!r}, but weights are float32 and run.amp is off",
+                hint="set run.amp=bf16, or data.dtype=float32",
             )
         if self.model.ghost_norm and self.run.micro_batch_size is not None and self.run.micro_batch_size % size:
             raise UsageError(

@@ -7,15 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from fastvid.load.after.chain import AnyTransform
 from fastvid.load.clips.augment import Transform
 from fastvid.load.clips.sampling import Sampler, clip_length
 from fastvid.load.options import Kind
 from fastvid.load.order.batches import Last
+from fastvid.load.order.blocks import BlockShuffle
+from fastvid.load.order.epoch import ClassBalanced
 from fastvid.train.config.section import at_least, one_of
 
 Damaged = Literal["raise", "skip"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+CHANNELS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,14 @@ class DataConfig:
         group_size: Consecutive clips of a global batch that always go to the same rank, so that operations over
             several clips (ghost batch norm, mixing) give the same result for any world size. Each rank's share then
             consists of whole groups.
+        shuffle: True for a uniformly random order; a `fastvid.BlockShuffle` for one that reads few shards at a time.
+        balance: Class shares of an epoch, such as ``fastvid.ClassBalanced()``; None visits every sample once.
+        clips_per_video: Clips of each visited video, neighbours in the batch (repeated augmentation); divides
+            `global_batch_size`. An epoch still has as many videos, and so many times as many clips.
+        fields: Columns of the annotations that batches contain, in `Batch.fields`.
+        dtype: Type of the clips on the device: "float32", or "bfloat16" or "float16" with `run.amp`.
+        mean: Mean of R, G, B in 0 to 1 that is subtracted; ImageNet's by default.
+        std: Standard deviation of R, G, B that values are then divided by.
         on_error: What to do when a clip fails to decode: "raise" stops the run; "skip" masks it in the loss and
             counts it. It is never replaced by another clip.
     """
@@ -99,10 +112,26 @@ class DataConfig:
     workers: Kind = "thread"
     prefetch: int = 2
     group_size: int = 1
+    shuffle: bool | BlockShuffle = True
+    balance: ClassBalanced | None = None
+    clips_per_video: int = 1
+    fields: tuple[str, ...] = ()
+    dtype: Dtype = "float32"
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
     on_error: Damaged = "raise"
 
     def __post_init__(self) -> None:
-        at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size")
+        at_least(1, self, "global_batch_size", "eval_batch_size", "flow_stack", "group_size", "clips_per_video")
+        one_of(self, "dtype", Dtype)
+        for name in ("mean", "std"):
+            if len(getattr(self, name)) != CHANNELS:
+                raise UsageError(f"data.{name} is {getattr(self, name)}, expected a number for each of R, G and B")
+        if self.global_batch_size % self.clips_per_video:
+            raise UsageError(
+                f"data.global_batch_size is {self.global_batch_size}, not a multiple of data.clips_per_video "
+                f"{self.clips_per_video}"
+            )
         one_of(self, "on_error", Damaged)
         one_of(self, "last", Last)
         one_of(self, "workers", Kind)

@@ -12,7 +12,7 @@ import math
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastvid.errors import UsageError
 from fastvid.runtime.checks import check_choice
@@ -20,8 +20,15 @@ from fastvid.runtime.checks import check_choice
 Root = TypeVar("Root")
 Tree = dict[str, "Tree | str"]
 
+NAMED: Final = "named"
+"""Key in the metadata of a field whose value is an object of a class that a user may name: how to find the class.
+
+``key=NAME`` then makes a new object of that class, with the values of ``key.OPTION=`` as its fields.
+"""
+
 _BOOLS = {"true": True, "false": False}
 _NONE = "none"
+_OWN = ""  # the value of a key in a tree that also has keys inside it
 
 
 def apply(config: Root, overrides: Sequence[str]) -> Root:
@@ -76,6 +83,7 @@ def parse(text: str, kind: Any, key: str) -> Any:
         if type(None) in arguments and text.lower() == _NONE:
             return None
         inner = [argument for argument in arguments if argument is not type(None)]
+        inner = [argument for argument in inner if not is_dataclass(argument)] or inner
         if inner == [int, str]:
             return int(text) if text.isdecimal() else text
         return _refuse(key) if inner[1:] else parse(text, inner[0], key)
@@ -107,23 +115,35 @@ def _insert(tree: Tree, key: str, value: str) -> None:
     for name in path:
         inner = branch.setdefault(name, {})
         if isinstance(inner, str):
-            raise UsageError(f"{key!r} is inside a key that is also given a value")
+            inner = branch[name] = {_OWN: inner}
         branch = inner
-    if leaf in branch:
+    known = branch.get(leaf)
+    if isinstance(known, str) or (known is not None and _OWN in known):
         raise UsageError(f"{key!r} is given twice")
-    branch[leaf] = value
+    if known is None:
+        branch[leaf] = value
+    else:
+        known[_OWN] = value
 
 
 def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
     hints = get_type_hints(type(config))
-    known = {item.name for item in fields(config) if item.init}
+    known = {item.name: item.metadata.get(NAMED) for item in fields(config) if item.init}
     changes: dict[str, Any] = {}
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if name not in known:
             raise _unknown(config, prefix, name)
-        current = getattr(config, name)
-        if is_dataclass(current) or isinstance(current, Mapping):
+        current, find = getattr(config, name), known[name]
+        own = value if isinstance(value, str) else value.get(_OWN)
+        if find is not None and isinstance(own, str):
+            changes[name] = _made(find(own), {} if isinstance(value, str) else value, f"{key}.")
+            continue
+        if isinstance(value, dict) and own is not None:
+            other = next(inner for inner in value if inner != _OWN)
+            raise UsageError(f"{key}.{other} is inside a key that is also given a value")
+        replaced = isinstance(value, str) and _dataclasses(hints[name])  # such as data.balance=none
+        if not replaced and (is_dataclass(current) or isinstance(current, Mapping)):
             if isinstance(value, str):
                 inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
                 raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
@@ -131,9 +151,32 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
             changes[name] = build(current, value, f"{key}.")
         elif isinstance(value, str):
             changes[name] = parse(value, hints[name], key)
+        elif kinds := _dataclasses(hints[name]):
+            # Not set in the recipe: one with its defaults, such as data.balance.power=0.5.
+            changes[name] = _rebuilt(kinds[0](), value, f"{key}.")
         else:
             raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
     return replace(config, **changes)
+
+
+def _made(kind: Any, tree: Tree, prefix: str) -> Any:
+    """Return an object of a dataclass, with values for some of its fields."""
+    hints, known = get_type_hints(kind), [item.name for item in fields(kind) if item.init]
+    values = {}
+    for name, value in tree.items():
+        if name == _OWN:
+            continue
+        key = f"{prefix}{name}"
+        if name not in known:
+            raise _unknown_of([f"{prefix}{one}" for one in known], key)
+        if not isinstance(value, str):
+            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
+        values[name] = parse(value, hints[name], key)
+    return kind(**values)
+
+
+def _dataclasses(hint: Any) -> list[Any]:
+    return [kind for kind in get_args(hint) if is_dataclass(kind)]
 
 
 def _merged(current: Mapping[str, Any], tree: Tree, prefix: str) -> dict[str, Any]:
@@ -160,9 +203,16 @@ def _scalar(text: str) -> Any:
 
 def _unknown(config: Any, prefix: str, name: str) -> UsageError:
     here = keys(config, prefix)
-    near = difflib.get_close_matches(f"{prefix}{name}", here, n=1)
+    here += [f"{prefix}{item.name}.NAME" for item in fields(config) if getattr(config, item.name) == {}]
+    return _unknown_of(here, f"{prefix}{name}")
+
+
+def _unknown_of(here: Sequence[str], key: str) -> UsageError:
+    near = difflib.get_close_matches(key, here, n=1)
+    if not here:
+        return UsageError(f"{key} is not a setting", hint="remove it, there are none here")
     hint = f"did you mean {near[0]}? known are {', '.join(here)}" if near else f"known are {', '.join(here)}"
-    return UsageError(f"{prefix}{name} is not a setting", hint=hint)
+    return UsageError(f"{key} is not a setting", hint=hint)
 
 
 def _refuse(key: str) -> Any:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fastvid.errors import UsageError
-from fastvid.train.config.section import at_least, one_of
+from fastvid.train.config.section import at_least, each_of_or_own, one_of
 
+LoggerName = Literal["jsonl", "tensorboard", "wandb"]
 Amp = Literal["off", "bf16", "fp16"]
 
 
@@ -30,7 +31,9 @@ class RunConfig:
         keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.
         resume: Resume from the newest checkpoint; if False, a folder that has one is an error.
         timeout_s: Seconds to wait for a peer before it is considered dead.
-        tensorboard: Also write metrics for TensorBoard, to `out`/tensorboard.
+        loggers: Where rank 0 sends metrics besides metrics.jsonl, which is always written: "tensorboard" (to
+            `out`/tensorboard), "wandb", and ``module:name`` of a `fastvid.train.Logger`. "jsonl" may be named, too.
+        callbacks: ``module:name`` of each `fastvid.train.Callback`, called on every rank at fixed points of the run.
         peak_tflops: Peak of one device, the denominator of MFU; None looks up the device's 16-bit peak.
     """
 
@@ -46,7 +49,8 @@ class RunConfig:
     checkpoints: str | None = None
     resume: bool = True
     timeout_s: float = 300.0
-    tensorboard: bool = False
+    loggers: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
     peak_tflops: float | None = None
 
     def __post_init__(self) -> None:
@@ -56,3 +60,5 @@ class RunConfig:
         at_least(0, self, "seed", "checkpoint_every_s")
         at_least(1, self, "micro_batch_size")
         one_of(self, "amp", Amp)
+        each_of_or_own(self, "loggers", LoggerName)
+        each_of_or_own(self, "callbacks", None)

@@ -26,7 +26,9 @@ from fastvid.train.ranks.elastic import Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.exposure import Exposure
 from fastvid.train.records.metrics import Recorder, Stopwatch, console
+from fastvid.train.records.observers import Observers
 from fastvid.train.records.telemetry import Telemetry
+from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +58,7 @@ class Trainer:
         eval_data: Evaluation split; None disables evaluation.
         checkpoints: Where to save checkpoints; None saves none.
         recorder: Where to write metrics.
+        callbacks: Called after rows of metrics, evaluations and checkpoints.
         stop: Requests an early stop.
 
     Attributes:
@@ -76,11 +79,13 @@ class Trainer:
         eval_data: EvalData | None = None,
         checkpoints: Checkpoints | None = None,
         recorder: Recorder | None = None,
+        callbacks: Observers | None = None,
         stop: StopSignal | None = None,
     ) -> None:
         self.config, self.member, self.replica = config, member, replica
         self.loader, self.strategy, self.eval_data = loader, strategy, eval_data
         self.checkpoints, self.recorder = checkpoints, recorder or Recorder(None)
+        self.callbacks = callbacks or Observers("run.callbacks")
         self.stop = stop or StopSignal()
         self.lineage = Lineage()
         self._own = Lineage()  # of this rank, since the lineage was last summed over the ranks
@@ -91,7 +96,7 @@ class Trainer:
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step
         self._position = loader.state_dict()
-        self._sums = torch.zeros(4, dtype=torch.float64, device=member.device)
+        self._sums: Sums | None = None  # of this rank, since the last row of metrics
         self._watch, self._whole = Stopwatch(), Stopwatch()
         self._exposure = Exposure(replica.model, member.device) if member.world.size > 1 else None
         self._telemetry = Telemetry.of(config, member, replica.model)
@@ -126,7 +131,7 @@ class Trainer:
                 for batch in self._watch.timed(part.batches):
                     agreed = self.strategy.agree(self._requests())
                     sums, norm = stepper.step(replica, batch)
-                    self._sums += sums
+                    self._sums = sums if self._sums is None else self._sums + sums
                     requests = agreed()
                     self._advance(replica, part.epoch, batch)
                     faults.reach("step")
@@ -203,64 +208,70 @@ class Trainer:
         self._whole.count(replica.samples - seen)
 
     def _log(self, replica: Replica, epoch: int, norm: Tensor | None) -> None:
-        loss, top1, _, clips = self.strategy.total(self._sums.cpu())().tolist()
+        assert self._sums is not None
+        sums = self._sums.numbers(self.strategy.total(self._sums.vector.cpu())())
+        numbers = self.config.task.row(sums)
         if norm is None:
             norm = nn.utils.get_total_norm([p.grad for p in replica.model.parameters() if p.grad is not None])
-        mean_loss = loss / max(1.0, clips)
         speed, seconds = self._watch.numbers(), self._watch.seconds
         row = {
             "samples": replica.samples,
             "epoch": epoch,
             "step": self._steps,
-            "loss": mean_loss,
-            "top1_percent": 100 * top1 / max(1.0, clips),
+            **numbers,
             "lr": replica.lr,
             "grad_norm": float(norm),
-            "skipped": self._delivered - int(clips),
+            "skipped": self._delivered - int(sums[CLIPS]),
             **speed,
             **self._telemetry.numbers(speed, seconds, self._exposure.take() if self._exposure is not None else 0.0),
             **self.strategy.numbers(),
         }
-        self._sums.zero_()
+        self._sums = None
         self._delivered = 0
         self._watch.start()
         self._logged = self._steps // self.config.run.log_every_steps
         self.recorder.write("train", **row)
         if self.member.leads:
-            console(row, replica.samples, replica.schedule.total, self._whole)
-        if not math.isfinite(mean_loss):
-            raise _diverged(f"loss is {mean_loss}", replica)
+            shown = [LOSS, *({self.config.task.metric} & numbers.keys() - {LOSS})]
+            console(row, shown, replica.samples, replica.schedule.total, self._whole)
+        if not math.isfinite(numbers[LOSS]):
+            raise _diverged(f"loss is {numbers[LOSS]}", replica)
+        with self._watch.paused(), self._whole.paused():
+            self.callbacks.call("on_step", row)
 
     def _refuse_nonfinite(self, replica: Replica) -> None:
         """Raise if the loss since the last row of metrics, or the state, is not finite, on any rank."""
         broken = replica.nonfinite()
-        numbers = torch.cat([self._sums.cpu(), torch.tensor([float(len(broken))], dtype=torch.float64)])
-        loss, _, _, _, count = self.strategy.total(numbers)().tolist()
+        own = 0.0 if self._sums is None else float(self._sums[LOSS])
+        loss, count = self.strategy.total(torch.tensor([own, len(broken)], dtype=torch.float64))().tolist()
         if not math.isfinite(loss):
             raise _diverged(f"loss is {loss}", replica)
         if count:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        average = contextlib.nullcontext() if replica.average is None else replica.average.in_place(replica.model)
-        with self._watch.paused(), self._whole.paused() as began, average:
+        with self._watch.paused(), self._whole.paused() as began, replica.averaged():
             self.score = evaluate(
                 replica.model,
                 data.loader,
                 total=data.total,
                 device=self.member.device,
                 amp=self.config.run.amp,
+                task=self.config.task,
+                seed=self.config.run.seed,
                 add_up=lambda values: self.strategy.total(values)(),
             )
             seconds = time.perf_counter() - began
-        self.recorder.write("eval", samples=replica.samples, epoch=epoch, seconds=seconds, **self.score.as_row())
+        row = {"samples": replica.samples, "epoch": epoch, "seconds": seconds, **self.score.as_row()}
+        self.recorder.write("eval", **row)
         if self.score.scored and not math.isfinite(self.score.loss):
             raise _diverged(f"loss of the evaluation is {self.score.loss}", replica)
         self.strategy.scored(replica, self.score)
         if self.member.leads:
             log.info("epoch %d evaluated in %.1f s: %s", epoch + 1, seconds, self.score)
             if self.checkpoints is not None:
-                self.checkpoints.note(replica.samples, self.score.top1_percent)
+                self.checkpoints.note(replica.samples, self.score.value)
+        self.callbacks.call("on_eval", row)
 
     def _wait_for_checkpoint(self) -> None:
         """Wait until the pending checkpoint is written."""
@@ -276,12 +287,15 @@ class Trainer:
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False
+            replica.update_average()
             self._refuse_nonfinite(replica)
             self._gather_lineage()
             self._saved_at = time.monotonic()
             if self.checkpoints is not None and self._writes and replica.samples != self._saved_samples:
                 self.checkpoints.begin(self.state_dict(replica), replica.samples)
-            self._saved_samples = replica.samples
+            new, self._saved_samples = replica.samples != self._saved_samples, replica.samples
+            if new:
+                self.callbacks.call("on_checkpoint", replica.samples)
             return True
 
     def _gather_lineage(self) -> None:

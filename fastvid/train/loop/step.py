@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fastvid.load.batch.batch import Batch
 from fastvid.models import ghost
@@ -17,14 +16,13 @@ from fastvid.train.config.config import Config
 from fastvid.train.config.optim import OptimConfig
 from fastvid.train.config.run import RunConfig
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.parts.evaluate import autocast, count
-from fastvid.train.parts.loader_protocol import inputs
-from fastvid.train.parts.mixup import Mixed, Mixer
+from fastvid.train.parts.evaluate import autocast
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records.exposure import Exposure
-
-HALVES = (torch.float16, torch.bfloat16)
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.sums import Sums
+from fastvid.train.tasks.task import Phase, Task
 
 
 @dataclass(frozen=True)
@@ -32,13 +30,14 @@ class Stepper:
     """Runs training steps.
 
     Attributes:
-        optim: Clipping, label smoothing and mixing.
+        optim: Clipping.
         run: Precision, micro-batch size and seed.
         member: This process.
         strategy: How replicas are synchronized.
         group_size: Consecutive clips of a batch that are never split over micro-batches.
         ghost_norm: Whether the model has ghost batch norms.
         exposure: Measures exposed communication time; None measures nothing.
+        task: What is learnt.
     """
 
     optim: OptimConfig
@@ -48,23 +47,24 @@ class Stepper:
     group_size: int = 1
     ghost_norm: bool = False
     exposure: Exposure | None = None
+    task: Task = field(default_factory=Classification)
 
     @classmethod
     def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
         """Return the stepper of a configuration."""
         groups, ghosts = config.data.group_size, config.model.ghost_norm
-        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure)
+        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure, config.task)
 
-    def step(self, replica: Replica, batch: Batch) -> tuple[Tensor, Tensor | None]:
+    def step(self, replica: Replica, batch: Batch) -> tuple[Sums, Tensor | None]:
         """Train a replica on this rank's share of a batch.
 
-        The loss is the weighted sum of the clips' cross-entropies, times `Strategy.loss_scale`. Up to rounding it does
+        The loss is the weighted sum of the clips' losses, times `Strategy.loss_scale`. Up to rounding it does
         not depend on how the share is split into micro-batches, unless a layer such as batch norm combines several
         clips.
 
         Returns:
-            Sums over the share's valid rows, see `fastvid.train.parts.evaluate.count`; and the norm of the gradient
-            before clipping, or None without clipping.
+            Sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before clipping, or None
+            without clipping.
         """
         device = self.member.device
         _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
@@ -74,31 +74,27 @@ class Stepper:
         weight = batch.valid.double() / (batch.stop - batch.start)
         scale = self.strategy.loss_scale(weight.sum())
         weight = weight * scale
-        clips, mixed = inputs(batch), self._mixed(batch)
-        if mixed is not None:
-            clips = (mixed.video,)
+        batch = self.task.prepare(batch, Phase(training=True, seed=self.run.seed, group_size=self.group_size))
         if replica.freezer is not None:
             replica.freezer.freeze_norms(replica.samples)
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        sums: Sums | None = None
         slices = micro_batches(batch.num_rows, self.run.micro_batch_size, self.group_size)
         # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
         # micro-batches; it is disabled, because backward must not run under autocast.
         with torch.autocast(device.type, enabled=False):
             for rows in slices:
-                label = batch.label[rows]
+                part = batch.rows(rows)
                 with self.strategy.accumulate(replica, last=rows is slices[-1]):
                     with autocast(device, self.run.amp):
-                        logits = replica.forward(*(clip[rows] for clip in clips))
-                    logits = logits.float() if logits.dtype in HALVES else logits
-                    losses = self._losses(logits, label)
-                    if mixed is not None:
-                        own = mixed.own[rows].to(losses.dtype)
-                        losses = own * losses + (1 - own) * self._losses(logits, mixed.partner[rows])
+                        outputs = replica.forward(*self.task.inputs(part))
+                    losses = self.task.losses(outputs, part)
                     loss = (losses * weight[rows].to(losses.dtype)).sum()
                     torch.autograd.backward(replica.scaler.scale(loss))
                     if self.exposure is not None and rows is slices[-1]:
                         self.exposure.backward_ended()
-                sums += count(logits.detach(), label, batch.valid[rows])
+                found = self.task.sums(outputs, part, losses)
+                sums = found if sums is None else sums + found
+        assert sums is not None
         if replica.freezer is not None:
             replica.freezer.drop_gradients(replica.samples)
         norm = None
@@ -111,18 +107,10 @@ class Stepper:
             ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
-        if replica.average is not None:
-            replica.average.update_parameters(replica.model)
+        replica.stepped(batch.stop - batch.start)
+        if self.strategy.has_one_model():
+            replica.update_average()
         return sums, norm
-
-    def _losses(self, logits: Tensor, label: Tensor) -> Tensor:
-        return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.optim.label_smoothing)
-
-    def _mixed(self, batch: Batch) -> Mixed | None:
-        optim = self.optim
-        if not (optim.mixup or optim.cutmix):
-            return None
-        return Mixer(optim.mixup, optim.cutmix, self.group_size, self.run.seed)(batch)
 
 
 def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:

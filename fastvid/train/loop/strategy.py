@@ -8,6 +8,7 @@ The loop does not know which strategy it has. Its calls:
     loss_scale      factor of a rank's weighted loss
     agree           before each step: share this rank's requests with the other ranks
     maybe_sync      after each optimizer step
+    has_one_model   after that: whether the average of the weights takes in the model now
     total           sum numbers over the replicas
     settle          before a checkpoint or an evaluation: bring all ranks to one model
     scored          after an evaluation
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fastvid.train.parts.evaluate import Score
     from fastvid.train.parts.loader_protocol import Loader
     from fastvid.train.parts.replica import Replica
+    from fastvid.train.tasks.sums import Sums
 
 # Imported by name because the strategies import this module.
 _STRATEGIES: Final = "fastvid.train.strategies"
@@ -79,7 +81,7 @@ class Strategy:
     Attributes:
         shares_batches: Whether each global batch is divided among the ranks. If False, every rank's loader delivers
             whole global batches at every position of the epoch, unless `rounds` selects positions with `Loader.go`.
-        steps_alike: Whether all ranks have the same parameters after every step, as ``optim.ema_decay`` requires.
+        steps_alike: Whether all ranks have the same parameters after every step.
     """
 
     shares_batches: ClassVar[bool] = True
@@ -174,14 +176,21 @@ class Strategy:
         """
         return self.total(requests)
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         """Synchronize replicas that step independently, after an optimizer step.
 
         Args:
             replica: The replica that stepped; `replica.samples` does not include this step yet.
-            sums: Statistics of this rank's share of the step, float64 [4] on the device, see
-                `fastvid.train.parts.evaluate.count`.
+            sums: Sums over the scored clips of this rank's share of the step, by name, on the device: ``loss``,
+                ``clips`` and those of the task.
         """
+
+    def has_one_model(self) -> bool:
+        """Return whether all ranks have the same parameters now, after `maybe_sync`.
+
+        ``optim.ema_decay`` averages the models of these moments, and those that `settle` makes.
+        """
+        return self.steps_alike or self.world_size == 1
 
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         """Start summing `values`, a CPU tensor, over the replicas, without blocking.
@@ -275,8 +284,12 @@ def strategy_of(config: Config) -> type[Strategy]:
     """
     kind = find_strategy(config.sync)
     kind.check(config)
-    if config.optim.ema_decay is not None and not kind.steps_alike:
-        raise UsageError(f"sync={config.sync} does not support optim.ema_decay", hint="set optim.ema_decay=none")
+    if config.optim.ema_decay is not None and not (kind.shares_batches or kind.steps_alike):
+        raise UsageError(
+            f"sync={config.sync} does not support optim.ema_decay: its ranks step independently and have one model "
+            "for a checkpoint only, whose time would change the average",
+            hint="set optim.ema_decay=none",
+        )
     return kind
 
 

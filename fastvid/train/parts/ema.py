@@ -19,12 +19,12 @@ class Average(AveragedModel):
 
     Args:
         model: Its values are the initial average.
-        decay: Fraction of the average that a step keeps, 0 <= decay < 1.
+        decay: Fraction of the average that an update keeps, 0 <= decay < 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
-        blend: Any = get_ema_multi_avg_fn  # torch does not annotate it
-        super().__init__(model, multi_avg_fn=blend(decay), use_buffers=True)
+        super().__init__(model, multi_avg_fn=self._blend, use_buffers=True)
+        self.decay, self._updates = decay, 1.0
         self.requires_grad_(False)
         self.restart(model)
 
@@ -32,6 +32,15 @@ class Average(AveragedModel):
         """Reset the average to the model's current values, for example after weights were loaded."""
         self.n_averaged.zero_()
         self.update_parameters(model)
+
+    def update(self, model: nn.Module, updates: float = 1.0) -> None:
+        """Take in the model's values, with the weight that they have after so many updates with these values."""
+        self._updates = updates
+        self.update_parameters(model)
+
+    def _blend(self, averaged: Any, current: Any, count: Any) -> None:
+        blend: Any = get_ema_multi_avg_fn  # torch does not annotate it
+        blend(self.decay**self._updates)(averaged, current, count)
 
     @contextlib.contextmanager
     def in_place(self, model: nn.Module) -> Iterator[None]:

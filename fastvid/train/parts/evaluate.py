@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fastvid.errors import StateError
 from fastvid.train.config.run import Amp
-from fastvid.train.parts.loader_protocol import Loader, inputs
+from fastvid.train.parts.gathered import Gathered
+from fastvid.train.parts.loader_protocol import Loader
+from fastvid.train.records.metrics import shown_number
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
+from fastvid.train.tasks.task import Phase, Task
 
 log = logging.getLogger(__name__)
 
@@ -23,28 +27,30 @@ class Score:
     """The result of an evaluation.
 
     Attributes:
-        loss: Mean cross-entropy of the scored samples, in nats; nan if none was scored.
-        top1_percent: Percentage of scored samples whose label has the highest logit.
-        top5_percent: Percentage of scored samples whose label is among the five highest logits.
+        numbers: The metrics of the task by name, with units in the names; ``loss`` is the mean over the scored samples,
+            nan if none was scored.
+        value: How good they are, see `fastvid.train.Task.metric`; higher is better.
         scored: Samples scored; fewer than `total` only if clips failed to decode and the loader skips such clips.
         total: Number of samples in the split.
     """
 
-    loss: float
-    top1_percent: float
-    top5_percent: float
+    numbers: Mapping[str, float]
+    value: float
     scored: int
     total: int
 
+    @property
+    def loss(self) -> float:
+        """The mean loss."""
+        return self.numbers[LOSS]
+
     def as_row(self) -> dict[str, Any]:
-        """Return the fields as a row of metrics."""
-        return asdict(self)
+        """Return the numbers as a row of metrics."""
+        return {**self.numbers, "scored": self.scored, "total": self.total}
 
     def __str__(self) -> str:
-        return (
-            f"top1 {self.top1_percent:.2f} %  top5 {self.top5_percent:.2f} %  loss {self.loss:.4f}  "
-            f"({self.scored:,} of {self.total:,} scored)"
-        )
+        shown = [shown_number(name, self.numbers[name]) for name in sorted(self.numbers, key=LOSS.__eq__)]
+        return f"{'  '.join(shown)}  ({self.scored:,} of {self.total:,} scored)"
 
 
 def autocast(device: torch.device, amp: Amp) -> torch.autocast:
@@ -61,63 +67,59 @@ def evaluate(
     total: int,
     device: torch.device,
     amp: Amp = "off",
+    task: Task | None = None,
+    seed: int = 0,
     add_up: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> Score:
     """Score one epoch of a loader.
 
     Args:
-        model: Maps clips [b, C, T, H, W], one tensor per stream, to logits [b, classes]. Its training mode is restored.
+        model: Receives what the task's `inputs` returns. Its training mode is restored.
         loader: At the start of an epoch; delivers every sample once over all ranks (``last="keep"``).
         total: Number of samples in the split.
         device: Device of the clips.
         amp: Precision.
+        task: What the model learns; None for `Classification`.
+        seed: Seed of the run.
         add_up: Sums a float64 CPU tensor over the ranks.
 
     Raises:
         StateError: If the ranks together did not receive every sample once.
     """
-    training = model.training
+    task = Classification() if task is None else task
+    phase, training = Phase(training=False, seed=seed), model.training
     model.eval()
-    numbers = torch.zeros(4, dtype=torch.float64, device=device)
+    sums: Sums | None = None
     delivered = 0
+    gathered = Gathered(total) if task.scores_split else None
     try:
         for batch in loader:
             delivered += int((batch.position >= 0).sum())
+            prepared = task.prepare(batch, phase)
             with autocast(device, amp):
-                logits = model(*inputs(batch))
-            numbers += count(logits, batch.label, batch.valid)
+                outputs = model(*task.inputs(prepared))
+            found = task.sums(outputs, prepared)
+            sums = found if sums is None else sums + found
+            if gathered is not None:
+                gathered.add(task.predict(outputs), task.scored(prepared), batch.sample, task.target(prepared))
     finally:
         model.train(training)
-    sums = add_up(torch.cat([numbers.cpu(), torch.tensor([float(delivered)], dtype=torch.float64)])).tolist()
-    loss, top1, top5, scored, seen = sums
-    if int(seen) != total:
+    if sums is None:
+        raise StateError("evaluation received no batch", hint="start the loader at the beginning of an epoch")
+    added = add_up(torch.cat([sums.vector.cpu(), torch.tensor([float(delivered)], dtype=torch.float64)]))
+    seen = int(added[-1])
+    if seen != total:
         raise StateError(
-            f"evaluation received {int(seen)} samples, the split has {total}",
+            f"evaluation received {seen} samples, the split has {total}",
             hint="start the loader at the beginning of an epoch, with last='keep'",
         )
+    by_name = sums.numbers(added[:-1])
+    scored = int(by_name[CLIPS])
     if scored < total:
-        log.warning("only %d of %d samples were scored: the others failed to decode", int(scored), total)
-    share = 100.0 / max(1.0, scored)
-    return Score(loss / scored if scored else float("nan"), share * top1, share * top5, int(scored), total)
-
-
-def count(logits: Tensor, label: Tensor, valid: Tensor) -> Tensor:
-    """Return float64 [4]: cross-entropy, top-1 hits, top-5 hits and rows, summed over scored rows.
-
-    A row is scored if it is valid and has a label. A row with non-finite logits is never a hit.
-
-    Args:
-        logits: [b, classes].
-        label: int64 [b]; negative for no label.
-        valid: bool [b].
-    """
-    valid = valid & (label >= 0)
-    label = label.where(valid, 0)
-    losses = functional.cross_entropy(logits.double(), label, reduction="none")
-    # A logit equal to the label's counts as above it, so that ties (for example constant logits) are never hits.
-    own = logits.gather(1, label[:, None])
-    above = (logits >= own).sum(1) - 1
-    finite = logits.isfinite().all(1)
-    hits = [(finite & (above < most)).double() for most in (1, 5)]
-    rows = torch.stack([losses, *hits, torch.ones_like(losses)])
-    return torch.where(valid, rows, 0.0).sum(1)
+        log.warning("only %d of %d samples were scored: the others failed to decode", scored, total)
+    numbers = task.row(by_name)
+    if not scored:
+        numbers[LOSS] = float("nan")
+    if gathered is not None:
+        numbers |= task.score(*gathered.add_up(add_up).means(1)[:2])
+    return Score(numbers, task.value(numbers), scored, total)

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fastvid.errors import UsageError
+from fastvid.train.parts.layers import heads
 
 ALL_BUT_HEAD = "all-but-head"
 
@@ -24,9 +25,9 @@ class Freezer:
     Frozen batch norms use their running statistics and do not update them.
 
     Args:
-        model: The model to train; its last linear layer is the head.
+        model: The model to train; its heads are those of `fastvid.train.parts.layers.heads`.
         rules: ``PREFIX`` or ``PREFIX:EPOCHS`` each. Freezes the parameters whose name begins with PREFIX, or all but
-            the head for "all-but-head", for that many epochs (may be fractional), or without a number for the whole
+            the heads for "all-but-head", for that many epochs (may be fractional), or without a number for the whole
             run.
         samples_per_epoch: Samples per epoch of the run.
 
@@ -37,7 +38,7 @@ class Freezer:
 
     def __init__(self, model: nn.Module, rules: Sequence[str], samples_per_epoch: int) -> None:
         until: dict[str, float] = {}
-        head = _head(model)
+        head = tuple(f"{name}." for name, _ in heads(model))
         names = [name for name, _ in model.named_parameters()]
         for rule in rules:
             prefix, colon, number = rule.rpartition(":") if ":" in rule else (rule, "", "")
@@ -80,14 +81,9 @@ class Freezer:
                 parameter.grad = None
 
 
-def _head(model: nn.Module) -> str:
-    linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    return linear[-1] if linear else ""
-
-
-def _inside(name: str, prefix: str, head: str) -> bool:
+def _inside(name: str, prefix: str, head: tuple[str, ...]) -> bool:
     if prefix == ALL_BUT_HEAD:
-        return not (head and name.startswith(f"{head}."))
+        return not name.startswith(head)
     return name == prefix or name.startswith(f"{prefix}.")
 
 

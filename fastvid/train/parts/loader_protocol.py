@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from torch import Tensor
-
 from fastvid.load.batch.batch import Batch
 
 
@@ -48,13 +46,6 @@ class Loader(Protocol):
     def go(self, epoch: int, start: int, stop: int) -> None:
         """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
         ...
-
-
-def inputs(batch: Batch) -> tuple[Tensor, ...]:
-    """Return the model inputs of a batch: one tensor per stream, pictures before flow."""
-    if "flow" not in batch or batch.flow is batch.video:
-        return (batch.video,)
-    return (batch.video, batch.flow)
 
 
 _MASK: Final = 2**64 - 1

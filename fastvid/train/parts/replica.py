@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,6 +31,7 @@ class Replica:
         lr_scale: Factor of the schedule's rate; not 1 after the batch size has changed during the run.
         scaler: Loss scaling for fp16; disabled otherwise.
         average: Moving average of the weights, used for evaluation; None if disabled.
+        ema_clips: Clips of all replicas for which the average decays once by its decay.
         freezer: Frozen parts; None for none.
     """
 
@@ -41,6 +43,7 @@ class Replica:
         *,
         scale_loss: bool = False,
         ema_decay: float | None = None,
+        ema_clips: int = 1,
         freezer: Freezer | None = None,
     ) -> None:
         self.model = model
@@ -52,6 +55,7 @@ class Replica:
         self.lr_scale = 1.0
         self.scaler = torch.amp.GradScaler("cuda", enabled=scale_loss)
         self.average = None if ema_decay is None else Average(model, ema_decay)
+        self.ema_clips, self._pending = ema_clips, 0
         self.freezer = freezer
         # A buffer may be infinite on purpose, such as a mask of attention.
         self._infinite = {name for name, value in model.named_buffers() if not _is_finite(value)}
@@ -61,6 +65,24 @@ class Replica:
         self.lr = self.schedule.lr(self.samples) * self.lr_scale
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr * group.get("lr_mult", 1.0)
+
+    def stepped(self, clips: int) -> None:
+        """Count the clips, of all replicas, that the weights have changed by and the average has not taken in."""
+        self._pending += clips
+
+    def update_average(self) -> None:
+        """Take the weights into their average, if there is one; call it when all ranks have the same weights.
+
+        The average decays by the clips since the last call, so it depends on samples alone, whether it takes in the
+        model after each step or, with local steps, after each round.
+        """
+        if self.average is not None and self._pending:
+            self.average.update(self.model, self._pending / self.ema_clips)
+        self._pending = 0
+
+    def averaged(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the model has the averaged weights, if there is an average."""
+        return contextlib.nullcontext() if self.average is None else self.average.in_place(self.model)
 
     def nonfinite(self) -> list[str]:
         """Return the names of weights, running statistics, averages and moments that are NaN or infinite.

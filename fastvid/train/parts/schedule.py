@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from fastvid.errors import UsageError
-from fastvid.train.config.optim import Decay, OptimConfig
+from fastvid.runtime.import_names import check_keywords, first_argument, import_name
+from fastvid.train.config.optim import OptimConfig
+
+# Progress at which a schedule of the user's own is tried before the run.
+_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
@@ -18,20 +25,22 @@ class Schedule:
         total: Samples of the whole run.
         warmup: Samples of warm-up.
         warmup_start: Fraction of the rate at sample 0.
-        decay: "constant", "step" or "cosine".
+        decay: "constant", "step", "cosine", or the ``module:name`` of `factor`.
         milestones: Samples at which "step" multiplies the rate by `gamma`, ascending.
         gamma: Factor of "step".
         final: Fraction of the rate at which "cosine" ends.
+        factor: Schedule of the user's own: maps the progress after warm-up, 0 to 1, to a factor of the rate.
     """
 
     rate: float
     total: int
     warmup: int = 0
     warmup_start: float = 0.1
-    decay: Decay = "constant"
+    decay: str = "constant"
     milestones: tuple[int, ...] = ()
     gamma: float = 0.1
     final: float = 0.0
+    factor: Callable[[float], Any] | None = None
 
     @classmethod
     def of(cls, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> Schedule:
@@ -45,7 +54,8 @@ class Schedule:
                 `optim.base_batch_size`.
 
         Raises:
-            UsageError: If warm-up is longer than the run.
+            UsageError: If warm-up is longer than the run, or a schedule named as ``module:name`` does not exist, does
+                not accept the options or returns something else than a factor.
         """
         if optim.warmup_epochs > epochs:
             raise UsageError(
@@ -61,6 +71,7 @@ class Schedule:
             milestones=tuple(round(epoch * samples_per_epoch) for epoch in optim.milestones),
             gamma=optim.gamma,
             final=optim.final,
+            factor=_foreign(optim) if ":" in optim.decay else None,
         )
 
     def lr(self, samples: int) -> float:
@@ -68,13 +79,51 @@ class Schedule:
 
         Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at sample `warmup`. "cosine"
         decreases from there to ``final * rate`` at sample `total` and stays there.
+
+        Raises:
+            UsageError: If the user's own schedule returns something else than a finite factor of at least 0.
         """
         factor = 1.0
         if samples < self.warmup:
             factor = self.warmup_start + (1.0 - self.warmup_start) * samples / self.warmup
         if self.decay == "step":
             factor *= self.gamma ** sum(samples >= milestone for milestone in self.milestones)
-        elif self.decay == "cosine" and samples >= self.warmup:
-            progress = min(1.0, (samples - self.warmup) / max(1, self.total - self.warmup))
+        elif samples < self.warmup:
+            pass
+        elif self.factor is not None:
+            factor = _checked(self.decay, self.factor, self._progress(samples))
+        elif self.decay == "cosine":
+            progress = self._progress(samples)
             factor = self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.rate * factor
+
+    def _progress(self, samples: int) -> float:
+        return min(1.0, (samples - self.warmup) / max(1, self.total - self.warmup))
+
+
+def _foreign(optim: OptimConfig) -> Callable[[float], Any]:
+    """Return the schedule that ``module:name`` names, with its options, after trying it."""
+    function = import_name("optim.decay", optim.decay)
+    if not callable(function):
+        raise UsageError(
+            f"optim.decay is {optim.decay!r}, which is not callable", hint="name a function of the progress, 0 to 1"
+        )
+    check_keywords("optim.decay_options", optim.decay, function, optim.decay_options, always=first_argument(function))
+    factor = functools.partial(function, **optim.decay_options)
+    for progress in _TRIED:
+        _checked(optim.decay, factor, progress)
+    return factor
+
+
+def _checked(name: str, factor: Callable[[float], Any], progress: float) -> float:
+    value = factor(progress)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(
+            f"optim.decay {name!r} returned {value!r} at progress {progress:g}",
+            hint="return a finite factor of the rate, at least 0",
+        )
+    return number

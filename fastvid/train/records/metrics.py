@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from fastvid.errors import StorageError
 from fastvid.runtime.json_text import json_text
-from fastvid.train.records.tensorboard import Board
+from fastvid.train.records.observers import Observers
 
 log = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
+_PERCENT = "_percent"
 
 Item = TypeVar("Item")
 
@@ -30,14 +31,14 @@ class Recorder:
 
     Args:
         path: The file; None writes nothing, as on all ranks but rank 0.
-        board: TensorBoard writer that also receives the rows.
+        loggers: They also receive the rows.
 
     Raises:
         StorageError: If the file cannot be opened.
     """
 
-    def __init__(self, path: Path | None, board: Board | None = None) -> None:
-        self._board, self._path = board, path
+    def __init__(self, path: Path | None, loggers: Observers | None = None) -> None:
+        self._loggers, self._path = loggers, path
         self._file: io.FileIO | None = None
         self._pending: list[str] = []
         self._failed = False
@@ -64,8 +65,8 @@ class Recorder:
         text = json_text({"kind": kind, **values})
         self._pending.append(text)
         self._append(self._file)
-        if self._board is not None:
-            self._board.write(kind, json.loads(text))
+        if self._loggers is not None:
+            self._loggers.call("write", kind, json.loads(text))
 
     def close(self) -> None:
         """Close the file."""
@@ -74,8 +75,6 @@ class Recorder:
             self._file.close()
             if self._pending:
                 log.warning("%s: %d rows of metrics are lost", self._path, len(self._pending))
-        if self._board is not None:
-            self._board.close()
 
     def _append(self, file: io.FileIO) -> None:
         """Write the pending rows, all or none of them."""
@@ -178,20 +177,26 @@ class Stopwatch:
         }
 
 
-def console(row: dict[str, Any], done: int, total: int, watch: Stopwatch) -> None:
-    """Log a "train" row as a line, with samples done, total, and time left at this speed."""
+def console(row: dict[str, Any], shown: Iterable[str], done: int, total: int, watch: Stopwatch) -> None:
+    """Log a "train" row as a line, with the columns `shown`, samples done, total, and time left at this speed."""
     left = (total - done) * watch.seconds / max(1, watch.clips)
     log.info(
-        "%s/%s clips  loss %.4f  top1 %.1f %%  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",
+        "%s/%s clips  %s  lr %.4g  %.1f clips/s  wait %.0f %%  left %s",
         f"{done:,}",
         f"{total:,}",
-        row["loss"],
-        row["top1_percent"],
+        "  ".join(shown_number(name, row[name]) for name in shown),
         row["lr"],
         row["clips_per_s"],
         row["wait_percent"],
         clock(left),
     )
+
+
+def shown_number(name: str, value: float) -> str:
+    """Format a metric with its name, whose unit may be its last word: ``top1 93.75 %``, ``rmse 0.1234``."""
+    if name.endswith(_PERCENT):
+        return f"{name.removesuffix(_PERCENT)} {value:.2f} %"
+    return f"{name} {value:.4f}" if 1e-3 <= abs(value) < 1e4 else f"{name} {value:.4g}"
 
 
 def clock(seconds: float) -> str:

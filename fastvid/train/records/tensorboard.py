@@ -3,41 +3,42 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from fastvid.errors import MissingDependency
+from fastvid.train.records.observers import Logger, RunInfo
 
 
-class Board:
-    """Writes rows of metrics as TensorBoard scalars, with the samples seen as the step.
-
-    Args:
-        folder: Folder of the event files.
+class TensorBoard(Logger):
+    """Writes rows as TensorBoard scalars to tensorboard/ in the run's folder, with the samples seen as the step.
 
     Raises:
         MissingDependency: If TensorBoard is not installed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         try:
-            writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter
+            self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
         except ImportError as error:
             raise MissingDependency(
-                "run.tensorboard is true, but TensorBoard cannot be imported",
-                hint="run `pip install 'fastvid-toolkit[tensorboard]'`, or set run.tensorboard=false",
+                "run.loggers has 'tensorboard', but TensorBoard cannot be imported",
+                hint="run `pip install 'fastvid-toolkit[tensorboard]'`, or remove it from run.loggers",
             ) from error
-        self._writer: Any = writer(str(folder), flush_secs=10)
+        self._writer: Any = None
 
-    def write(self, kind: str, values: dict[str, Any]) -> None:
+    def start(self, run: RunInfo) -> None:
+        self._writer = self._make(str(run.out / "tensorboard"), flush_secs=10)
+
+    def write(self, kind: str, row: Mapping[str, Any]) -> None:
         """Write the numbers of a row; a row without ``samples`` is ignored."""
-        samples = values.get("samples")
+        samples = row.get("samples")
         if samples is None:
             return
-        for name, value in values.items():
+        for name, value in row.items():
             if name != "samples" and isinstance(value, (int, float)) and not isinstance(value, bool):
                 self._writer.add_scalar(f"{kind}/{name}", value, samples)
 
-    def close(self) -> None:
+    def finish(self, summary: Mapping[str, Any] | None) -> None:  # noqa: ARG002
         """Flush and close."""
         self._writer.close()

@@ -21,7 +21,7 @@ from fastvid.train.ranks.elastic import Member, gather_bytes
 OF_A_NODE: Final = frozenset(
     {
         "data.path", "data.num_threads", "data.prefetch", "data.workers", "model.weights", "run.checkpoints",
-        "run.out", "run.tensorboard",
+        "run.loggers", "run.out",
     }
 )  # fmt: skip
 """Settings that may differ between nodes. Weights are read by rank 0 alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,11 +30,18 @@ from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.records.observers import Callback, Logger, Observers, observers
 from fastvid.train.run.agreement import check_agreement, facts
 
 log = logging.getLogger(__name__)
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of kernel dimensions
+_LOGGERS: Final = {
+    "tensorboard": "fastvid.train.records.tensorboard:TensorBoard",
+    "wandb": "fastvid.train.records.wandb:Wandb",
+}
+ModelSource = nn.Module | Callable[..., nn.Module]
+
 _LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 
@@ -49,6 +56,8 @@ class Parts:
         loader: Loader of the training split.
         eval_data: Evaluation split with its loader.
         replica: Model with initial weights on rank 0, optimizer and schedule.
+        loggers: Loggers, on rank 0 alone.
+        callbacks: Callbacks.
     """
 
     config: Config
@@ -57,9 +66,17 @@ class Parts:
     loader: Labelled
     eval_data: EvalData | None
     replica: Replica
+    loggers: Observers
+    callbacks: Observers
 
 
-def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reader: Member) -> Parts:
+def parts(
+    config: Config,
+    state: Mapping[str, Any] | None,
+    member: Member,
+    reader: Member,
+    make: ModelSource | None = None,
+) -> Parts:
     """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings.
 
     Args:
@@ -67,23 +84,31 @@ def parts(config: Config, state: Mapping[str, Any] | None, member: Member, reade
         state: Checkpoint to resume from; None loads the initial weights.
         member: This process.
         reader: The rank and world size whose share of the batches is read, see `Strategy.reader`.
+        make: See `build_model`.
 
     Raises:
         StateError: If ranks read different data or have different settings.
         FastvidError: If data, model or options are wrong.
     """
+    loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
+    callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
     config, train_set, eval_set = datasets(config, state, member)
     loader = train_loader(config, train_set, reader)
     try:
         check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
-        replica = make_replica(config, samples_per_epoch(loader.clips), member)
+        replica = make_replica(config, samples_per_epoch(loader.clips), member, make)
         evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
         if state is None and member.leads:
             load_initial_weights(config, replica.model)
     except BaseException:
         loader.clips.close()
         raise
-    return Parts(config, train_set, eval_set, loader, evaluated, replica)
+    return Parts(config, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
+
+
+def _other_loggers(config: Config) -> list[str]:
+    """Return the loggers besides metrics.jsonl, which is always written."""
+    return [name for name in config.run.loggers if name != "jsonl"]
 
 
 def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
@@ -103,31 +128,14 @@ def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) ->
     evaluated = None
     if data.eval_split is not None:
         evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=generation)
-    classes = config.model.num_classes or len(train.classes)
+    config = replace(config, data=replace(data, generation=generation))
+    if config.model.num_classes is None:
+        classes = len(config.task.names(train, config.data)) or None
+        config = replace(config, model=replace(config.model, num_classes=classes))
     for dataset in (train, evaluated):
         if dataset is not None:
-            check_labels(dataset, data.label, classes)
-    data = replace(data, generation=generation)
-    return replace(config, data=data, model=replace(config.model, num_classes=classes)), train, evaluated
-
-
-def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
-    """Check that every sample has a label from 0 to ``num_classes - 1``.
-
-    Raises:
-        UsageError: If a sample has no label or one out of range.
-    """
-    labels = dataset.column(column).to_pylist()
-    wrong = [row for row, label in enumerate(labels) if not isinstance(label, int) or not 0 <= label < num_classes]
-    if wrong:
-        raise UsageError(
-            f"{len(wrong)} of {len(labels)} samples have no label from 0 to {num_classes - 1} in column {column!r}; "
-            f"the first has {labels[wrong[0]]!r}",
-            key=dataset.key(wrong[0]),
-            split=dataset.split,
-            file=dataset.storage.url,
-            hint="set data.where, data.label or model.num_classes",
-        )
+            config.task.check_data(dataset, config)
+    return config, train, evaluated
 
 
 def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
@@ -135,14 +143,24 @@ def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
     return _loader(config, dataset, member, train=True)
 
 
-def eval_data(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW) -> EvalData:
-    """Return the evaluation split with its loader: every sample once, in the order of the dataset."""
-    return EvalData(_loader(config, dataset, member, views, train=False), len(dataset))
+def eval_data(
+    config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, targets: bool = True
+) -> EvalData:
+    """Return the evaluation split with its loader: every sample once, in the order of the dataset.
+
+    Without `targets`, the loader delivers only what a prediction needs.
+    """
+    return EvalData(_loader(config, dataset, member, views, train=False, targets=targets), len(dataset))
 
 
-def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, train: bool) -> Labelled:
+def _loader(
+    config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, train: bool, targets: bool = True
+) -> Labelled:
     data = config.data
     world = member.world
+    asked = config.task.loader_arguments(data) if targets else {}
+    own = data.fields if targets else ()
+    fields = () if data.label == _LABEL else (data.label,)
     clips = ClipLoader(
         dataset,
         frames=data.frames if train else data.eval_frames,
@@ -156,16 +174,29 @@ def _loader(config: Config, dataset: Dataset, member: Member, views: Views = ONE
         device=member.device,
         decoder=data.decoder,
         seed=config.run.seed,
-        shuffle=train,
+        shuffle=data.shuffle if train else False,
+        balance=data.balance if train else None,
+        clips_per_video=data.clips_per_video if train else 1,
         last=data.last if train else "keep",
         rank=world.rank,
         world_size=world.size,
-        fields=() if data.label == _LABEL else (data.label,),
+        **{**asked, "fields": tuple(dict.fromkeys((*own, *asked.get("fields", ()), *fields)))},
         on_error=Skip() if data.on_error == "skip" else "raise",
         workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
-        output=Output(channels_last=channels_last(config, member.device)),
+        output=_output(config, member.device),
     )
     return Labelled(clips, data.label)
+
+
+def _output(config: Config, device: torch.device) -> Output:
+    data = config.data
+    (red, green, blue), (red_std, green_std, blue_std) = data.mean, data.std
+    return Output(
+        dtype=getattr(torch, data.dtype),
+        mean=(red, green, blue),
+        std=(red_std, green_std, blue_std),
+        channels_last=channels_last(config, device),
+    )
 
 
 class Labelled:
@@ -227,13 +258,19 @@ class Labelled:
         self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
 
-def build_model(config: Config, member: Member) -> nn.Module:
-    """Return the model with randomly initialized weights, the same on every rank."""
-    assert config.model.num_classes is not None
+def build_model(config: Config, member: Member, make: ModelSource | None = None) -> nn.Module:
+    """Return the model with randomly initialized weights, the same on every rank.
+
+    Args:
+        config: Configuration with everything resolved.
+        member: This process.
+        make: A model that is used as it is, or a callable that is called as one of ``module:callable`` would be; None
+            builds that of `ModelConfig.name`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         model = zoo.build(
-            config.model.name,
+            config.model.name if make is None else make,
             config.model.num_classes,
             config.data.num_frames,
             **config.model.arguments,
@@ -275,10 +312,7 @@ def check_streams(config: Config, model: nn.Module) -> None:
             f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
             hint=f"set data.streams={','.join(streams)}",
         )
-    if len(streams) > 1 and (config.optim.mixup or config.optim.cutmix):
-        raise UsageError(
-            "mixup and CutMix do not support models with several streams", hint="set optim.mixup=0 and optim.cutmix=0"
-        )
+    config.task.check_streams(streams)
     stack = getattr(model, "flow_stack", data.flow_stack)
     if stack != data.flow_stack:
         raise UsageError(
@@ -302,10 +336,10 @@ def load_initial_weights(config: Config, model: nn.Module) -> None:
         log.info("weights of %s: %s", weights, load_weights(model, weights))
 
 
-def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Replica:
+def make_replica(config: Config, samples_per_epoch: int, member: Member, make: ModelSource | None = None) -> Replica:
     """Return model, optimizer and schedule before the first step."""
     run = config.run
-    model = build_model(config, member)
+    model = build_model(config, member, make)
     freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
     schedule = Schedule.of(
         config.optim,
@@ -313,13 +347,13 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member) -> Repl
         samples_per_epoch=samples_per_epoch,
         global_batch_size=config.data.global_batch_size,
     )
-    decay = config.optim.ema_decay
     return Replica(
         model,
         make_optimizer(model, config.optim),
         schedule,
         scale_loss=run.amp == "fp16" and member.device.type == "cuda",
-        ema_decay=None if decay is None else decay ** (config.data.global_batch_size / config.optim.base_batch_size),
+        ema_decay=config.optim.ema_decay,
+        ema_clips=config.optim.base_batch_size,
         freezer=freezer,
     )
 

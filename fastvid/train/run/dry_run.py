@@ -25,17 +25,16 @@ from fastvid.load.order.batches import rank_slice
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
-from fastvid.train.config.optim import OptimizerName
 from fastvid.train.loop.strategy import strategy_of
+from fastvid.train.parts.optim import state_per_weight
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
 from fastvid.train.run.launch import checkpoints_of, resumed_state
+from fastvid.train.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
 _GIB: Final = 2**30
-# Values that an optimizer stores per weight, in addition to the weight and its gradient.
-_MOMENTS: Final[dict[OptimizerName, int]] = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,9 @@ class Memory:
         return self.weights + self.gradients + self.optimizer + self.activations + self.batches
 
 
-def check(configs: Sequence[Config], world_size: int = 1) -> list[dict[str, Any]]:
+def check(
+    configs: Sequence[Config], world_size: int = 1, *, model: assemble.ModelSource | None = None
+) -> list[dict[str, Any]]:
     """Check a run and return what is known before it starts, such as steps, learning rates and memory.
 
     It builds the parts of the run as the run does, with the same functions, and refuses what they refuse. What depends
@@ -71,6 +72,7 @@ def check(configs: Sequence[Config], world_size: int = 1) -> list[dict[str, Any]
     Args:
         configs: One per model.
         world_size: Number of ranks that the run will have.
+        model: As in `fastvid.train.fit`.
 
     Raises:
         FastvidError: If the run would fail before its first step.
@@ -79,16 +81,16 @@ def check(configs: Sequence[Config], world_size: int = 1) -> list[dict[str, Any]
     kinds = [strategy_of(config) for config in configs]
     kinds[-1].rehearse(configs, world_size)
     return [
-        _check_model(config, world_size, world_size if kind.shares_batches else 1)
+        _check_model(config, world_size, world_size if kind.shares_batches else 1, model)
         for config, kind in zip(configs, kinds, strict=True)
     ]
 
 
-def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any]:
+def _check_model(config: Config, world_size: int, sharing: int, source: assemble.ModelSource | None) -> dict[str, Any]:
     """Check one model, whose batches are divided among `sharing` ranks."""
     member = Member(World(), torch.device("cpu"))
     _, state = resumed_state(config, checkpoints_of(config), member)
-    parts = assemble.parts(config, state, member, Member(World(0, sharing), member.device))
+    parts = assemble.parts(config, state, member, Member(World(0, sharing), member.device), source)
     for loader in (parts.loader, None if parts.eval_data is None else parts.eval_data.loader):
         if isinstance(loader, assemble.Labelled):
             loader.clips.close()
@@ -105,7 +107,6 @@ def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any
     micro = min(rows, config.run.micro_batch_size or rows)
     schedule = parts.replica.schedule
     steps = batches.count(0)
-    assert config.model.num_classes is not None
     return {
         "dataset": train_set.storage.url,
         "generation": data.generation,
@@ -119,7 +120,7 @@ def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any
         "micro_batches": math.ceil(rows / micro),
         "steps_per_epoch": steps,
         "steps": steps * config.run.epochs,
-        "samples_dropped_per_epoch": len(train_set) - per_epoch,
+        "samples_dropped_per_epoch": batches.num_samples - per_epoch,
         "lr_first": schedule.lr(0),
         "lr_highest": max(schedule.lr(round(schedule.total * part / 200)) for part in range(200)),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
@@ -128,8 +129,8 @@ def _check_model(config: Config, world_size: int, sharing: int) -> dict[str, Any
 
 
 def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: int) -> dict[str, Any]:
-    """Return FLOPs and memory; empty for streams other than RGB."""
-    if config.data.streams != ("rgb",):
+    """Return FLOPs and memory; empty for models that take anything but RGB clips."""
+    if config.data.streams != ("rgb",) or type(config.task).inputs is not Task.inputs:
         return {}
     shape = (1, 3, config.data.num_frames, *_size(config))
     cost = model_cost(model, shape)
@@ -175,7 +176,7 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
     """
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    moments = _MOMENTS[config.optim.name] * trainable + (weights if config.optim.ema_decay is not None else 0)
+    moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)
     kept = activation_bytes(model, shape)
     if config.run.amp != "off":
         kept //= 2

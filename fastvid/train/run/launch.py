@@ -2,7 +2,7 @@
 
 A run's folder:
     config.json     the configuration with everything resolved
-    classes.json    names of the classes
+    classes.json    names of the outputs: classes, or columns
     metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.metrics`
     checkpoints/    see `fastvid.train.records.checkpoint`
     summary.json    samples, speed and score when the process ended
@@ -19,21 +19,26 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import JobError, StorageError, UsageError
+from torch import nn
+
+from fastvid.errors import FastvidError, JobError, StorageError, UsageError
 from fastvid.runtime.file_lock import lock_file
 from fastvid.runtime.json_text import json_text
 from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.loop.strategy import build_strategy, strategy_of
+from fastvid.train.loop.strategy import Strategy, build_strategy, strategy_of
+from fastvid.train.parts.evaluate import Score
 from fastvid.train.ranks.elastic import Member, StopSignal, broadcast_bytes, highest, join
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
-from fastvid.train.records.tensorboard import Board
+from fastvid.train.records.observers import Observers, RunInfo
 from fastvid.train.run import assemble
+from fastvid.train.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +66,52 @@ def start(configs: Sequence[Config]) -> int:
     return strategy.start(configs, train)
 
 
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a run ended, the same on every rank but for the exit code.
+
+    Attributes:
+        finished: Whether all epochs are done; False if a signal stopped the run early, with a checkpoint.
+        exit_code: 0 if it is finished, else 128 + the signal's number.
+        score: Score of the last evaluation of this process; None without one.
+        summary: What summary.json contains: samples, seconds, clips per second, score and lineage.
+        model: The trained model, in this process's memory.
+    """
+
+    finished: bool
+    exit_code: int
+    score: Score | None
+    summary: Mapping[str, Any]
+    model: nn.Module
+
+
+def fit(config: Config, *, model: assemble.ModelSource | None = None, task: Task | None = None) -> Result:
+    """Train a model from Python, in this process or, under torchrun, on every rank that calls this.
+
+    It checks, resumes, evaluates and writes what ``fastvid train`` does for a recipe.
+
+    Args:
+        config: Configuration of the run.
+        model: A model that is trained in place, or a class or function that returns one, called with `model.options`
+            and those of ``num_classes`` and ``num_frames`` that it accepts; None builds that of `model.name`.
+        task: What is learnt; None uses that of `config`.
+
+    Raises:
+        UsageError: If the strategy does not train one model in the training loop.
+        FastvidError: As in `train`.
+    """
+    if task is not None:
+        config = replace(config, task=task)
+    kind = strategy_of(config)
+    if kind.start.__func__ is not Strategy.start.__func__:  # type: ignore[attr-defined]
+        raise UsageError(
+            f"fit trains one model, but sync={config.sync} has a start of its own",
+            hint="use another sync, or a recipe and `fastvid train`",
+        )
+    with join(config.run.timeout_s) as member:
+        return run_as(config, member, model)
+
+
 def train(config: Config) -> int:
     """Train one model, from its newest checkpoint if there is one.
 
@@ -73,10 +124,10 @@ def train(config: Config) -> int:
     """
     # A separate function, so that all references to the process group are gone before it is destroyed.
     with join(config.run.timeout_s) as member:
-        return _train(config, member)
+        return run_as(config, member).exit_code
 
 
-def _train(config: Config, member: Member) -> int:
+def run_as(config: Config, member: Member, make: assemble.ModelSource | None = None) -> Result:
     with contextlib.ExitStack() as open_until_the_end:
         stop = open_until_the_end.enter_context(StopSignal())
         quiet(member)
@@ -90,11 +141,11 @@ def _train(config: Config, member: Member) -> int:
         name, state = resumed_state(config, checkpoints, member)
         assemble.check_device(config, member.device)
         strategy = build_strategy(config.sync, member, config.sync_options, timeout_s=config.run.timeout_s)
-        parts = assemble.parts(config, state, member, strategy.reader)
+        parts = assemble.parts(config, state, member, strategy.reader, make)
         config, loader, replica = parts.config, parts.loader, parts.replica
         open_until_the_end.callback(loader.clips.close)
-        board = Board(out / "tensorboard") if config.run.tensorboard and member.leads else None
-        recorder = Recorder(out / METRICS_FILE if member.leads else None, board)
+        loggers, callbacks = parts.loggers, parts.callbacks
+        recorder = Recorder(out / METRICS_FILE if member.leads else None, loggers)
         open_until_the_end.callback(recorder.close)
         trainer = Trainer(
             config,
@@ -105,21 +156,36 @@ def _train(config: Config, member: Member) -> int:
             eval_data=parts.eval_data,
             checkpoints=checkpoints,
             recorder=recorder,
+            callbacks=callbacks,
             stop=stop,
         )
         if state is not None:
             trainer.load_state_dict(state)
+        world = member.world
+        run = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
+        loggers.call("start", run)
+        open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
             _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
-            _write(out / CLASSES_FILE, json_text(parts.train_set.classes))
+            _write(out / CLASSES_FILE, json_text(config.task.names(parts.train_set, config.data)))
             _announce(trainer, loader.clips, name, state)
+        callbacks.call("on_start", run)
         finished = trainer.fit()
+        summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
+        callbacks.call("on_end", summary)
         if member.leads:
-            summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
             print(json_text(summary), flush=True)  # noqa: T201 - the run's result
             _write(out / SUMMARY_FILE, json_text(summary, indent=1))
+            loggers.call("finish", summary)
         # A signal to another rank stops this one too.
-        return 0 if finished else _SIGNALLED + (stop.received or signal.SIGTERM)
+        code = 0 if finished else _SIGNALLED + (stop.received or signal.SIGTERM)
+        return Result(finished, code, trainer.score, summary, replica.model)
+
+
+def _abandon(loggers: Observers) -> None:
+    """Tell loggers that an error ends the run; it is that error which is reported, not another one of a logger."""
+    with contextlib.suppress(FastvidError):
+        loggers.call("finish", None)
 
 
 @contextlib.contextmanager
@@ -238,7 +304,13 @@ def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str
                 log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
         log.info("resuming from %s, written by %d ranks", name, state["world_size"])
     trainer.recorder.write(
-        "start", samples=replica.samples, world_size=member.world.size, checkpoint=name, device=str(member.device)
+        "start",
+        samples=replica.samples,
+        world_size=member.world.size,
+        checkpoint=name,
+        device=str(member.device),
+        metric=config.task.metric,
+        higher_is_better=config.task.higher_is_better,
     )
     batches = clips.batches
     log.info(

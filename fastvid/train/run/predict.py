@@ -1,4 +1,4 @@
-"""Predicts the classes of video files with a trained model.
+"""Predicts classes or numbers of video files with a trained model.
 
 Videos are probed, encoded and verified like the sources of a dataset, into a temporary dataset with the recipe's
 profile. The model therefore sees the same size, color and compression as in training, hostile files face the same
@@ -27,6 +27,7 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import open_storage
 from fastvid.train.config.config import Config
+from fastvid.train.parts.gathered import Gathered
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble, launch, scoring
 from fastvid.train.run.eval_protocols import views, with_views
@@ -37,27 +38,29 @@ _BATCH: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """The predicted classes of one video.
+    """What a model predicts for one video.
 
     Attributes:
         video: Its path, as given by the caller.
-        top: Classes with their probability, 0 to 1, most probable first.
+        top: Names of outputs with their prediction: classes with their probability, 0 to 1, most probable first; or
+            columns with their number.
         frames: Frame indices of the first view.
         pictures: These frames as stored in the dataset, uint8 [T, H, W, 3].
+        probabilities: Whether predictions are probabilities.
     """
 
     video: str
     top: tuple[tuple[str, float], ...]
     frames: tuple[int, ...]
     pictures: npt.NDArray[np.uint8]
+    probabilities: bool = True
 
     def as_row(self) -> dict[str, Any]:
         """Return all fields except the pictures as JSON values."""
-        return {
-            "video": self.video,
-            "top": [{"class": name, "probability": share} for name, share in self.top],
-            "frames": list(self.frames),
-        }
+        found: dict[str, Any] = {"values": dict(self.top)}
+        if self.probabilities:
+            found = {"top": [{"class": name, "probability": share} for name, share in self.top]}
+        return {"video": self.video, **found, "frames": list(self.frames)}
 
 
 def predict(
@@ -69,7 +72,7 @@ def predict(
     size: int | None = None,
     top: int = 5,
 ) -> list[Prediction]:
-    """Predict the classes of videos with a checkpoint of a run.
+    """Predict classes or numbers of videos with a checkpoint of a run.
 
     Args:
         config: Configuration of the run.
@@ -77,12 +80,13 @@ def predict(
         checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
         protocol: See `fastvid.train.run.eval_protocols`.
         size: Side of the crops in pixels; None keeps the recipe's.
-        top: Number of classes to return per video.
+        top: Number of classes to return per video; numbers are all returned.
 
     Raises:
-        UsageError: If a file, the checkpoint or the protocol does not exist.
+        UsageError: If a file, the checkpoint or the protocol does not exist, or the task makes no predictions.
         SourceError: If a video cannot be used; contains the reason.
     """
+    scoring.check_predicts(config.task, "predict")
     if not videos:
         raise UsageError("no videos given", hint="name at least one video file")
     for video in videos:
@@ -95,24 +99,25 @@ def predict(
     config = replace(config, data=data)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     config, model, _ = scoring.trained(config, checkpoint, member)
-    names = scoring.class_names(launch.known_classes(config), config)
+    names = scoring.output_names(launch.known_classes(config), config)
     with tempfile.TemporaryDirectory(prefix="fastvid-predict-") as folder:
         keys = _encoded(config, videos, folder)
         dataset = open_dataset(folder)
-        tally = scoring.Tally(len(dataset), len(names))
+        gathered = Gathered(len(dataset))
         frames: dict[str, tuple[int, ...]] = {}
         config = replace(config, data=replace(config.data, path=folder))
-        for batch in assemble.eval_data(config, dataset, member, asked).loader:
-            scoring.add_batch(model, batch, tally, member, config)
+        for batch in assemble.eval_data(config, dataset, member, asked, targets=False).loader:
+            scoring.add_batch(model, batch, gathered, member, config, targets=False)
             first = batch.frame_index.flatten(1)[:, : config.data.num_frames]
             frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}
-        predictions = []
+        means, _, _ = gathered.means(asked.num_views)
+        ranked, predictions = config.task.probabilities, []
         for video, key in zip(videos, keys, strict=True):
-            shares = tally.sums[dataset.find(key), :-1] / asked.num_views
-            best = shares.argsort(descending=True)[:top].tolist()
-            chosen = tuple((names[number], float(shares[number])) for number in best)
+            values = means[dataset.find(key)]
+            best = values.argsort(descending=True)[:top].tolist() if ranked else range(len(values))
+            chosen = tuple((names[number], float(values[number])) for number in best)
             pictures = dataset[key].frames(list(frames[key])).data
-            predictions.append(Prediction(video, chosen, frames[key], np.ascontiguousarray(pictures)))
+            predictions.append(Prediction(video, chosen, frames[key], np.ascontiguousarray(pictures), ranked))
     return predictions
 
 

@@ -15,9 +15,11 @@ from fastvid.report.markup import card, figures, grid, table
 from fastvid.report.page import Section, document
 from fastvid.train.records import metrics
 
+_PERCENT = "_percent"
+_METRIC = "metric"  # stands for the metric of the first run's task
 # Charts of each section: kind of row, column, and title.
 _CHARTS = {
-    "Learning": (("eval", "top1_percent", "held-out top-1, %"), ("train", "loss", "training loss")),
+    "Learning": (("eval", _METRIC, ""), ("train", "loss", "training loss")),
     "Schedule": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
     "Speed": (("train", "clips_per_s", "clips/s"), ("train", "wait_percent", "waiting for data, % of the time")),
 }
@@ -43,11 +45,15 @@ class RunMetrics:
         name: Name of the folder.
         rows: Rows of metrics, as written.
         epoch: Samples per epoch.
+        metric: The metric by which the run compares models, a column of its "eval" rows.
+        higher_is_better: Whether a higher value of it is better.
     """
 
     name: str
     rows: Sequence[dict[str, Any]]
     epoch: int
+    metric: str = "top1_percent"
+    higher_is_better: bool = True
 
     @classmethod
     def read(cls, folder: Path) -> RunMetrics:
@@ -64,7 +70,14 @@ class RunMetrics:
         rows = metrics.read(file)
         ends = [row["samples"] / (row["epoch"] + 1) for row in rows if row["kind"] == "eval"]
         seen = [row["samples"] for row in rows if row["kind"] == "train"]
-        return cls(folder.name, rows, round(ends[0]) if ends else max(seen, default=1))
+        compared = next((row for row in rows if row["kind"] == "start" and "metric" in row), {})
+        return cls(
+            folder.name,
+            rows,
+            round(ends[0]) if ends else max(seen, default=1),
+            compared.get("metric", cls.metric),
+            compared.get("higher_is_better", cls.higher_is_better),
+        )
 
     def curve(self, kind: str, name: str) -> list[Point]:
         """Return a column as points over epochs, without lost work."""
@@ -116,9 +129,10 @@ def page(folders: Sequence[Path]) -> str:
     """Return the HTML page of one run, or of several for comparison."""
     runs = [RunMetrics.read(folder) for folder in folders]
     first, single = runs[0], len(runs) == 1
+    metric = first.metric
     sections = [] if single else [Section("Runs", card("Medians of the training rows", _comparison(runs)))]
     for title, pair in _CHARTS.items():
-        drawn = [card("", chart) for chart in (_chart(runs, *what) for what in pair) if chart]
+        drawn = [card("", chart) for chart in (_chart(runs, *what, metric) for what in pair) if chart]
         sections += [Section(title, grid(*drawn))] if drawn else []
     parts = _parts(first)
     if parts and single:
@@ -156,26 +170,39 @@ def _config(folder: Path) -> dict[str, str]:
     return {"model": model, "data": data["path"], "clips per step": str(batch), "epochs": str(epochs), "strategy": how}
 
 
-def _chart(runs: Sequence[RunMetrics], kind: str, name: str, title: str) -> str:
+def _chart(runs: Sequence[RunMetrics], kind: str, name: str, title: str, metric: str) -> str:
+    if name == _METRIC:
+        name, title = metric, f"held-out {_label(metric)}{', %' * metric.endswith(_PERCENT)}"
     curves = {run.name: points for run in runs if (points := run.curve(kind, name))}
     return lines(curves, title, across="epochs", whole_x=True) if curves else ""
 
 
 def _figures(run: RunMetrics) -> list[tuple[str, str, str]]:
-    scores = [score for _, score in run.curve("eval", "top1_percent")]
-    top1 = [("held-out top-1", f"{scores[-1]:.2f} %", f"best {max(scores):.2f} %")] if scores else []
+    scores, name = [score for _, score in run.curve("eval", run.metric)], run.metric
+    best = max if run.higher_is_better else min
+    held_out = [(f"held-out {_label(name)}", _value(name, scores[-1]), f"best {_value(name, best(scores))}")]
     known = [(label, form, run.median(name)) for name, label, form in _FACTS]
-    return top1 + [(label, form.format(value), "median") for label, form, value in known if value is not None]
+    return held_out * bool(scores) + [
+        (label, form.format(value), "median") for label, form, value in known if value is not None
+    ]
+
+
+def _label(metric: str) -> str:
+    return metric.removesuffix(_PERCENT)
+
+
+def _value(metric: str, value: float) -> str:
+    return f"{value:.2f} %" if metric.endswith(_PERCENT) else f"{value:.4g}"
 
 
 def _comparison(runs: Sequence[RunMetrics]) -> str:
-    rows = []
+    rows, name = [], runs[0].metric
     for run in runs:
-        scores = [score for _, score in run.curve("eval", "top1_percent")]
+        scores = [score for _, score in run.curve("eval", name)]
         facts = [run.median(name) for name, _, _ in _FACTS]
         shown = ["" if value is None else form.format(value) for value, (_, _, form) in zip(facts, _FACTS, strict=True)]
-        rows.append((run.name, f"{scores[-1]:.2f} %" if scores else "", *shown))
-    return table(("run", "top-1", *(label for _, label, _ in _FACTS)), rows)
+        rows.append((run.name, _value(name, scores[-1]) if scores else "", *shown))
+    return table(("run", _label(name), *(label for _, label, _ in _FACTS)), rows)
 
 
 def _parts(run: RunMetrics) -> dict[str, float]:

@@ -1,15 +1,15 @@
-"""Scores a checkpoint on a split, averaging each video's probabilities over its views.
+"""Scores a checkpoint on a split, averaging each video's predictions over its views.
 
-Probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and decodes each
-packet once. The model receives at most `eval_batch_size` clips at once, over all ranks, whatever the number of views; a
-batch of the loader contains no more either, but at least the views of one video per rank. A video is scored only if all
-of its views were decoded.
+Of classes, probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and
+decodes each packet once. The model receives at most `eval_batch_size` clips at once, over all ranks, whatever the
+number of views; a batch of the loader contains no more either, but at least the views of one video per rank. A video is
+scored only if all of its views were decoded.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,10 +22,11 @@ from fastvid.load.clips.views import Views
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score, autocast
-from fastvid.train.parts.loader_protocol import inputs
+from fastvid.train.parts.gathered import Gathered
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble, launch
 from fastvid.train.run.eval_protocols import views, with_views
+from fastvid.train.tasks.task import Phase, Task
 
 log = logging.getLogger(__name__)
 
@@ -38,94 +39,49 @@ class EvalReport:
         score: Score over all videos.
         protocol: Name of the protocol.
         num_views: Views per video.
-        classes: Class names.
-        confusion: int64 [classes, classes], number of videos by true class (row) and predicted class (column).
+        names: Names of the model's outputs: classes, or columns.
+        rows: A row for each output, see `Task.per_output`.
+        confusion: int64 [names, names], number of videos by true class (row) and predicted class (column); None where
+            there are no classes.
     """
 
     score: Score
     protocol: str
     num_views: int
-    classes: tuple[str, ...]
-    confusion: Tensor
-
-    def per_class(self) -> list[dict[str, Any]]:
-        """Return videos, top-1 and the most frequent wrong prediction of each class."""
-        rows = []
-        for number, name in enumerate(self.classes):
-            row = self.confusion[number].clone()
-            total, hits = int(row.sum()), int(row[number])
-            row[number] = 0
-            other = int(row.argmax())
-            rows.append(
-                {
-                    "class": name,
-                    "videos": total,
-                    "top1_percent": 100 * hits / total if total else None,
-                    "taken_for": self.classes[other] if int(row[other]) else None,
-                    "taken_for_videos": int(row[other]),
-                }
-            )
-        return rows
+    names: tuple[str, ...]
+    rows: Sequence[dict[str, Any]]
+    confusion: Tensor | None
 
     def as_row(self) -> dict[str, Any]:
         """Return the score, protocol and number of views as a row."""
         return {**self.score.as_row(), "protocol": self.protocol, "views": self.num_views}
 
 
-class Tally:
-    """Sums class probabilities and counts views per sample.
+def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names: Sequence[str]) -> EvalReport:
+    """Score the predictions of all ranks.
 
     Args:
-        total: Number of samples in the split.
-        num_classes: Width of the logits.
+        task: What the model learns.
+        gathered: Predictions and targets.
+        num_views: Views per video.
+        protocol: Name of the protocol.
+        names: Names of the outputs.
+
+    Raises:
+        StateError: If a video has more views than the protocol.
     """
-
-    def __init__(self, total: int, num_classes: int) -> None:
-        # The last column counts views.
-        self.sums = torch.zeros(total, num_classes + 1, dtype=torch.float64)
-
-    def add(self, logits: Tensor, sample: Tensor, valid: Tensor) -> None:
-        """Add a batch: logits [b, classes], sample numbers int64 [b] on the CPU, valid bool [b]."""
-        rows = valid.cpu()
-        probabilities = logits[rows.to(logits.device)].double().softmax(1).cpu()
-        ones = torch.ones(len(probabilities), 1, dtype=torch.float64)
-        self.sums.index_add_(0, sample[rows], torch.cat([probabilities, ones], 1))
-
-    def report(self, labels: Tensor, num_views: int, protocol: str, classes: Sequence[str]) -> EvalReport:
-        """Score the sums over all ranks.
-
-        Args:
-            labels: int64 [N], negative for no label.
-            num_views: Views per video.
-            protocol: Name of the protocol.
-            classes: Class names.
-
-        Raises:
-            StateError: If a video has more views than the protocol.
-        """
-        seen = self.sums[:, -1]
-        if bool((seen > num_views).any()):
-            raise StateError(f"a video was scored {int(seen.max())} times, the protocol has {num_views} views")
-        scored = (seen == num_views) & (labels >= 0)
-        mean, truth = self.sums[scored, :-1] / num_views, labels[scored]
-        own = mean.gather(1, truth[:, None])
-        # As in `fastvid.train.parts.evaluate.count`, neither ties nor non-finite values are hits.
-        finite = mean.isfinite().all(1)
-        above = (mean >= own).sum(1) - 1
-        guesses = mean.nan_to_num(-1.0).argmax(1)
-        size = len(classes)
-        confusion = torch.bincount(truth * size + guesses, minlength=size * size).view(size, size)
-        count = max(1, len(truth))
-        score = Score(
-            loss=float(-own.log().mean()) if len(truth) else float("nan"),
-            top1_percent=100 * float((finite & (above < 1)).sum()) / count,
-            top5_percent=100 * float((finite & (above < 5)).sum()) / count,
-            scored=len(truth),
-            total=len(labels),
-        )
-        if len(truth) < len(labels):
-            log.warning("only %d of %d samples were scored: the others failed to decode", len(truth), len(labels))
-        return EvalReport(score, protocol, num_views, tuple(classes), confusion)
+    predictions, targets, scored = gathered.means(num_views)
+    if len(targets) < len(scored):
+        log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
+    numbers = task.score(predictions, targets)
+    return EvalReport(
+        Score(numbers, task.value(numbers), len(targets), len(scored)),
+        protocol,
+        num_views,
+        tuple(names),
+        task.per_output(predictions, targets, names),
+        task.confusion(predictions, targets),
+    )
 
 
 def score(
@@ -143,6 +99,7 @@ def score(
         UsageError: If there is no evaluation split, checkpoint or protocol of that name.
         StateError: If the checkpoint does not fit the model.
     """
+    check_predicts(config.task, "eval")
     asked = views(protocol)
     config = replace(config, data=with_views(config.data, asked, size))
     with join(config.run.timeout_s) as member:
@@ -155,38 +112,71 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
     _, _, dataset = assemble.datasets(config, state, member)
     if dataset is None:
         raise UsageError("there is no evaluation split: data.eval_split is none", hint="set data.eval_split")
-    assert config.model.num_classes is not None
-    tally = Tally(len(dataset), config.model.num_classes)
+    gathered = Gathered(len(dataset))
     for batch in assemble.eval_data(config, dataset, member, asked).loader:
-        add_batch(model, batch, tally, member, config)
-    tally.sums = Strategy(member).total(tally.sums)()
-    labels = torch.tensor(dataset.column(config.data.label).to_pylist())
-    names = class_names(dataset.classes, config)
-    return tally.report(labels, asked.num_views, protocol, names)
+        add_batch(model, batch, gathered, member, config)
+    strategy = Strategy(member)
+    gathered.add_up(lambda values: strategy.total(values)())
+    names = output_names(config.task.names(dataset, config.data), config)
+    return report(config.task, gathered, asked.num_views, protocol, names)
 
 
 @torch.no_grad()
-def add_batch(model: nn.Module, batch: Batch, tally: Tally, member: Member, config: Config) -> None:
-    """Add the predictions for a batch to a tally, at most `eval_batch_size` clips at once."""
+def add_batch(
+    model: nn.Module, batch: Batch, gathered: Gathered, member: Member, config: Config, *, targets: bool = True
+) -> None:
+    """Add the predictions for a batch, at most `eval_batch_size` clips at once.
+
+    Without `targets`, all rows that are not masked are added, whether or not they have a label.
+    """
     model.eval()
-    streams, sample, valid = inputs(batch), batch.sample, batch.valid
+    task = config.task
     if batch.frame_index.ndim == 3:  # with an axis of views
-        num_views = batch.frame_index.shape[1]
-        streams = tuple(clips.flatten(0, 1) for clips in streams)
-        sample, valid = sample.repeat_interleave(num_views), valid.repeat_interleave(num_views)
+        batch = _one_view_a_row(batch)
     most = -(-config.data.eval_batch_size // member.world.size)
-    for first in range(0, len(sample), most):
-        part = slice(first, first + most)
+    for first in range(0, batch.num_rows, most):
+        part = batch.rows(slice(first, first + most))
+        part = task.prepare(part, Phase(training=False, seed=config.run.seed))
         with autocast(member.device, config.run.amp):
-            logits = model(*(clips[part] for clips in streams))
-        tally.add(logits, sample[part], valid[part])
+            outputs = model(*task.inputs(part))
+        scored = task.scored(part) if targets else part.valid
+        gathered.add(task.predict(outputs), scored, part.sample, task.target(part) if targets else None)
 
 
-def class_names(known: Sequence[str], config: Config) -> list[str]:
-    """Return the dataset's class names if they apply to the label column, else numbers as names."""
+def _one_view_a_row(batch: Batch) -> Batch:
+    """Return a batch with a row for each view of each clip; view v of row b is row b * V + v."""
+    rows, num_views = batch.frame_index.shape[:2]
+    with_views = {"video", "flow", "frame_index", "seconds"}
+
+    def repeated(name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {inner: repeated(name, one) for inner, one in value.items()}
+        if isinstance(value, Tensor) and value.ndim and len(value) == rows:
+            return value.flatten(0, 1) if name in with_views else value.repeat_interleave(num_views, 0)
+        if isinstance(value, tuple) and len(value) == rows:
+            return tuple(one for one in value for _ in range(num_views))
+        return value
+
+    return Batch({name: repeated(name, value) for name, value in batch.items()})
+
+
+def output_names(known: Sequence[str], config: Config) -> list[str]:
+    """Return the names of the outputs if there are as many as the model has, else numbers as names."""
     count = config.model.num_classes
-    assert count is not None
-    return list(known) if len(known) == count and config.data.label == "label" else [str(n) for n in range(count)]
+    return list(known) if count is None or len(known) == count else [str(number) for number in range(count)]
+
+
+def check_predicts(task: Task, command: str) -> None:
+    """Check that a task makes predictions.
+
+    Raises:
+        UsageError: If it does not.
+    """
+    if not task.predicts:
+        raise UsageError(
+            f"`fastvid {command}` needs predictions, but task {type(task).__name__} makes none",
+            hint="add predict, target and score to the task, or read the run's own evaluations in metrics.jsonl",
+        )
 
 
 def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Config, nn.Module, dict[str, Any] | None]:
@@ -208,9 +198,9 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
             hint="set model.weights=FILE to use a file of weights",
         )
     if state is not None and config.model.num_classes is None:
-        model_config = replace(config.model, num_classes=int(state["config"]["model"]["num_classes"]))
+        model_config = replace(config.model, num_classes=state["config"]["model"]["num_classes"])
         config = replace(config, model=model_config)
-    if config.model.num_classes is None:
+    if config.model.num_classes is None and state is None:
         config, _, _ = assemble.datasets(config, state, member)
     model = assemble.build_model(config, member)
     if state is None:

@@ -37,7 +37,7 @@ from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import summarize
 from fastvid.sharding.verify.audit import audit_removals
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from fastvid.storage import LocalStorage, open_storage
 from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make
 
@@ -331,7 +331,7 @@ class TestReturn:
         path, phases = raw / SECRET, []
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0, blocked=("0" * 64, digest))
-        task = Task(0, "x.mp4", str(path), "x", size=path.stat().st_size)
+        task = SourceTask(0, "x.mp4", str(path), "x", size=path.stat().st_size)
         done = encode_source(task, settings, lambda phase, _: phases.append(phase))
         assert (done.reason, done.samples, done.source_sha256) == ("blocked", (), digest)
         assert phases == ["probe"]  # the phase in which the file is hashed

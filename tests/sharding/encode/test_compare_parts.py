@@ -16,7 +16,7 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.window import plan_window
 from fastvid.sharding.work import encode_clip
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
 
@@ -32,7 +32,7 @@ START = "setpts=PTS-STARTPTS"
 
 def pack(path, start=None, end=None, profile=SMALL, **options):
     settings = Settings(profile, find_ffmpeg(), Limits(), options.pop("max_seconds", 600.0), **options)
-    task = Task(0, "a", str(path), "a", path.stat().st_size, start, end)
+    task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
     return encode_source(task, settings, lambda phase, seconds: None)
 
 

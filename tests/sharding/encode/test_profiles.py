@@ -26,7 +26,7 @@ from fastvid.media.source_file import open_source
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
 
 COMPACT = PROFILES["compact"]
@@ -247,7 +247,7 @@ def test_profile_rate_repeats_or_drops_frames(rate, fps, frames, tmp_path):
     path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
     settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
     for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
-        task = Task(0, "a", str(path), "a", path.stat().st_size, start, end)
+        task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
         outcome = encode_source(task, settings, lambda *_: None)
         assert outcome.message == ""
         sample = outcome.samples[0]

@@ -20,7 +20,7 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.salvage import allowed_frames, clean_cut, longest_run
 from fastvid.sharding.encode.streams import Streams
 from fastvid.sharding.work.encode_source import encode_clips
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
@@ -76,7 +76,7 @@ def settings(limit="100%", **options):
 
 
 def outcome(path, how, start=None, end=None):
-    task = Task(0, "c", str(path), "c", path.stat().st_size, start, end)
+    task = SourceTask(0, "c", str(path), "c", path.stat().st_size, start, end)
     (found,) = encode_clips([task], how, lambda *_: None, lambda _: None)
     return found
 
@@ -247,7 +247,7 @@ def test_clips_inside_the_salvaged_run_are_those_of_the_undamaged_video(footage,
     path = truncated(original, 0.7, tmp_path)
     spans = [(0.5, 2.1), (None, 1.0), (3.0, 5.5), (5.0, 7.0), (8.0, 9.0), (1.0, None)]
     tasks = [
-        Task(number, f"c{number}", str(path), f"c{number}", 0, start, end, parent="file")
+        SourceTask(number, f"c{number}", str(path), f"c{number}", 0, start, end, parent="file")
         for number, (start, end) in enumerate(spans)
     ]
     how = settings("1")  # none of their frames are left out

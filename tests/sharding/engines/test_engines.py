@@ -22,7 +22,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local_engine
 from fastvid.sharding.engines.local_engine import LocalEngine
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.sharding.shardtools import REPOSITORY, make, stub
 
 SMALL = PROFILES["compact"].changed(short_side=96)
@@ -34,7 +34,7 @@ def settings(path="", limits=None):
 
 
 def tasks(folder, *names):
-    return [Task(number, name, str(folder / name), name) for number, name in enumerate(names)]
+    return [SourceTask(number, name, str(folder / name), name) for number, name in enumerate(names)]
 
 
 def gone(pid):
@@ -113,10 +113,10 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
         from fastvid.media.ffmpeg import find_ffmpeg
         from fastvid.media.limits import Limits
         from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.work.messages import Settings, Task
+        from fastvid.sharding.work.messages import Settings, SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
-        list(engine.run([Task(0, "a", {str(folder / "a.mp4")!r}, "a")]))
+        list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))
     """
     job = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)], env=os.environ | {"PYTHONPATH": str(REPOSITORY)}

@@ -27,7 +27,7 @@ from fastvid.sharding.in_place.run import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.lerobot.jobs import index_lerobot
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
 from tests.sharding.shardtools import command, ledger, make, tars
@@ -109,7 +109,7 @@ def test_missing_ray_names_the_extra(monkeypatch):
 
 
 def test_unreachable_cluster_raises_a_clear_error(tmp_path):
-    task = Task(0, "a", str(tmp_path / "a.mp4"), "a")
+    task = SourceTask(0, "a", str(tmp_path / "a.mp4"), "a")
     with (
         closing(open_engine("ray", SETTINGS, address="127.0.0.1:1")) as engine,
         pytest.raises(WorkerError, match=r"cannot connect to a Ray cluster at 127\.0\.0\.1:1: .* refused"),
@@ -132,12 +132,14 @@ def _no_worker_stays():
 def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
     path = make(tmp_path / "a.mp4", frames=3)
     (tmp_path / "bad.mp4").write_bytes(b"no video")
-    _, (first, clip) = work(Task(0, "a", str(path), "a"), Task(2, "c", str(path), "c", start=0.04, end=0.08))
+    _, (first, clip) = work(
+        SourceTask(0, "a", str(path), "a"), SourceTask(2, "c", str(path), "c", start=0.04, end=0.08)
+    )
     assert [sample.key for sample in Outcome.from_bytes(first).samples] == ["a"]
     assert [sample.num_frames for sample in Outcome.from_bytes(clip).samples] == [1]
     (engine,) = ray_work._engines.values()
     before = engine._pool[0].child.pid
-    _, (second,) = work(Task(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
+    _, (second,) = work(SourceTask(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
     assert Outcome.from_bytes(second).reason is Reason.NOT_VIDEO
     assert engine._pool[0].child.pid == before
 
@@ -151,4 +153,4 @@ def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
 )
 def test_node_with_other_software_raises(tmp_path, change, message):
     with pytest.raises(WorkerError, match=message):
-        work(Task(0, "a", str(tmp_path / "a.mp4"), "a"), **change)
+        work(SourceTask(0, "a", str(tmp_path / "a.mp4"), "a"), **change)

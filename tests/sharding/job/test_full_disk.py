@@ -13,7 +13,7 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.sharding.shardtools import command, ledger, make, tars
 from tests.storage.faulty import FaultyServer
 
@@ -130,7 +130,7 @@ def test_full_disk_during_download_rejects_no_source(folder, disk, monkeypatch):
     settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0)
     with FaultyServer() as server:
         server.files["v.mp4"] = (folder / "v5.mp4").read_bytes()
-        task = Task(0, "v", f"{server.url}/v.mp4", "v")
+        task = SourceTask(0, "v", f"{server.url}/v.mp4", "v")
         outcome = encode_source(task, settings, lambda _phase, _seconds: None)
     assert (outcome.reason, outcome.transient) == (Reason.NO_SPACE, True)
     assert str(disk) in outcome.message

@@ -33,7 +33,7 @@ from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
 from tests.storage.gcs import GcsServer
@@ -259,7 +259,7 @@ def test_listing_returns_names_sizes_and_tags(bucket, folder):
 def outcome_of(path, size=0, tag=None, **limits):
     """Return a worker's outcome for one source."""
     settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
-    return encode_source(Task(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
+    return encode_source(SourceTask(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
 
 
 def test_every_object_store_failure_has_a_reason(bucket, folder):

@@ -6,9 +6,9 @@ import pytest
 
 from fastvid.media.reasons import Reason
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work.messages import EncodedSample, Outcome, Task
+from fastvid.sharding.work.messages import EncodedSample, Outcome, SourceTask
 
-TASK = Task(3, "a.mp4", "/a.mp4", "a", size=1)
+TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)
 KILLED = Outcome(3, reason=Reason.CRASHED, message="killed", transient=True)
 PACKED = Outcome(3, (EncodedSample("a", {"num_frames": 1}, {"rgb": b""}),))
 BROKEN = Outcome(3, reason=Reason.BROKEN_CONTAINER, message="broken")

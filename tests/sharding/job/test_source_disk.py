@@ -22,7 +22,7 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode_source as work
-from fastvid.sharding.work.messages import Outcome, Settings, Task
+from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
 from tests.sharding.shardtools import command, ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -170,7 +170,7 @@ def test_dangling_link_is_a_missing_source(tmp_path):
 
 def encode(path, streams=None):
     settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0, *([streams] if streams else []))
-    return work.encode_source(Task(0, "a", str(path), "a"), settings, lambda _phase, _seconds: None)
+    return work.encode_source(SourceTask(0, "a", str(path), "a"), settings, lambda _phase, _seconds: None)
 
 
 @pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.TRUNCATED, Reason.NO_FRAMES, Reason.BROKEN_CONTAINER])

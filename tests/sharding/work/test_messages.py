@@ -12,7 +12,7 @@ from fastvid.media.limits import Limits
 from fastvid.media.reasons import Reason
 from fastvid.runtime.messages import HEADER_BYTES, pack, piece_size, unpack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, Task
+from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, SourceTask
 
 samples = st.builds(
     EncodedSample,
@@ -54,9 +54,9 @@ def test_absurd_lengths_are_refused_before_anything_is_read():
 
 
 def test_names_with_any_bytes_and_settings_survive():
-    task = Task(3, "x", "/tmp/\udcff\n.mp4", "k", 5, 1.5, None, 4.0)
+    task = SourceTask(3, "x", "/tmp/\udcff\n.mp4", "k", 5, 1.5, None, 4.0)
     header, blobs = unpack(pack(task.to_json()))
-    assert Task(**header) == task
+    assert SourceTask(**header) == task
     assert not blobs
     settings = Settings(PROFILES["vp9"], find_ffmpeg(), Limits(max_pixels=5), 600.0)
     assert Settings.from_json(unpack(pack(settings.to_json()))[0]) == settings

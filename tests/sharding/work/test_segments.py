@@ -22,7 +22,7 @@ from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode_clip
 from fastvid.sharding.work import encode_source as work
 from fastvid.sharding.work.encode_source import encode_clips, encode_source
-from fastvid.sharding.work.messages import Settings, Task
+from fastvid.sharding.work.messages import Settings, SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
@@ -102,7 +102,7 @@ def settings(**options):
 
 def tasks_of(path, spans):
     return [
-        Task(number, f"c{number}", str(path), f"c{number}", path.stat().st_size, start, end, parent="file")
+        SourceTask(number, f"c{number}", str(path), f"c{number}", path.stat().st_size, start, end, parent="file")
         for number, (start, end) in enumerate(spans)
     ]
 
@@ -126,7 +126,7 @@ def random_spans(seed, length, count=7):
 @pytest.mark.parametrize("name", [*SEEKS, *STARTS])
 def test_clips_show_the_frames_of_the_full_decode(name, footage, windows, monkeypatch):
     path, how = footage(name), settings()
-    (whole,) = encode_source(Task(0, "w", str(path), "w"), how, lambda *_: None).samples
+    (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how, lambda *_: None).samples
     shown = numbers(whole.streams["rgb"])
     info = look(path)
     assert bool(len(info.keys)) == (name in SEEKS)

@@ -9,6 +9,7 @@ import shlex
 import pytest
 
 from fastvid.models import zoo
+from fastvid.runtime.import_names import check_keywords, import_name
 from fastvid.train.config import overrides, recipes
 
 NAMES = recipes.names()
@@ -56,7 +57,13 @@ def test_the_first_line_contains_the_published_number(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_model_accepts_the_options_of_the_recipe(name: str) -> None:
     model = recipes.load(name).model
-    assert set(model.arguments) <= set(zoo.options(model.name))
+    if ":" in model.name:
+        check_keywords(
+            "model.options", model.name, import_name("model.name", model.name), model.arguments,
+            always=("num_classes", "num_frames"),
+        )  # fmt: skip
+    else:
+        assert set(model.arguments) <= set(zoo.options(model.name))
 
 
 @pytest.mark.parametrize("name", NAMES)

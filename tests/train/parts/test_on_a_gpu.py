@@ -26,7 +26,6 @@ from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.step import Stepper
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.mixup import Mixer
 from fastvid.train.parts.optim import load_optimizer, make_optimizer
 from fastvid.train.parts.optim_large import Lamb, Lars
 from fastvid.train.parts.replica import Replica
@@ -35,6 +34,7 @@ from fastvid.train.ranks import elastic
 from fastvid.train.ranks.elastic import SHARED_DEVICE, Member, device_of, join
 from fastvid.train.records.exposure import Exposure
 from fastvid.train.run import assemble
+from fastvid.train.tasks.mixup import Mixer
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake
 from tests.train import toy

@@ -20,10 +20,10 @@ from fastvid.runtime.json_text import json_text
 from fastvid.runtime.world import World
 from fastvid.train.loop.step import micro_batches, step_seed
 from fastvid.train.loop.strategy import Strategy, build_strategy
-from fastvid.train.parts.evaluate import count
 from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records import metrics
+from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 
 
@@ -179,6 +179,10 @@ def test_step_seeds_differ_by_run_position_and_rank() -> None:
 def test_constant_logits_are_never_hits() -> None:
     label = torch.tensor([0, 1, 2])
     valid = torch.ones(3, dtype=torch.bool)
+
+    def count(logits: torch.Tensor, label: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        return Classification().sums(logits, Batch(label=label, valid=valid)).vector
+
     assert count(torch.zeros(3, 10), label, valid)[1:].tolist() == [0.0, 0.0, 3.0]
     assert count(torch.full((3, 10), math.nan), label, valid)[1:3].tolist() == [0.0, 0.0]
     # With fewer than five classes, every finite prediction is a top-5 hit.

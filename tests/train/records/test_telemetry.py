@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from fastvid.errors import MissingDependency, UsageError
+from fastvid.errors import UsageError
 from fastvid.runtime.world import World
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records.exposure import Exposure
 from fastvid.train.records.metrics import METRICS_FILE, Recorder
 from fastvid.train.records.telemetry import Telemetry
-from fastvid.train.records.tensorboard import Board
 from fastvid.train.run import run_report as report
 from tests.train import toy
 
@@ -100,23 +98,3 @@ def test_report_shows_one_run_or_compares_two(tmp_path: Path) -> None:
         assert both.count(f'<th class="num">{name}</th>') == 6
     with pytest.raises(UsageError, match="does not contain a run"):
         report.page([tmp_path / "none"])
-
-
-def test_tensorboard_receives_all_rows(tmp_path: Path) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    recorder = Recorder(tmp_path / METRICS_FILE, Board(tmp_path / "board"))
-    recorder.write("start", samples=0, world_size=1)
-    recorder.write("train", samples=8, loss=0.5, checkpoint="x")
-    recorder.write("train", samples=16, loss=0.25)
-    recorder.close()
-    events = EventAccumulator(str(tmp_path / "board"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(8, 0.5), (16, 0.25)]
-
-
-def test_missing_tensorboard_raises_missing_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    with pytest.raises(MissingDependency, match="TensorBoard cannot be imported"):
-        Board(tmp_path)

@@ -114,7 +114,7 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Path, tmp_path: Path
 def test_the_summary_of_a_run_that_scored_nothing_is_json(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = Score(float("nan"), 0.0, 0.0, 0, 4)
+    nothing = Score({"loss": float("nan")}, float("nan"), 0, 4)
     monkeypatch.setattr(loop, "evaluate", lambda *_words, **_options: nothing)
     config = recipes.load(str(folder / "recipe.py"), [f"run.out={tmp_path}", "run.epochs=1"])
     assert launch.train(config) == 0

@@ -18,9 +18,11 @@ from fastvid.load.clips.augment import View as Cut
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.parts.gathered import Gathered
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run.eval_protocols import views, with_views
-from fastvid.train.run.scoring import Tally, add_batch
+from fastvid.train.run.scoring import add_batch, report
+from fastvid.train.tasks.classification import Classification
 from tests.load.tools import video
 
 SEGMENTS, DENSE = Segments(4, jitter=False), Dense(4, stride=8, jitter=False)
@@ -137,10 +139,14 @@ def test_samplers_and_crops_without_views_are_refused() -> None:
             with_views(recipe, views(protocol))
 
 
-def tally(*passes: tuple[list[list[float]], list[bool]]) -> Tally:
-    made = Tally(3, 2)
+TASK = Classification()
+
+
+def tally(labels: list[int], *passes: tuple[list[list[float]], list[bool]]) -> Gathered:
+    made = Gathered(3)
     for logits, valid in passes:
-        made.add(torch.tensor(logits), torch.arange(3), torch.tensor(valid))
+        probabilities = TASK.predict(torch.tensor(logits))
+        made.add(probabilities, torch.tensor(valid), torch.arange(3), torch.tensor(labels))
     return made
 
 
@@ -148,28 +154,30 @@ def test_probabilities_are_averaged_and_the_confusion_counts_classes() -> None:
     # Sample 0: 0.9 and 0.2 of class 0, so 0.55. Sample 1: 0.4 and 0.5 of class 0. Sample 2 decodes only once.
     odds = {share: math.log(share / (1 - share)) for share in (0.9, 0.2, 0.4, 0.5)}
     made = tally(
+        [0, 0, 1],
         ([[odds[0.9], 0.0], [odds[0.4], 0.0], [5.0, 0.0]], [True, True, True]),
         ([[odds[0.2], 0.0], [odds[0.5], 0.0], [5.0, 0.0]], [True, True, False]),
     )
-    report = made.report(torch.tensor([0, 0, 1]), 2, "2x1", ["a", "b"])
-    assert (report.score.scored, report.score.total) == (2, 3)
-    assert report.score.top1_percent == 50.0
-    assert report.score.loss == pytest.approx(-(math.log(0.55) + math.log(0.45)) / 2, abs=1e-6)
-    assert report.confusion.tolist() == [[1, 1], [0, 0]]
-    first, second = report.per_class()
+    scored = report(TASK, made, 2, "2x1", ["a", "b"])
+    assert (scored.score.scored, scored.score.total) == (2, 3)
+    assert scored.score.numbers["top1_percent"] == scored.score.value == 50.0
+    assert scored.score.loss == pytest.approx(-(math.log(0.55) + math.log(0.45)) / 2, abs=1e-6)
+    assert scored.confusion is not None
+    assert scored.confusion.tolist() == [[1, 1], [0, 0]]
+    first, second = scored.rows
     assert first == {"class": "a", "videos": 2, "top1_percent": 50.0, "taken_for": "b", "taken_for_videos": 1}
     assert second["top1_percent"] is None
 
 
 def test_ties_and_infinite_logits_are_never_hits() -> None:
-    made = tally(([[0.0, 0.0], [float("nan"), 0.0], [1.0, 0.0]], [True, True, True]))
-    assert made.report(torch.tensor([0, 1, 0]), 1, "1x1", ["a", "b"]).score.top1_percent == pytest.approx(100 / 3)
+    made = tally([0, 1, 0], ([[0.0, 0.0], [float("nan"), 0.0], [1.0, 0.0]], [True, True, True]))
+    assert report(TASK, made, 1, "1x1", ["a", "b"]).score.numbers["top1_percent"] == pytest.approx(100 / 3)
 
 
 def test_a_video_seen_too_often_is_an_error() -> None:
     logits = ([[0.0, 1.0]] * 3, [True] * 3)
     with pytest.raises(StateError, match="2 times, the protocol has 1 views"):
-        tally(logits, logits).report(torch.zeros(3, dtype=torch.int64), 1, "1x1", ["a", "b"])
+        tally([0, 0, 0], logits, logits).means(1)
 
 
 class Summing(nn.Module):
@@ -206,10 +214,12 @@ def test_views_of_all_streams_are_averaged_in_chunks() -> None:
         optim=OptimConfig(base_lr=1, base_batch_size=1),
         run=RunConfig(out="-", epochs=1),
     )
-    model, made = Summing(), Tally(3, 2)
+    model, made = Summing(), Gathered(3)
     add_batch(model, batch, made, Member(World(), torch.device("cpu")), config)
     assert model.seen == [4, 4, 4, 3]
-    assert made.sums[:, -1].tolist() == [5, 0, 5]
-    for row in (0, 2):
+    predictions, targets, scored = made.means(5)
+    assert scored.tolist() == [True, False, True]
+    assert targets[:, 0].tolist() == [0, 1]
+    for row, found in zip((0, 2), predictions, strict=True):
         probabilities = Summing()(video[row], flow[row]).double().softmax(1)
-        assert torch.allclose(made.sums[row, :-1], probabilities.sum(0))
+        assert torch.allclose(found, probabilities.mean(0))

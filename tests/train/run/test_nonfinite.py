@@ -16,6 +16,7 @@ from fastvid.train.loop.loop import Trainer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.tasks.sums import Sums
 from tests.train import toy
 
 ALONE = Member(World(), torch.device("cpu"))
@@ -23,23 +24,23 @@ EPOCH = 11 * toy.BATCH
 Poison = Callable[[Replica, torch.Tensor], None]
 
 
-def weights(replica: Replica, _sums: torch.Tensor) -> None:
+def weights(replica: Replica, _sums: Sums) -> None:
     next(iter(replica.model.parameters())).data.view(-1)[3] = math.inf
 
 
-def moments(replica: Replica, _sums: torch.Tensor) -> None:
+def moments(replica: Replica, _sums: Sums) -> None:
     next(iter(replica.optimizer.state.values()))["momentum_buffer"].view(-1)[3] = math.nan
 
 
-def statistics(replica: Replica, _sums: torch.Tensor) -> None:
+def statistics(replica: Replica, _sums: Sums) -> None:
     replica.model[1].running_mean[0] = math.nan  # type: ignore[index]
 
 
-def loss(_replica: Replica, sums: torch.Tensor) -> None:
-    sums[0] = math.nan
+def loss(_replica: Replica, sums: Sums) -> None:
+    sums.vector[0] = math.nan
 
 
-def evaluation(replica: Replica, _sums: torch.Tensor) -> None:
+def evaluation(replica: Replica, _sums: Sums) -> None:
     replica.model[1].running_var.fill_(-1.0)  # type: ignore[index]
 
 
@@ -48,7 +49,7 @@ def poisoned(folder: Path, poison: Poison, step: int, **run: Any) -> Trainer:
     made = toy.trainer(toy.toy_config(folder, log_every_steps=1000, **run), ALONE, norm=True)
     steps = 0
 
-    def maybe_sync(replica: Replica, sums: torch.Tensor) -> None:
+    def maybe_sync(replica: Replica, sums: Sums) -> None:
         nonlocal steps
         steps += 1
         if steps == step:

@@ -15,6 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.job.job import run_job
 from fastvid.train.run import launch, scoring
+from fastvid.train.tasks.classification import Classification
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
@@ -76,7 +77,7 @@ def test_a_model_with_different_inputs_is_refused(shards: Path, tmp_path: Path, 
 
 def test_mixing_with_several_streams_is_refused(shards: Path, tmp_path: Path) -> None:
     one = made(shards, tmp_path, "two-stream-r18")
-    mixing = replace(one, data=replace(one.data, group_size=4), optim=replace(one.optim, mixup=0.2))
+    mixing = replace(one, data=replace(one.data, group_size=4), task=Classification(mixup=0.2))
     with pytest.raises(UsageError, match="mixup and CutMix do not support models with several streams"):
         launch.train(mixing)
 

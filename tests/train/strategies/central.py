@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fastvid.load.batch.batch import Batch
@@ -22,6 +21,7 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, broadcast_bytes
 from fastvid.train.strategies.shared.link import Link
 from fastvid.train.strategies.shared.listener import Address, Listener, host_of_job, open_link, token_of_job
+from fastvid.train.tasks.sums import Sums
 
 FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for
 TIMEOUT_S = 60.0
@@ -89,7 +89,7 @@ class Central(Strategy):
             replica.samples = self.next[1] * size  # of all ranks: the position in the schedule
             yield from loader
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         self.next = self.ask(NEXT, replica)
 
     def settle(self, replica: Replica) -> bool:

@@ -23,6 +23,8 @@ from fastvid.train.ranks.elastic import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.metrics import METRICS_FILE, Recorder
 from fastvid.train.strategies.shared.averager import moments, statistics
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.sums import Sums
 from tests.train import toy
 
 DIMENSIONS = 6
@@ -88,9 +90,9 @@ CONSTANT = {"decay": "constant", "warmup_epochs": 0.0, "base_lr": RATE}
 def config_of(case: Case, folder: Path) -> Config:
     base = toy.toy_config(folder, **case.run)
     # No clipping, which each rank applies to its own gradient, so results would not be exact.
-    changes: dict[str, Any] = {"clip_norm": None, "groups": "plain", "label_smoothing": 0.0, "weight_decay": 0.01}
+    changes: dict[str, Any] = {"clip_norm": None, "groups": "plain", "weight_decay": 0.01}
     optim = replace(base.optim, **(changes | dict(case.optim)))
-    return replace(base, optim=optim, sync=case.sync, sync_options=dict(case.options))
+    return replace(base, optim=optim, task=Classification(), sync=case.sync, sync_options=dict(case.options))
 
 
 def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> Trainer:
@@ -142,7 +144,7 @@ def watch(made: Trainer) -> Trace:
     """Record the steps of a trainer by wrapping its methods."""
     trace, strategy, inner = Trace(), made.strategy, made.strategy.maybe_sync
 
-    def spy(replica: Replica, sums: Tensor) -> None:
+    def spy(replica: Replica, sums: Sums) -> None:
         inner(replica, sums)
         model = replica.model
         trace.weights.append(flat(model.parameters()))

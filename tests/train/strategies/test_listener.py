@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import socket
 import struct
 import threading
@@ -16,13 +15,12 @@ import torch
 from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.runtime.world import World
 from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.strategy import Asgd
 from fastvid.train.strategies.shared import listener
 from fastvid.train.strategies.shared.link import Link
 from fastvid.train.strategies.shared.listener import TOKEN_VARIABLE, Address, Listener, open_link, shared_token
 from fastvid.train.strategies.shared.store import shared_store
-from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
+from tests.train.strategies.asgd.kit import TOKEN, client_of, merging, serving, together, until, weights_of
 
 SIZE = 6
 STRANGERS = 200
@@ -176,33 +174,29 @@ def test_many_clients_with_the_token_are_all_served() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("exchanges", [False, True])
+@pytest.mark.parametrize("deltas", [False, True])
 def test_values_that_are_not_finite_are_refused_by_name(
-    value: float, exchanges: bool, caplog: pytest.LogCaptureFixture
+    value: float, deltas: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """An honest client that diverges must not poison the others."""
-    policy = Policy(elasticity=0.5 if exchanges else None)
-    with serving(SIZE, policy=policy) as servers, client_of(servers, SIZE) as honest, client_of(servers, SIZE) as other:
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(merging(SIZE))] if deltas else stack.enter_context(serving(SIZE))
+        honest, other = (stack.enter_context(client_of(servers, SIZE)) for _ in range(2))
         weights = ones()
         honest.join(weights)
         other.join(ones())
         wrong = ones()
         wrong[2] = value
-        send = (
-            functools.partial(honest.exchange, wrong, ones())
-            if exchanges
-            else functools.partial(honest.push, wrong, 1.0)
-        )
         with pytest.raises(FastvidError, match="values are not finite"):
-            send()
+            honest.push_delta(wrong, 1) if deltas else honest.push(wrong, 1.0)
         assert f"client {honest.number}: 1 of {SIZE} values are not finite" in caplog.text
         assert servers[0].not_finite == 1
-        assert servers[0].shard.snapshot.version == 0
+        assert servers[0].shard.version == 0
         assert torch.equal(weights_of(servers), ones())
         # The link is still usable, and the others go on.
         honest.fetch(weights)
         assert torch.equal(weights, ones())
-        assert exchanges or other.push(ones(), 1.0) == 0
+        assert (other.push_delta(ones(), 1).staleness if deltas else other.push(ones(), 1.0)) == 0
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
@@ -218,7 +212,7 @@ def test_initial_weights_that_are_not_finite_are_refused() -> None:
     with serving(SIZE) as servers, client_of(servers, SIZE) as client:
         with pytest.raises(FastvidError, match="not finite"):
             client.join(ones() * float("nan"))
-        assert not servers[0].shard.initialised
+        assert not servers[0].shard.initialized
 
 
 def test_the_token_of_the_environment_is_not_sent_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

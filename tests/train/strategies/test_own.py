@@ -117,11 +117,10 @@ def config(sync: str, **optim: Any) -> Config:
     return replace(base, sync=sync, optim=replace(base.optim, **optim))
 
 
-def test_ema_is_refused_unless_all_ranks_step_alike() -> None:
-    for sync in ("kavg", "asgd", "relay", own.SYNC):
-        with pytest.raises(UsageError, match=f"sync={sync} does not support optim.ema_decay"):
-            strategy_of(config(sync, ema_decay=0.9))
-    assert strategy_of(config("ddp", ema_decay=0.9)) is find_strategy("ddp")
+def test_ema_needs_ranks_that_share_batches() -> None:
+    with pytest.raises(UsageError, match=f"sync={own.SYNC} does not support optim.ema_decay"):
+        strategy_of(config(own.SYNC, ema_decay=0.9))
+    assert strategy_of(config("epochly:Epochly", ema_decay=0.9)) is find_strategy("epochly:Epochly")
 
 
 class Several(Strategy):

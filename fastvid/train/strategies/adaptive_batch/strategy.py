@@ -32,6 +32,7 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.adaptive_batch.policy import BatchPolicy, Noise, Scheduled, make_policy
 from fastvid.train.strategies.shared.noise import GradientNorms, NoiseMeter
+from fastvid.train.tasks.sums import Sums
 
 LrRule = Literal["linear", "keep"]
 
@@ -143,12 +144,15 @@ class AdaptiveBatch(Strategy):
     def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
         return self.inner.agree(requests)
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         self.inner.maybe_sync(replica, sums)
         if self.meter is not None:
             if self._norms is not None:
                 self.meter.add(*self._norms.take(), self._share, self._clips)
             self._decide(self.meter, replica)
+
+    def has_one_model(self) -> bool:
+        return self.inner.has_one_model()
 
     def _decide(self, meter: NoiseMeter, replica: Replica) -> None:
         if meter.count >= self._window:

@@ -43,20 +43,21 @@ class ParameterClient:
         timeout_s: Seconds of silence after which a server is considered dead.
 
     Attributes:
-        number: Number assigned by the head.
+        number: Number of this client at the head.
         versions: Versions of the weights fetched last.
-        samples: Positions acknowledged by all clients, according to the latest reply of the head.
+        merged: How many pushes of this client the server's weights contain, according to the latest reply, if it
+        merges. samples: Positions acknowledged by all clients, according to the latest reply of the head.
 
     Raises:
         WorkerError: If a server does not answer, or its token is another one.
     """
 
     def __init__(self, head: Address, size: int, *, timeout_s: float = 60.0) -> None:
-        self.number = -1
         self.versions: Versions = ()
-        self.samples = 0
+        self.samples = self.merged = 0
         self._clock = 0
         self._links = [open_link(head, timeout_s)]
+        self.number = self._links[0].number
         self._links[0].send(astuple(MessageHeader(ServerMessage.SHARDS)))
         ports = self._links[0].receive()[1]
         assert ports is not None
@@ -76,7 +77,7 @@ class ParameterClient:
             The versions to start from.
         """
         welcome = self._ask(self._links[0], MessageHeader(ServerMessage.JOIN))
-        self.number, self._clock = welcome.client, welcome.clock
+        self._clock = welcome.clock
         for link in self._links[1:]:
             self._ask(link, MessageHeader(ServerMessage.JOIN))
         if welcome.fresh:
@@ -95,6 +96,7 @@ class ParameterClient:
         """
         answers = self._all(MessageHeader(ServerMessage.FETCH), into=into)
         self.versions = tuple(answer.version for answer in answers)
+        self.merged = answers[0].merged
         return self.versions
 
     def push(
@@ -103,52 +105,60 @@ class ParameterClient:
         rate: float,
         since: Versions | None = None,
         *,
-        steps: int = 1,
+        clips: int = 1,
         progress: LeaseProgress | None = None,
     ) -> int:
-        """Push a gradient, or a sum of several.
+        """Push a gradient, which the server applies at once.
 
         Args:
             gradient: [size], on the CPU, contiguous; must not change until this returns.
             rate: Learning rate.
-            since: Versions that the oldest gradient was computed from; by default those fetched last.
-            steps: Number of gradients in the sum.
+            since: Versions that it was computed from; by default those fetched last.
+            clips: Number of clips that it was computed from.
             progress: Progress of a lease to acknowledge.
 
         Returns:
             The staleness at the head, in versions.
+
+        Raises:
+            FastvidError: If a value is not finite.
         """
         since = self.versions if since is None else since
-        head = MessageHeader(
-            ServerMessage.PUSH, client=self.number, clock=self._clock, steps=steps, rate=float_bits(rate)
-        )
-        answers = self._all(head, send=gradient, since=since, progress=progress)
+        header = MessageHeader(ServerMessage.GRADIENT, clock=self._clock, clips=clips, rate=float_bits(rate))
+        answers = self._all(header, send=gradient, since=since, progress=progress)
         self._clock = answers[0].clock
         return answers[0].staleness
 
-    def exchange(self, weights: Tensor, difference: Tensor, *, progress: LeaseProgress | None = None) -> None:
-        """Move the server's weights and these towards each other (elastic averaging).
+    def push_delta(self, delta: Tensor, clips: int, *, progress: LeaseProgress | None = None) -> MessageHeader:
+        """Push what this client's weights were minus what they are now, for the next merge.
 
         Args:
-            weights: [size], on the CPU, contiguous; changed in place.
-            difference: [size], receives the difference that was subtracted.
+            delta: [size], on the CPU, contiguous; must not change until this returns.
+            clips: Number of clips that it was computed from, at least 1.
             progress: Progress of a lease to acknowledge.
+
+        Returns:
+            The reply: `version` is above that fetched last if there was a merge since, and `merged` is how many pushes
+            of this client it contains.
+
+        Raises:
+            FastvidError: If a value is not finite.
         """
-        head = MessageHeader(ServerMessage.EXCHANGE, client=self.number, clock=self._clock, steps=1)
-        answers = self._all(head, send=weights, into=difference, progress=progress)
-        self._clock = answers[0].clock
-        weights -= difference
+        header = MessageHeader(ServerMessage.DELTA, clock=self._clock, clips=clips)
+        (answer,) = self._all(header, send=delta, since=self.versions, progress=progress)
+        self._clock, self.merged = answer.clock, answer.merged
+        return answer
 
     def lease(self) -> Lease | None:
         """Return the next samples, None if all are done. Waits while others may return some."""
-        answer = self._ask(self._links[0], MessageHeader(ServerMessage.LEASE, client=self.number))
+        answer = self._ask(self._links[0], MessageHeader(ServerMessage.LEASE))
         return None if answer.lease < 0 else Lease(answer.lease, answer.epoch, answer.start, answer.stop)
 
     def leave(self) -> None:
         """Leave the training; leased samples that are not acknowledged go to other clients."""
         try:
             for link in self._links:
-                self._ask(link, MessageHeader(ServerMessage.LEAVE, client=self.number))
+                self._ask(link, MessageHeader(ServerMessage.LEAVE))
         finally:
             self._pool.shutdown()
             for link in self._links:

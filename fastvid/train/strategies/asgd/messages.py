@@ -13,8 +13,8 @@ class ServerMessage(IntEnum):
     JOIN = 1
     INIT = 2
     FETCH = 3
-    PUSH = 4
-    EXCHANGE = 5
+    GRADIENT = 4
+    DELTA = 5
     LEASE = 6
     LEAVE = 7
     SHARDS = 8
@@ -29,12 +29,12 @@ class MessageHeader:
 
     Attributes:
         kind: See `ServerMessage`.
-        client: Number of the client, assigned when it joins.
-        version: In PUSH, version that the oldest gradient was computed from. In replies, version of the shard.
-        staleness: In replies to PUSH, number of versions committed since then, excluding this one.
-        clock: Pushes and exchanges of this client so far.
-        steps: In PUSH, number of gradients in the sum.
-        rate: In PUSH, learning rate as the bits of a float64, see `float_bits`.
+        version: In pushes, version that the client's weights are from. In replies, version of the shard.
+        staleness: In replies to pushes, number of versions committed since then, excluding the one of a gradient.
+        clock: Pushes of this client so far.
+        merged: In replies of a server that merges, how many of this client's pushes the version contains.
+        clips: In pushes, number of clips that the payload was computed from.
+        rate: In GRADIENT, learning rate as the bits of a float64, see `float_bits`.
         lease: Lease that start, stop and digest refer to; -1 for none.
         epoch: Epoch of the lease.
         start: First position of the lease; in an acknowledgement, first position that is not done.
@@ -45,11 +45,11 @@ class MessageHeader:
     """
 
     kind: ServerMessage
-    client: int = 0
     version: int = 0
     staleness: int = 0
     clock: int = 0
-    steps: int = 0
+    merged: int = 0
+    clips: int = 0
     rate: int = 0
     lease: int = -1
     epoch: int = 0

@@ -1,14 +1,18 @@
-"""A range of the weights with its optimizer; every change atomically creates a new version.
+"""A range of the weights with its optimizer; every step atomically creates a new version.
 
-A snapshot is never modified after it is published, and publishing is a single assignment. A reader with a snapshot
-therefore sends one committed version, whatever is pushed in the meantime.
+A reader gets the memory of the newest version itself, without a copy. A step in place would tear what is being sent, so
+a step that finds readers first moves to another buffer, and the last reader of the former one returns it. Thus a reader
+delays a step at most by a copy, never by the time that sending takes, and buffers are reused, because the pages of a
+new one cost more than the copy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -16,7 +20,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.shared.link import crc32
 
 OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -43,32 +46,21 @@ class WeightRange:
     averaged: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """A committed version of the weights.
 
     Attributes:
         version: Counted from 0, the initial weights.
-        values: [n]; must not be modified.
-        checksum: CRC-32 of the values.
+        values: [n], on the CPU; must not be modified.
     """
 
-    version: int
-    values: Tensor
-    checksum: int
+    def __init__(self, version: int, values: Tensor) -> None:
+        self.version, self.values = version, values
 
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The result of a push or an exchange.
-
-    Attributes:
-        version: The version that it created.
-        staleness: Versions committed between the weights that the gradient was computed from and this one.
-    """
-
-    version: int
-    staleness: int
+    @cached_property
+    def checksum(self) -> int:
+        """CRC-32 of the values."""
+        return crc32(self.values)
 
 
 def ranges(size: int, shards: int) -> list[tuple[int, int]]:
@@ -92,7 +84,6 @@ class WeightShard:
         rule: Builds the optimizer.
         sections: Sections that cover the flat weights; None for a single section.
         dtype: Dtype of the weights.
-        device: Device of the weights and the optimizer state; messages go through the CPU.
     """
 
     def __init__(
@@ -103,12 +94,11 @@ class WeightShard:
         sections: Sequence[WeightRange] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
     ) -> None:
         self.start, self.stop = start, stop
-        self._values = torch.zeros(stop - start, dtype=dtype, device=device)
+        self._values = torch.zeros(stop - start, dtype=dtype)
         self._parts: list[tuple[int, int, nn.Parameter]] = []
-        self._averaged: list[slice] = []
+        self.averaged: list[slice] = []
         groups, covered = [], 0
         for section in sections if sections is not None else [WeightRange(start, stop)]:
             low, high = max(section.start, start) - start, min(section.stop, stop) - start
@@ -116,9 +106,9 @@ class WeightShard:
                 continue
             covered += high - low
             if section.averaged:
-                self._averaged.append(slice(low, high))
+                self.averaged.append(slice(low, high))
                 continue
-            # A view, so that the optimizer updates the memory that snapshots are copied from.
+            # A view, so that the optimizer updates the memory that readers get.
             parameter = nn.Parameter(self._values[low:high])
             self._parts.append((low, high, parameter))
             groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
@@ -126,7 +116,10 @@ class WeightShard:
             raise UsageError(f"sections do not cover weights {start} to {stop} exactly once")
         self.optimizer = rule(groups) if groups else None
         self._lock = threading.Lock()
-        self._snapshot: Snapshot | None = None
+        self._version = -1  # before the weights are initialized
+        self._snapshot: Snapshot | None = None  # of the newest version, once it was read
+        self._readers: dict[Snapshot, int] = {}
+        self._spare: list[Tensor] = []
 
     @property
     def numel(self) -> int:
@@ -139,71 +132,69 @@ class WeightShard:
         return self._values.dtype
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The newest version."""
-        assert self._snapshot is not None
-        return self._snapshot
+    def version(self) -> int:
+        """Number of steps since the weights were initialized; -1 before that."""
+        return self._version
 
     @property
-    def initialised(self) -> bool:
+    def initialized(self) -> bool:
         """Whether the weights are initialized."""
-        return self._snapshot is not None
+        return self._version >= 0
 
     @torch.no_grad()
-    def initialise(self, values: Tensor) -> None:
-        """Set the initial weights, version 0."""
+    def initialize(self, values: Tensor) -> None:
+        """Set the initial weights [n], version 0."""
         with self._lock:
             self._values.copy_(values)
-            self._publish(0)
+            self._version, self._snapshot = 0, None
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
-        """Update the weights with a gradient.
+    def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
+        """Update the weights with a gradient, and return the version that this creates.
 
         Args:
-            gradient: [n]; in averaged sections, the client's own values.
-            since: Version that it was computed from.
-            rate: Learning rate before the policy is applied.
-            policy: Adapts the rate to the staleness.
-            share: Weight of this client's values in averaged sections: one over the number of clients.
+            gradient: [n]; in averaged sections, values instead.
+            rate: Learning rate.
+            share: Weight of the values in averaged sections, 0 to 1.
         """
         with self._lock:
-            version = self.snapshot.version
-            staleness = version - since
-            rate = policy.rate(rate, staleness)
+            self._leave_to_readers()
             if self.optimizer is not None:
                 for group in self.optimizer.param_groups:
                     group["lr"] = rate * group["lr_mult"]
                 for low, high, parameter in self._parts:
                     parameter.grad = gradient[low:high].to(parameter)
                 self.optimizer.step()
-            for part in self._averaged:
+                self.optimizer.zero_grad(set_to_none=True)  # the caller reuses its buffer
+            for part in self.averaged:
                 self._values[part].lerp_(gradient[part].to(self._values), share)
-            self._publish(version + 1)
-            return Commit(version + 1, staleness)
+            self._version, self._snapshot = self._version + 1, None
+            return self._version
 
-    @torch.no_grad()
-    def exchange(self, values: Tensor, elasticity: float, share: float = 1.0) -> Commit:
-        """Move the weights towards a client's by `elasticity` times the difference.
-
-        Args:
-            values: [n], the client's weights; overwritten with the scaled difference, which the client subtracts from
-                its own. In averaged sections it is 0.
-            elasticity: Fraction of the difference.
-            share: See `push`.
-        """
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        """Return the newest version, which is not modified during the block."""
         with self._lock:
-            version = self.snapshot.version
-            given = values.to(self._values)
-            difference = (given - self._values).mul_(elasticity)
-            for part in self._averaged:
-                self._values[part].lerp_(given[part], share)
-                difference[part] = 0
-            for low, high, _ in self._parts:
-                self._values[low:high] += difference[low:high]
-            values.copy_(difference)
-            self._publish(version + 1)
-            return Commit(version + 1, 0)
+            snapshot = self._snapshot = self._snapshot or Snapshot(self._version, self._values)
+            self._readers[snapshot] = self._readers.get(snapshot, 0) + 1
+        try:
+            yield snapshot
+        finally:
+            with self._lock:
+                self._readers[snapshot] -= 1
+                if not self._readers[snapshot]:
+                    del self._readers[snapshot]
+                    if snapshot.values is not self._values:
+                        self._spare.append(snapshot.values)
+
+    def _leave_to_readers(self) -> None:
+        """Move to another buffer if this one is being read."""
+        if self._snapshot not in self._readers:
+            return
+        values = self._spare.pop() if self._spare else torch.empty_like(self._values)
+        self._values = values.copy_(self._values)
+        for low, high, parameter in self._parts:
+            parameter.data = self._values[low:high]
 
     def state_dict(self) -> dict[str, Any]:
         """Return a consistent state of weights, version and optimizer."""
@@ -211,8 +202,8 @@ class WeightShard:
             return {
                 "start": self.start,
                 "stop": self.stop,
-                "version": self.snapshot.version,
-                "values": self.snapshot.values,
+                "version": self._version,
+                "values": self._values.clone(),
                 "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
             }
 
@@ -228,14 +219,11 @@ class WeightShard:
                 hint="use the number of shards that the run was started with",
             )
         with self._lock, torch.no_grad():
+            self._leave_to_readers()
             self._values.copy_(state["values"])
             if self.optimizer is not None:
                 self.optimizer.load_state_dict(_copied(state["optimizer"]))
-            self._publish(int(state["version"]))
-
-    def _publish(self, version: int) -> None:
-        values = self._values.to("cpu", copy=True)
-        self._snapshot = Snapshot(version, values, crc32(values))
+            self._version, self._snapshot = int(state["version"]), None
 
 
 def _copied(value: Any) -> Any:

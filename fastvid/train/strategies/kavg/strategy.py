@@ -71,6 +71,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.loader_protocol import Loader
 from fastvid.train.parts.replica import Replica
@@ -84,6 +85,7 @@ from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, 
 from fastvid.train.strategies.shared.noise import NoiseMeter
 from fastvid.train.strategies.shared.rank_sums import RankSums
 from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +127,17 @@ class Kavg(Strategy):
     Raises:
         UsageError: If an option is out of range, or conflicts with another or with the world size.
     """
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        super().check(config)
+        streams = config.sync_options.get("fragments", 1) != 1 or config.sync_options.get("delay", 0) != 0
+        if streams and config.optim.ema_decay is not None:
+            raise UsageError(
+                "sync=kavg does not support optim.ema_decay with fragments or a delay: ranks then have one model "
+                "at the end of an epoch and for a checkpoint only, whose time would change the average",
+                hint="set optim.ema_decay=none, or remove sync_options.fragments and sync_options.delay",
+            )
 
     def __init__(
         self,
@@ -252,9 +265,9 @@ class Kavg(Strategy):
         self._requests, self._agreed = requests, None
         return lambda: self._agreed
 
-    def maybe_sync(self, replica: Replica, sums: Tensor) -> None:
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
         if self.period.adaptive:
-            self._loss.add(sums[::3])  # loss and rows
+            self._loss.add(sums.select(LOSS, CLIPS))
         if self._synchronous:
             return
         self._now += 1
@@ -274,6 +287,9 @@ class Kavg(Strategy):
             averager = self._collected(replica, fragment)
             averager.reduce(self._group_size, self._group, "group", fragment.anchor)
             self._spread(replica, averager, 0.0)
+
+    def has_one_model(self) -> bool:
+        return not self._apart
 
     def total(self, values: Tensor) -> Callable[[], Tensor]:
         if self.world_size > 1:

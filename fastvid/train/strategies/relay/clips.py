@@ -119,9 +119,16 @@ class Clips:
             assert self._held_out is not None
             data = assemble.eval_data(config, self._held_out, self.member)
             try:
-                return evaluate(
-                    replica.model, data.loader, total=data.total, device=self.member.device, amp=config.run.amp
-                )
+                with replica.averaged():
+                    return evaluate(
+                        replica.model,
+                        data.loader,
+                        total=data.total,
+                        device=self.member.device,
+                        amp=config.run.amp,
+                        task=config.task,
+                        seed=config.run.seed,
+                    )
             finally:
                 assert isinstance(data.loader, assemble.Labelled)
                 data.loader.clips.close()

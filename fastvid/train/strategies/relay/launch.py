@@ -44,7 +44,7 @@ from fastvid.runtime.world import World
 from fastvid.train.config.config import Config, to_json
 from fastvid.train.ranks.elastic import device_of
 from fastvid.train.ranks.rendezvous import fresh_store
-from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
+from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock, shown_number
 from fastvid.train.strategies.relay.clips import Clips
 from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.options import SweepOptions
@@ -227,6 +227,7 @@ class _HubProcess:
         if score is not None:
             self.recorder.write("eval", model=visit["model"], epoch=visit["epoch"], **score)
         # This visit is not counted yet.
+        metric = self.configs[visit["model"]].task.metric
         done, total = self._done + 1, len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions
         left = (total - done) * (time.monotonic() - self.began) / (done - self._first)
         log.info(
@@ -237,7 +238,7 @@ class _HubProcess:
             visit["epoch"] + 1,
             visit["partition"],
             visit["loss"],
-            "" if score is None else f"  evaluated: top1 {score['top1_percent']:.2f} %",
+            "" if score is None else f"  evaluated: {shown_number(metric, score[metric])}",
             clock(left),
         )
 

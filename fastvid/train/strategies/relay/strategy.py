@@ -16,6 +16,7 @@ class Relay(Strategy):
     """Trains all models of a recipe in one sweep, which replaces the training loop."""
 
     shares_batches = False
+    steps_alike = True  # one rank at a time has a model
 
     @classmethod
     def check(cls, config: Config) -> None:

@@ -22,6 +22,7 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
+from fastvid.train.tasks.sums import LOSS
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def train_visit(
         device: Device to compute on.
 
     Returns:
-        The new token; and JSON values: ``samples`` (of this visit), ``loss`` (mean, in nats), ``top1_percent``, ``lr``,
+        The new token; and JSON values: ``samples`` (of this visit), the mean ``loss`` and the task's metrics, ``lr``,
         ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is better) and
         ``eval``. If the loss is not finite: an empty token, and the ``reason``.
 
@@ -67,21 +68,21 @@ def train_visit(
         replica, state = _open(sweep_model, unit, token)
         member = Member(World(), device)
         stepper = Stepper.of(sweep_model.config, member, Strategy(member))
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        sums, task = None, sweep_model.config.task
         before, lineage = replica.samples, Lineage()
         with sweep_model.batches(unit) as batches:
             for batch in batches:
-                sums += stepper.step(replica, batch)[0]
+                found, _ = stepper.step(replica, batch)
+                sums = found if sums is None else sums + found
                 replica.samples += batch.stop - batch.start
                 lineage.add(unit.epoch, *Lineage.of(batch))
-        loss, top1, _, clips = sums.tolist()
-        mean_loss = loss / max(1.0, clips)
+        numbers = {LOSS: 0.0} if sums is None else task.row(sums.numbers())
+        mean_loss = numbers[LOSS]
         if not math.isfinite(mean_loss):
             return b"", {"reason": f"loss is {mean_loss} after {replica.samples} samples"}
         report: dict[str, Any] = {
             "samples": replica.samples - before,
-            "loss": mean_loss,
-            "top1_percent": 100 * top1 / max(1.0, clips),
+            **numbers,
             "lr": replica.lr,
             "lineage": lineage.state_dict(),
         }
@@ -89,7 +90,7 @@ def train_visit(
         if unit.ends_epoch:
             score = None if sweep_model.evaluate is None else sweep_model.evaluate(replica)
             report["eval"] = None if score is None else score.as_row()
-            report["score"] = -mean_loss if score is None else score.top1_percent
+            report["score"] = -mean_loss if score is None else score.value
             state["scores"].append(report["score"])
         data = tokens.pack({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
     return data, report
@@ -104,6 +105,8 @@ def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Rep
     replica = sweep_model.replica()
     if token is None:
         torch.manual_seed(sweep_model.config.run.seed)
+        if replica.average is not None:
+            replica.average.restart(replica.model)
         return replica, {_MODEL: unit.model, "visits": [], "scores": []}
     state = tokens.unpack(token)
     if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:

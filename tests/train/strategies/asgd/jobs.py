@@ -22,6 +22,9 @@ from tests.train.strategies import lab
 
 ALONE = Member(World(), torch.device("cpu"))
 LEASE_BATCHES = 4
+PERIOD = 3
+MIDDLE = 7  # the step of the server's job in which it waits for one that joins late
+AHEAD = 15  # steps of the first rank that the last one waits for in its second step
 STEP_S = 0.02  # so that clients take turns
 PAUSE_S = 0.005
 
@@ -33,8 +36,8 @@ def begin_together(folder: Path, name: str, names: Sequence[str]) -> Callable[[T
     def step(*_: object) -> None:
         if not own.exists():
             own.touch()
-            while not all(other.exists() for other in all_of_them):
-                time.sleep(PAUSE_S)
+            for other in all_of_them:
+                wait_for(other)
         time.sleep(STEP_S)
 
     def setup(made: Trainer) -> None:
@@ -43,32 +46,75 @@ def begin_together(folder: Path, name: str, names: Sequence[str]) -> Callable[[T
     return setup
 
 
+def wait_in_the_middle(folder: Path, late: str) -> Callable[[Trainer], None]:
+    """Make a trainer wait in a step until a job that starts later takes its first one."""
+    steps = 0
+
+    def step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if steps == MIDDLE:
+            (folder / "server.middle").touch()
+            wait_for(folder / f"{late}.steps")
+
+    def setup(made: Trainer) -> None:
+        made.replica.model.register_forward_pre_hook(step)
+
+    return setup
+
+
+def stand_still(folder: Path, member: Member) -> Callable[[Trainer], None]:
+    """Make the last rank stand in its second step until the first has done `AHEAD`."""
+    steps, sign = 0, folder / "ahead"
+
+    def step(*_: object) -> None:
+        nonlocal steps
+        steps += 1
+        if member.leads and steps == AHEAD:
+            sign.touch()
+        if member.world.rank == member.world.size - 1 and steps == 2:
+            wait_for(sign)
+
+    def setup(made: Trainer) -> None:
+        begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)])(made)
+        made.replica.model.register_forward_pre_hook(step)
+
+    return setup
+
+
+def wait_for(sign: Path) -> None:
+    while not sign.exists():
+        time.sleep(PAUSE_S)
+
+
+GRADIENTS: dict[str, Any] = {"push": "gradients", "lease_batches": LEASE_BATCHES}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "overlap": {"overlap": True, "n_push": 2, "shards": 2},
-    "bound": {"bound": 2, "staleness_aware": True},
-    "elastic": {"elasticity": 0.3, "n_push": 2},
+    "plain": GRADIENTS,
+    "overlap": {**GRADIENTS, "overlap": True, "shards": 2},
+    "bound": {**GRADIENTS, "bound": 2, "staleness_aware": True},
+    "deltas": {"period": PERIOD},
+    "half": {"period": PERIOD, "quorum": 0.5, "outer": "none"},
 }
 SCENARIOS = {
     name: lambda folder, member, options=options: lab.run(
         lab.Case(
-            sync="asgd", norm=True, options={"lease_batches": LEASE_BATCHES, **options},
-            optim=lab.PLAIN if "overlap" in options else {"momentum": 0.5},
+            sync="asgd", norm=True, options=options, optim={"momentum": 0.5},
             setup=begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)]),
         ),
         folder, member,
     )
     for name, options in OPTIONS.items()
 }  # fmt: skip
+SCENARIOS["standing"] = lambda folder, member: lab.run(
+    lab.Case({"period": PERIOD, "quorum": "all"}, sync="asgd", setup=stand_still(folder, member)), folder, member
+)
 
 
 def job(folder: Path, name: str, port: str, *names: str) -> None:
     torch.set_num_threads(1)
     place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
-    case = lab.Case(
-        sync="asgd", setup=begin_together(folder, name, names), run={"checkpoint_every_s": 0.0},
-        options={"lease_batches": LEASE_BATCHES, "shards": 2, **place},
-    )  # fmt: skip
+    setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)
+    case = lab.Case({"period": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
     torch.save(lab.run(case, folder / name, ALONE), folder / f"{name}.pt")
 
 

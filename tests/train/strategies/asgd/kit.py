@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
+from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
 from fastvid.train.strategies.shared.link import Link
@@ -56,6 +57,28 @@ def serving(
 
 
 @contextlib.contextmanager
+def merging(
+    size: int,
+    quorum: int | float | str = "all",
+    outer: OuterStep | None = None,
+    *,
+    grace_s: float = 0.0,
+    clock: Callable[[], float] = time.monotonic,
+    sections: Sequence[WeightRange] | None = None,
+    timeout_s: float = 20.0,
+    **options: Any,
+) -> Iterator[Server]:
+    """Yield a server that merges deltas. Clients must leave before the block ends."""
+    outer = outer or OuterStep()
+    shard = WeightShard(0, size, outer.rule, sections, dtype=torch.float64)
+    merger = Merger(shard, Quorum(quorum, grace_s), outer.rate, clock=clock)
+    server = Server(shard, merger=merger, token=TOKEN, timeout_s=timeout_s, **options)
+    server.publish_ports([server.address.port])
+    yield server
+    server.close()
+
+
+@contextlib.contextmanager
 def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
     client = ParameterClient(servers[0].address, size, timeout_s=timeout_s)
     yield client
@@ -86,7 +109,7 @@ def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def weights_of(servers: Sequence[Server]) -> Tensor:
-    return torch.cat([server.shard.snapshot.values for server in servers])
+    return torch.cat([server.shard.state_dict()["values"] for server in servers])
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:

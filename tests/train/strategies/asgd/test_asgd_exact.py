@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
-from fastvid.train.strategies.asgd.downpour import Downpour
+from fastvid.train.strategies.asgd.gradients import GradientPusher
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, ranges
 from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
 
@@ -70,9 +70,9 @@ def served(rule: OptimizerFactory, shards: int, *, dtype: torch.dtype = torch.fl
         with client_of(servers, SIZE) as client:
             weights = torch.cat(net(dtype))
             client.join(weights)
-            worker = Downpour(client, weights, sections=SECTIONS, **loop)
+            worker = GradientPusher(client, weights, **loop)
             for step in range(STEPS):
-                worker.step(gradient(weights, step), rate(step), last=step == STEPS - 1)
+                worker.step(gradient(weights, step), rate(step))
             worker.settle()
             assert set(worker.staleness) <= ({0, 1} if loop.get("overlap") else {0})
         return weights_of(servers)
@@ -89,34 +89,6 @@ def test_one_client_equals_plain_training_in_single_precision() -> None:
     assert torch.equal(served(SGD_RULE, 2, dtype=torch.float32), plain(SGD_RULE, dtype=torch.float32))
 
 
-def test_rare_transfers_equal_local_steps_and_summed_gradients() -> None:
-    """Compare n_push = 3 and n_fetch = 5 with a direct implementation of the algorithm."""
-    server, local = torch.cat(net()), torch.cat(net())
-    total, since_push = torch.zeros(SIZE, dtype=torch.float64), 0
-    for step in range(STEPS):
-        found = gradient(local, step)
-        total += found
-        since_push += 1
-        if since_push == 3 or step == STEPS - 1:
-            server.add_(total, alpha=-rate(step))
-            total.zero_()
-            since_push = 0
-        if step % 5 == 4:
-            local.copy_(server)
-        else:
-            local.add_(found, alpha=-rate(step))
-    sections = [WeightRange(0, SIZE)]
-    with serving(SIZE, shards=2, sections=sections) as servers:
-        with client_of(servers, SIZE) as client:
-            weights = torch.cat(net())
-            client.join(weights)
-            worker = Downpour(client, weights, n_push=3, n_fetch=5)
-            for step in range(STEPS):
-                worker.step(gradient(weights, step), rate(step), last=step == STEPS - 1)
-        assert torch.equal(weights_of(servers), server)
-    assert torch.equal(weights, local)
-
-
 def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
     """The server's weights are the initial ones minus every gradient of the client, in order."""
     given = []
@@ -124,13 +96,13 @@ def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
         with client_of(servers, SIZE) as client:
             weights = torch.cat(net())
             client.join(weights)
-            worker = Downpour(client, weights, overlap=True)
+            worker = GradientPusher(client, weights, overlap=True)
             reused = torch.empty(SIZE, dtype=torch.float64)
             for step in range(STEPS):
                 # The caller overwrites its buffer while the push of the previous contents is in flight.
                 reused.copy_(gradient(weights, step))
                 given.append(reused.clone())
-                worker.step(reused, 0.1, last=step == STEPS - 1)
+                worker.step(reused, 0.1)
             worker.settle()
         final = weights_of(servers)
     expected = torch.cat(net())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,20 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.messages import ServerMessage
-from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import WeightRange, WeightShard
-from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN
+from tests.train.strategies.asgd.kit import SGD_RULE
 
 RANKS = 3
 
@@ -56,7 +51,7 @@ def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None
     shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
     runs = {
         name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, jobs.ALONE)
-        for name, options in (("ddp", {}), ("asgd", {"shards": 3, "lease_batches": 2}))
+        for name, options in (("ddp", {}), ("asgd", {"push": "gradients", "shards": 3, "lease_batches": 2}))
     }
     assert same(runs["ddp"], runs["asgd"])
     for key in ("over", "samples", "lineage", "score"):
@@ -76,8 +71,8 @@ def in_a_row(made: Trainer) -> None:
 def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
     """With a pipeline of blocks and two micro-batches, the server receives the gradient of the whole batch."""
     runs = {
-        "whole": lab.run(case(), tmp_path / "whole", jobs.ALONE),
-        "row": lab.run(case(options={"shards": 2}, setup=in_a_row), tmp_path / "row", jobs.ALONE),
+        "whole": lab.run(case(options=jobs.GRADIENTS), tmp_path / "whole", jobs.ALONE),
+        "row": lab.run(case(options={**jobs.GRADIENTS, "shards": 2}, setup=in_a_row), tmp_path / "row", jobs.ALONE),
         "ddp": lab.run(lab.Case(sync="ddp", setup=in_a_row), tmp_path / "ddp", jobs.ALONE),
     }
     assert same(runs["row"], runs["ddp"])
@@ -89,46 +84,27 @@ def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
     assert 0 < max(differences) < 1e-12
 
 
-def test_elastic_averaging_of_one_rank_converges(tmp_path: Path) -> None:
-    """The rank's own optimizer steps, with its own momentum; the server follows. Evaluations change nothing."""
-    options = {"elasticity": 0.5, "lease_batches": 3}
-    often = lab.run(case(options=options, run={"eval_every_epochs": 1}), tmp_path / "often", jobs.ALONE)
-    once = lab.run(case(options=options), tmp_path / "once", jobs.ALONE)
-    assert same(often, once)
-    assert once["score"]["top1_percent"] > 60
-
-
-@pytest.mark.parametrize("options", [{}, {"n_push": 3, "shards": 2}], ids=["every", "sums"])
-def test_a_stopped_run_resumes(tmp_path: Path, options: dict[str, Any]) -> None:
-    made = case(options={"lease_batches": 4, **options}, norm=True, optim=lab.PLAIN if options else {})
+def test_a_stopped_run_resumes(tmp_path: Path) -> None:
+    made = case(options=jobs.GRADIENTS, norm=True)
     whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
     stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
     assert not stopped["over"]
     state = newest(tmp_path / "again")
-    # Samples that were computed but not pushed are not in the checkpoint, and are leased again.
-    pushed = 7 - 7 % options.get("n_push", 1) if options else 7
-    assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"])
-    assert state["replica"]["samples"] in (pushed * toy.BATCH, 7 * toy.BATCH, 4 * toy.BATCH)
+    assert state["replica"]["samples"] == sum(entry["samples"] for entry in state["lineage"]) == 7 * toy.BATCH
     again = lab.run(made, tmp_path / "again", jobs.ALONE)
     assert again["over"]
     assert again["lineage"] == whole["lineage"]
-    if not options:
-        assert same(whole, again)
+    assert same(whole, again)
 
 
 def test_server_statistics_are_the_running_average_of_the_clients() -> None:
     shard = WeightShard(0, 4, SGD_RULE, [WeightRange(0, 2), WeightRange(2, 4, averaged=True)], dtype=torch.float64)
-    shard.initialise(torch.tensor([1.0, 1.0, 5.0, 5.0]))
-    shard.push(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0, 0.5, Policy())
+    shard.initialize(torch.tensor([1.0, 1.0, 5.0, 5.0]))
+    shard.step(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0.5)
     # The values of a single client have weight 1, those of one of four 1/4.
-    assert shard.snapshot.values.tolist() == [0.5, 0.5, 7.0, 9.0]
-    shard.push(torch.tensor([1.0, 1.0, 3.0, 5.0]), 1, 0.5, Policy(), share=0.25)
-    assert shard.snapshot.values.tolist() == [0.0, 0.0, 6.0, 8.0]
-    # An exchange does not change the client's own statistics.
-    values = torch.tensor([4.0, 4.0, 2.0, 4.0], dtype=torch.float64)
-    shard.exchange(values, 0.5, share=0.5)
-    assert values.tolist() == [2.0, 2.0, 0.0, 0.0]
-    assert shard.snapshot.values.tolist() == [2.0, 2.0, 4.0, 6.0]
+    assert shard.state_dict()["values"].tolist() == [0.5, 0.5, 7.0, 9.0]
+    shard.step(torch.tensor([1.0, 1.0, 3.0, 5.0]), 0.5, share=0.25)
+    assert shard.state_dict()["values"].tolist() == [0.0, 0.0, 6.0, 8.0]
 
 
 @pytest.fixture(scope="module")
@@ -154,14 +130,13 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
     assert first["samples"] == expected["samples"]
     untrained = toy.score(jobs.ALONE, bad=())
     assert first["score"]["scored"] == toy.NUM_SAMPLES
-    # Elastic averaging moves the weights more slowly.
-    assert first["score"]["loss"] < (1.0 if name == "elastic" else 0.9) * untrained.loss
+    assert first["score"]["loss"] < 0.9 * untrained.loss
     # The other ranks took part.
     rows = metrics.curve(metrics.read(folder / name / metrics.METRICS_FILE))
     assert max(row["clients"] for row in rows) == RANKS
     assert rows[-1]["step"] < expected["samples"] // toy.BATCH
     assert rows[-1]["lost"] == rows[-1]["returned"] == 0
-    if name != "elastic":
+    if jobs.OPTIONS[name].get("push") == "gradients":
         assert max(row.get("staleness_mean", 0.0) for row in rows) > 1
     if name == "bound":
         assert max(row.get("staleness_max", 0) for row in rows) <= (2 * 2 - 1) * (RANKS - 1)
@@ -178,66 +153,35 @@ def test_the_checkpoint_contains_the_servers_statistics(folder: Path) -> None:
     assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
 
 
-def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
-    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
-    is to kill it, or nothing."""
-    for old in folder.glob("*.steps"):
-        old.unlink()
-    with reserved_port() as port:
-        running = {
-            name: forks.start(
-                jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN
-            )
-            for name, fault in faults.items()
-        }
-        return {name: forks.wait(process) for name, process in running.items()}
-
-
-def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
-    """Server and clients are separate jobs; one client dies in the middle of its third push."""
-    # With two shards, a push is two messages, the second to the head.
-    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{ServerMessage.PUSH:d}:6")
-    assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
-    server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
-    assert server["over"]
-    assert server["lineage"] == expected["lineage"]
-    last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
-    assert last["lost"] == 1
-    # Two batches of its lease were acknowledged; an epoch of 11 has leases of 4, 4 and 3.
-    assert last["returned"] in [(batches - 2) * toy.BATCH for batches in (jobs.LEASE_BATCHES, 3)]
-    assert sum(entry["samples"] for entry in steady["lineage"]) > 0
-    # A client of another job writes no checkpoint and scores nothing.
-    assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))
-    assert steady["score"] is None
-
-
-def test_a_killed_server_resumes_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
-    codes = run_jobs(tmp_path, server="step:9", client="")
-    assert codes["server"] == -signal.SIGKILL
-    # The client reports that the server is gone.
-    assert codes["client"] == 1
-    before = newest(tmp_path / "server")
-    done = sum(entry["samples"] for entry in before["lineage"])
-    assert 8 * toy.BATCH <= done < expected["samples"]
-    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
-    result = torch.load(tmp_path / "server.pt")
-    assert result["lineage"] == expected["lineage"]
-    starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]
-    assert [row["samples"] for row in starts] == [0, done]
-
-
 def test_conflicting_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
-        ({"n_push": 0}, "n_push is 0"),
-        ({"elasticity": 0.5, "overlap": True}, "cannot be combined with elasticity"),
+        ({"n_push": 8}, "no longer has the option n_push"),
+        ({"n_fetch": 8}, "no longer has the option n_fetch"),
+        ({"elasticity": 0.5}, "no longer has the option elasticity"),
+        ({"push": "weights"}, "push is 'weights'"),
+        ({"period": 0}, "period is 0"),
+        ({"overlap": True}, "overlap have no effect with push=deltas"),
+        ({"push": "gradients", "quorum": 2, "grace_s": 1.0}, "quorum, grace_s have no effect with push=gradients"),
+        ({"quorum": 1.0}, "quorum is 1.0"),
+        ({"quorum": 0}, "quorum is 0"),
+        ({"quorum": "most"}, "quorum is 'most'"),
+        ({"grace_s": -1.0}, "grace_s is -1.0"),
+        ({"outer": "slowmo"}, "outer is 'slowmo'"),
+        ({"outer": "none", "outer_lr": 0.7}, "no effect with outer=none"),
+        ({"outer_momentum": 1.0}, "outer_momentum is 1.0"),
+        ({"outer_lr": 0.0}, "outer_lr is 0.0"),
         ({"server": "nowhere"}, "expected host:port"),
         ({"bound": 0}, "bound is 0"),
         ({"batch": "schedule"}, "no option 'batch'"),
     ):
         with pytest.raises(UsageError, match=message):
             lab.build(case(options=options), tmp_path, jobs.ALONE)
-    lab.run(case(), tmp_path / "one", jobs.ALONE, toy.StopAfter(3))
-    other = lab.build(case(options={"shards": 2}), tmp_path / "one", jobs.ALONE)
+    lab.run(case(options=jobs.GRADIENTS), tmp_path / "one", jobs.ALONE, toy.StopAfter(3))
+    other = lab.build(case(), tmp_path / "one", jobs.ALONE)
+    with pytest.raises(StateError, match="push=gradients, this run has push=deltas"):
+        other.load_state_dict(newest(tmp_path / "one"))
+    other.recorder.close()
+    other = lab.build(case(options={**jobs.GRADIENTS, "shards": 2}), tmp_path / "one", jobs.ALONE)
     other.load_state_dict(newest(tmp_path / "one"))
     with pytest.raises(StateError, match="1 server shards"):
         other.fit()

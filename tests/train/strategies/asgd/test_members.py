@@ -15,7 +15,7 @@ from torch.optim import SGD
 
 from fastvid.errors import ChecksumError, StateError, UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
-from fastvid.train.strategies.asgd.downpour import Downpour
+from fastvid.train.strategies.asgd.gradients import GradientPusher
 from fastvid.train.strategies.asgd.lease import Leases
 from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float, float_bits
 from fastvid.train.strategies.asgd.server import Server
@@ -109,7 +109,7 @@ def updates_to(threshold: float, seed: int, warm_up: int) -> int:
         held = [ones() * 10 for _ in links]
         links[0].join(held[0])
         count, there = 0, 1
-        while bool((0.5 * curvature * servers[0].shard.snapshot.values.square()).sum() > threshold):
+        while bool((0.5 * curvature * weights_of(servers).square()).sum() > threshold):
             if there == 1 and count >= warm_up:
                 for link, weights in zip(links[1:], held[1:], strict=True):
                     link.join(weights)
@@ -141,18 +141,16 @@ def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> No
         weights = ones()
         other.join(weights)
         # Each push sends a message to each shard, the last one to the head.
-        fault = f"payload-{ServerMessage.PUSH:d}:{5 * shards}"
+        fault = f"payload-{ServerMessage.GRADIENT:d}:{5 * shards}"
         dying = forks.start(doomed.__name__, SIZE, servers[0].address.port, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN)
         assert forks.wait(dying) == -signal.SIGKILL
         until(lambda: all(server.lost == 1 for server in servers))
         # Four of eight are done.
         assert (leases.acknowledged, leases.returned) == (4, 4)
         # The other shards have received all of the fifth push and contain it.
-        assert [server.shard.snapshot.version for server in servers] == [4, 5][:shards]
+        assert [server.shard.version for server in servers] == [4, 5][:shards]
         for server in servers:
-            assert torch.equal(
-                server.shard.snapshot.values, 1 - ones(server.shard.numel) * server.shard.snapshot.version
-            )
+            assert torch.equal(weights_of([server]), 1 - ones(server.shard.numel) * server.shard.version)
         seen = []
         while (lease := other.lease()) is not None:
             for position in range(lease.start, lease.stop):
@@ -176,16 +174,14 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
                 with client_of(servers, SIZE) as client:
                     weights = ones()
                     client.join(weights)
-                    worker = Downpour(client, weights, n_push=3, n_fetch=2, overlap=index == 1)
+                    worker = GradientPusher(client, weights, overlap=index == 1)
                     while (lease := worker.lease()) is not None:
                         taken += 1
                         # Every third lease is abandoned in the middle by a client that leaves and rejoins.
                         leaves = taken % 3 == 0 and index > 0
                         stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
                         for position in range(lease.start, stop):
-                            worker.step(
-                                ones(), 1.0, LeaseProgress(lease.number, position + 1), last=position == stop - 1
-                            )
+                            worker.step(ones(), 1.0, 1, LeaseProgress(lease.number, position + 1))
                         worker.settle()
                         done.extend((lease.epoch, position) for position in range(lease.start, stop))
                         if leaves:
@@ -197,7 +193,7 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
         assert leases.over
         assert leases.returned > 0
         assert sorted(done) == [(epoch, position) for epoch in range(3) for position in range(50)]
-        assert sum(record.steps for record in servers[0].clients.values()) == 150
+        assert sum(record.clips for record in servers[0].clients.values()) == 150
         assert torch.equal(weights_of(servers), ones() - 150)
         assert servers[0].lost == 0
 
@@ -251,7 +247,7 @@ def test_a_server_resumes_from_its_checkpoint() -> None:
         assert servers[0].clients[1].pushes == 9
         push(servers, 9, 20)
         assert torch.equal(weights_of(servers), whole)
-        assert servers[0].shard.snapshot.version == 20
+        assert servers[0].shard.version == 20
         # A client of the previous run is not mistaken for one of this run.
         assert sorted(servers[0].clients) == [1, 2]
         assert servers[0].staleness == {0: 20}
@@ -280,7 +276,7 @@ def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
 def test_a_header_roundtrips_exactly_and_damage_is_detected() -> None:
     """Sent as float32, like weights, large integers would lose their last digits."""
     header = MessageHeader(
-        ServerMessage.PUSH, client=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62
+        ServerMessage.GRADIENT, merged=2**24 + 1, version=2**53 + 1, rate=float_bits(0.1), lease=-1, stop=2**62
     )
     words = encode(astuple(header))
     assert words.dtype == torch.int64

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import Adam
 
 from fastvid.errors import ChecksumError
-from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import Commit, Snapshot, WeightShard
-from fastvid.train.strategies.shared.link import crc32
+from fastvid.train.strategies.asgd.weight_shard import Snapshot, WeightShard
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
 SIZE = 400_000
@@ -24,15 +25,17 @@ class Unlocked(WeightShard):
     made, as it is in the real one."""
 
     @torch.no_grad()
-    def push(self, gradient: Tensor, since: int, rate: float, policy: Policy, share: float = 1.0) -> Commit:
-        version = self.snapshot.version + 1
+    def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
         for part in self._values.chunk(50):
             part -= rate
-        self._publish(version)
-        return Commit(version, version - 1 - since)
+        self._version += 1
+        self._made = Snapshot(self._version, self._values)
+        assert self._made.checksum
+        return self._version
 
-    def _publish(self, version: int) -> None:
-        self._snapshot = Snapshot(version, self._values, crc32(self._values))
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[Snapshot]:
+        yield self._made if self._version else Snapshot(0, self._values)
 
 
 def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
@@ -85,11 +88,38 @@ def test_tearing_is_detected_without_the_lock() -> None:
     assert refused > 0
 
 
+def test_a_step_leaves_the_weights_to_their_readers() -> None:
+    """Each version that is read stays what it was, whatever the optimizer; two buffers are enough for one reader."""
+    rule = functools.partial(Adam, lr=0.0)
+    shard, alone = (WeightShard(0, 6, rule, dtype=torch.float64) for _ in range(2))
+    for made in (shard, alone):
+        made.initialize(torch.arange(6.0))
+    places = set()
+    for step in range(8):
+        gradient = torch.full((6,), float(step), dtype=torch.float64)
+        with shard.reading() as snapshot, shard.reading() as same:
+            assert same is snapshot
+            before, checksum = snapshot.values.clone(), snapshot.checksum
+            assert shard.step(gradient, 0.1) == step + 1
+            with shard.reading() as after:
+                assert (after.version, snapshot.version) == (step + 1, step)
+                assert not torch.equal(after.values, before) or step == 0
+                assert (after.checksum != checksum) or step == 0
+            assert torch.equal(snapshot.values, before)
+            places.add(snapshot.values.data_ptr())
+        # Without a reader, the optimizer steps in place; the weights are the same.
+        alone.step(gradient, 0.1)
+        assert torch.equal(shard.state_dict()["values"], alone.state_dict()["values"])
+    assert len(places) == 2
+    with alone.reading() as snapshot:
+        assert snapshot.values.data_ptr() == alone._values.data_ptr()
+
+
 def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
     with serving(8) as servers, contextlib.ExitStack() as stack:
         client = stack.enter_context(client_of(servers, 8))
         client.join(torch.zeros(8, dtype=torch.float64))
-        shard = servers[0].shard
-        shard._snapshot = Snapshot(0, shard.snapshot.values, shard.snapshot.checksum ^ 1)
+        with servers[0].shard.reading() as snapshot:
+            snapshot.checksum ^= 1
         with pytest.raises(ChecksumError, match="64 bytes differ"):
             client.fetch(torch.empty(8, dtype=torch.float64))

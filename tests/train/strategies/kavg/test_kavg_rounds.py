@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.strategies.sync import efficiency
+from bench.strategies.averaging import efficiency
 from fastvid.errors import UsageError
 from fastvid.runtime.world import World
 from fastvid.train.loop.strategy import build_strategy

@@ -33,6 +33,7 @@ from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.visit import SweepModel, train_visit
 from fastvid.train.strategies.shared.listener import Address
+from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 
 MODELS, STAGES, EPOCHS = 5, 2, 3
@@ -47,7 +48,7 @@ BATCHES = (8, 5, 10, 4, 8)
 OPTIMS: tuple[dict[str, Any], ...] = (
     {"name": "sgd", "groups": "tsm", "clip_norm": 1.0},
     {"name": "adam", "base_lr": 0.01, "decay": "cosine"},
-    {"name": "sgd", "nesterov": True, "momentum": 0.8, "label_smoothing": 0.1},
+    {"name": "sgd", "nesterov": True, "momentum": 0.8},
     {"name": "adamw", "base_lr": 0.003, "warmup_epochs": 1.5},
     {"name": "sgd", "momentum": 0.0, "decay": "step", "milestones": (1.0, 2.0)},
 )
@@ -63,7 +64,8 @@ def net(model: int) -> nn.Module:
 def config(model: int) -> Config:
     base = toy.toy_config(Path(), epochs=EPOCHS, seed=model)
     optim = OptimConfig(**({"base_lr": 0.05, "base_batch_size": BATCHES[model]} | OPTIMS[model]))
-    return replace(base, optim=optim, data=replace(base.data, global_batch_size=BATCHES[model]))
+    task = Classification(label_smoothing=0.1 * (model == 2))
+    return replace(base, optim=optim, task=task, data=replace(base.data, global_batch_size=BATCHES[model]))
 
 
 def sweep_model(model: int) -> SweepModel:
@@ -112,7 +114,8 @@ def score(replica: Replica) -> Score:
     with torch.no_grad():
         hits = replica.model(held_out).argmax(1) == torch.arange(500, 520) % toy.CLASSES
     replica.model.train()
-    return Score(0.0, 100 * float(hits.double().mean()), 100.0, 20, 20)
+    percent = 100 * float(hits.double().mean())
+    return Score({"loss": 0.0, "top1_percent": percent, "top5_percent": 100.0}, percent, 20, 20)
 
 
 class Lab:
@@ -129,7 +132,7 @@ def alone(model: int, visits: list[int]) -> Replica:
     """Train the same model in a plain loop over the partitions in an order, without tokens and hub."""
     made, member = sweep_model(model), Member(World(), CPU)
     replica = made.replica()
-    stepper = Stepper(made.config.optim, made.config.run, member, Ddp(member))
+    stepper = Stepper.of(made.config, member, Ddp(member))
     for number, partition in enumerate(visits):
         for batch in clips(Unit(model, number // STAGES, partition), BATCHES[model]):
             stepper.step(replica, batch)

@@ -1,0 +1,128 @@
+"""K-step averaging with AdamW and an adaptive batch against one rank and ddp (Cong et al. 2018), on several networks.
+
+The toy of `bench.strategies.toy_task` is trained by the real trainer and strategies on four ranks. Time is counted
+(`bench.strategies.slow_network`): 2 ms a clip on a rank, the latency of each message, and its bytes over the rate of a
+rank's link; gradients of ddp may travel during the whole backward pass. ``--only wire`` checks the counted time against
+real time over network namespaces limited by tc (needs root).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.hosts import Hosts
+from bench.strategies.contest import Contender, Goal, Network, Places, compete, with_rate
+from bench.strategies.ranks import Ranks, RunSpec
+from bench.strategies.tables import contest_table
+
+SCHEMA: Final = "fastvid-bench-averaging/1"
+GOAL: Final = Goal(1.35)
+RANKS: Final = 4
+BATCH: Final = 32
+CLIP_S: Final = 0.002
+RATES: Final = (0.001, 0.002)
+# ddp takes the same steps as one rank, and the variants of kavg the same local steps.
+_AS_ONE_RANK: Final = (0.001,)
+_AS_KAVG: Final = (0.002,)
+NETWORKS: Final = (
+    Network("none"),
+    Network("1 Gbit/s", delay_s=0.001, bits_per_s=1e9),
+    Network("100 Mbit/s", delay_s=0.005, bits_per_s=100e6),
+    Network("20 Mbit/s", delay_s=0.01, bits_per_s=20e6),
+)
+_GROWING: Final = {"batch": "noise", "batch_window": 8, "batch_max": 128}
+_SCHEDULED: Final = {"batch": "schedule", "batch_at": "0.4,0.7", "batch_lr": "keep"}
+_STREAMED: Final = {"compress": "int4", "fragments": 4, "delay": 4}
+WAYS: Final[tuple[tuple[str, int, str, dict[str, Any], tuple[float, ...]], ...]] = (
+    ("one rank", 1, "ddp", {}, RATES),
+    ("ddp", RANKS, "ddp", {}, _AS_ONE_RANK),
+    ("kavg K=16", RANKS, "kavg", {"period": 16}, RATES),
+    ("kavg K=64", RANKS, "kavg", {"period": 64}, _AS_KAVG),
+    ("kavg K=16, batch=noise", RANKS, "kavg", {"period": 16, **_GROWING}, _AS_KAVG),
+    ("kavg K=16, batch=schedule", RANKS, "kavg", {"period": 16, **_SCHEDULED}, _AS_KAVG),
+    ("kavg K=16, outer=nesterov", RANKS, "kavg", {"period": 16, "outer": "nesterov"}, _AS_KAVG),
+    ("kavg K=16, int4", RANKS, "kavg", {"period": 16, "compress": "int4"}, _AS_KAVG),
+    ("kavg K=16, int4, 4 fragments, delay 4", RANKS, "kavg", {"period": 16, **_STREAMED}, _AS_KAVG),
+)
+_CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int4")
+_CHECK_CLIPS: Final = 1536
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench averaging``."""
+    parser.add_argument("--seeds", type=int, default=5, help="runs per contender (default %(default)s)")
+    parser.add_argument("--clips", type=int, default=16384, help="clips per run (default %(default)s)")
+    parser.add_argument("--only", choices=("contest", "wire"), help="measure one part; keep the other from --json")
+    parser.add_argument("--json", type=Path, default=RESULTS / "averaging.json", help="result file (%(default)s)")
+
+
+def efficiency(t_comm: float, t_step: float, k: int) -> float:
+    """Return the share of time spent computing with `t_comm` of communication after every `k` steps of `t_step`."""
+    return 1 / (1 + t_comm / (k * t_step))
+
+
+def base(clips: int) -> RunSpec:
+    """Return what all contenders have in common."""
+    return RunSpec(
+        "ddp", clips=clips, look_clips=16 * BATCH, batch=BATCH, clip_s=CLIP_S, counted=True, optim={"name": "adamw"}
+    )
+
+
+def contenders(clips: int) -> list[Contender]:
+    """Return the contenders; the others are compared with the first."""
+    return [
+        Contender(name, ranks, replace(base(clips), sync=sync, options=options), rates, NETWORKS)
+        for name, ranks, sync, options, rates in WAYS
+    ]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    record: dict[str, Any] = json.loads(args.json.read_text()) if args.only else {}
+    record |= {
+        "schema": SCHEMA, "seeds": args.seeds, "clips": args.clips, "batch": BATCH, "clip_ms": 1000 * CLIP_S,
+        "goal": vars(GOAL), "look_clips": 16 * BATCH,
+        "networks": {n.name: {"delay_ms": 1000 * n.delay_s, "mbit_per_s": n.bits_per_s / 1e6} for n in NETWORKS},
+    }  # fmt: skip
+
+    def done(rows: list[dict[str, Any]]) -> None:
+        record["rows"] = rows
+        write_json(args.json, {**record, "machine": machine_facts()})
+
+    if args.only != "wire":
+        with Places() as places:
+            compete(places.run, contenders(args.clips), range(args.seeds), GOAL, done=done)
+        print(contest_table(record))
+    if args.only != "contest":
+        record["wire"] = {"machine": machine_facts(), "clips": _CHECK_CLIPS, "rows": wire()}
+        write_json(args.json, {"machine": machine_facts(), **record})
+        for row in record["wire"]["rows"]:
+            print(row)
+    return 0
+
+
+def wire() -> list[dict[str, Any]]:
+    """Return seconds and bytes of short runs: counted, and in real time over network namespaces at the same rate."""
+    network = NETWORKS[-1]
+    checked = [one for one in contenders(_CHECK_CLIPS) if one.name in _CHECKED]
+    found = []
+    with Hosts(RANKS) as hosts:
+        hosts.limit(int(network.bits_per_s))
+        environment = {"MASTER_ADDR": hosts.addresses[0], **hosts.environment}
+        # A message takes its latency beside what the kernel delays.
+        with Ranks(RANKS) as counting, Ranks(RANKS, hosts.prefixes, environment) as real:
+            for one in checked:
+                spec = replace(with_rate(one.spec, RATES[0]), look_clips=10**9)
+                counted = counting.run(replace(spec, links=[replace(network, delay_s=0.0).link]))[0]
+                measured = real.run(replace(spec, counted=False))
+                found.append({
+                    "contender": one.name, "counted_s": counted["seconds"][0], "real_s": measured[0]["seconds"][0],
+                    "counted_mb": counted["wire_bytes"] / 1e6,
+                    "received_mb": max(result["received_bytes"] for result in measured) / 1e6,
+                })  # fmt: skip
+    return found

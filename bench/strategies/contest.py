@@ -1,0 +1,229 @@
+"""Contests of strategies: every contender runs with the same seeds in turn, and is judged on the same looks.
+
+The learning rate of a contender is the one of a few that reaches the goal after the fewest clips on a seed of its own,
+which does not count. A target is reached at
+the first look at which the mean of the last `window` looks is on its right side. Intervals are those of Student's t at
+95 % for the mean over the seeds; those of ratios are of paired seeds, on a logarithmic scale.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from bench.strategies.ranks import Ranks, RunSpec
+from bench.strategies.slow_network import SlowLink
+
+_log = logging.getLogger(__name__)
+
+TUNING_SEED: Final = 1000
+# 97.5 % quantiles of Student's t by degrees of freedom.
+_T: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network between the ranks.
+
+    Attributes:
+        name: Name in the tables.
+        delay_s: Delay before each message, in seconds.
+        bits_per_s: Bandwidth of each rank's link; 0 is unlimited.
+    """
+
+    name: str
+    delay_s: float = 0.0
+    bits_per_s: float = 0.0
+
+    @property
+    def link(self) -> SlowLink:
+        """Its cost of messages."""
+        return SlowLink(self.delay_s, self.bits_per_s / 8)
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to train.
+
+    Attributes:
+        name: Name in the tables.
+        ranks: Number of processes.
+        spec: What they run; the seed is replaced.
+        rates: Learning rates to choose from.
+        networks: Where it runs.
+    """
+
+    name: str
+    ranks: int
+    spec: RunSpec
+    rates: Sequence[float]
+    networks: Sequence[Network]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What a contender is to reach.
+
+    Attributes:
+        value: Held-out loss in nats, or accuracy from 0 to 1.
+        accuracy: Whether it is an accuracy.
+        window: Looks whose mean must reach it.
+    """
+
+    value: float
+    accuracy: bool = False
+    window: int = 3
+
+    def reached(self, curve: Sequence[Sequence[Any]]) -> int | None:
+        """Return the index of the first look at which a curve has reached the goal."""
+        values = [row[3 if self.accuracy else 2] for row in curve]
+        for end in range(self.window, len(values) + 1):
+            mean = statistics.mean(values[end - self.window : end])
+            if mean >= self.value if self.accuracy else mean <= self.value:
+                return end - 1
+        return None
+
+    def final(self, curve: Sequence[Sequence[Any]]) -> float:
+        """Return the mean loss or accuracy of the last looks."""
+        return statistics.mean(row[3 if self.accuracy else 2] for row in curve[-self.window :])
+
+
+Run = Callable[[Contender, RunSpec], dict[str, Any]]
+
+
+def compete(
+    run: Run, contenders: Sequence[Contender], seeds: Sequence[int], goal: Goal, *, done: Callable[[Any], None]
+) -> None:
+    """Tune all contenders, then run them seed by seed in turn; `done` gets the rows after each seed."""
+    chosen = {one.name: tuned(run, one, goal) for one in contenders}
+    runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+    for number, seed in enumerate(seeds):
+        # Neighbours in time differ from seed to seed.
+        turn = [*contenders[number % len(contenders) :], *contenders[: number % len(contenders)]]
+        for one in turn:
+            spec = with_rate(one.spec, chosen[one.name]["base_lr"])
+            runs[one.name].append(run(one, replace(spec, seed=seed)))
+            _log.info("%s, seed %d: %.4f at the end", one.name, seed, goal.final(runs[one.name][-1]["curve"]))
+        done([row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)])
+
+
+def tuned(run: Run, one: Contender, goal: Goal) -> dict[str, Any]:
+    """Return the learning rate that reaches the goal after the fewest clips, with the results of all on that seed.
+
+    If several do, or none, the one that ends best is chosen.
+    """
+    if len(one.rates) == 1:
+        return {"base_lr": one.rates[0], "tried": {}}
+    tried = {}
+    for rate in one.rates:
+        curve = run(one, replace(with_rate(one.spec, rate), seed=TUNING_SEED))["curve"]
+        end, final = goal.reached(curve), goal.final(curve)
+        tried[rate] = (math.inf if end is None else curve[end][0], final if math.isfinite(final) else math.inf)
+        _log.info("%s at rate %g: %s clips to the goal, %.4f at the end", one.name, rate, *tried[rate])
+    best = min(tried, key=lambda rate: (tried[rate][0], (-1 if goal.accuracy else 1) * tried[rate][1]))
+    shown = {
+        f"{rate:g}": {
+            "clips": clips if math.isfinite(clips) else None,
+            "final": final if math.isfinite(final) else None,
+        }
+        for rate, (clips, final) in tried.items()
+    }
+    return {"base_lr": best, "tried": shown}
+
+
+def with_rate(spec: RunSpec, rate: float) -> RunSpec:
+    """Return a specification with another learning rate."""
+    return replace(spec, optim={**spec.optim, "base_lr": rate})
+
+
+def rows(
+    one: Contender, chosen: Mapping[str, Any], runs: Sequence[Mapping[str, Any]], goal: Goal
+) -> list[dict[str, Any]]:
+    """Return one row per network."""
+    found = []
+    for number, network in enumerate(one.networks):
+        ends = [goal.reached(run["curve"]) for run in runs]
+        reached = [(run, end) for run, end in zip(runs, ends, strict=True) if end is not None]
+        seconds = [None if end is None else run["curve"][end][1][number] for run, end in zip(runs, ends, strict=True)]
+        found.append({
+            "contender": one.name, "network": network.name, "ranks": one.ranks, "sync": one.spec.sync,
+            "options": dict(one.spec.options), "optim": {**one.spec.optim, "base_lr": chosen["base_lr"]},
+            "tuning": chosen["tried"],
+            "reached": len(reached),
+            "seconds": seconds,
+            "clips": [None if end is None else run["curve"][end][0] for run, end in zip(runs, ends, strict=True)],
+            "steps_to_goal": _part(runs, ends, "steps"),
+            "messages_to_goal": _part(runs, ends, "messages"),
+            "wire_mb_to_goal": _part(runs, ends, "wire_bytes", 1e6),
+            "final": [round(goal.final(run["curve"]), 5) for run in runs],
+            "all_seconds": [round(run["seconds"][number], 4) for run in runs],
+            "steps": [run["steps"] for run in runs],
+            "messages": [run["messages"] for run in runs],
+            "message_mb": [run["message_bytes"] / 1e6 for run in runs],
+            "wire_mb": [run["wire_bytes"] / 1e6 for run in runs],
+            "largest_batch": max(run["largest_batch"] for run in runs),
+            "cpu_s": [round(run["cpu_s"], 2) for run in runs],
+            "staleness": [round(_mean(run["staleness"]), 3) for run in runs],
+            "parameters": runs[0]["parameters"],
+        })  # fmt: skip
+    return found
+
+
+def _part(
+    runs: Sequence[Mapping[str, Any]], ends: Sequence[int | None], name: str, unit: float = 1
+) -> list[float | None]:
+    """Return what each run had counted at the look at which it reached the goal."""
+    return [
+        None if end is None or not run["counts"] else round(run["counts"][end][name] / unit, 4)
+        for run, end in zip(runs, ends, strict=True)
+    ]
+
+
+def _mean(staleness: Mapping[str, int]) -> float:
+    pushes = sum(staleness.values())
+    return sum(int(value) * times for value, times in staleness.items()) / pushes if pushes else 0.0
+
+
+def interval(values: Sequence[float | None]) -> tuple[float, float, float] | None:
+    """Return mean and 95 % interval; None if a value is missing."""
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or not known:
+        return None
+    mean = statistics.mean(known)
+    if len(known) == 1:
+        return mean, mean, mean
+    half = _T.get(len(known) - 1, 2.0) * statistics.stdev(known) / math.sqrt(len(known))
+    return mean, mean - half, mean + half
+
+
+def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> tuple[float, float, float] | None:
+    """Return the geometric mean and 95 % interval of ``theirs / ours`` over paired seeds; None if one is missing."""
+    pairs = [None if a is None or b is None else math.log(b / a) for a, b in zip(ours, theirs, strict=True)]
+    found = interval(pairs)
+    return None if found is None else (math.exp(found[0]), math.exp(found[1]), math.exp(found[2]))
+
+
+class Places:
+    """Process groups by number of ranks, opened when they are first needed."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Ranks] = {}
+
+    def run(self, one: Contender, spec: RunSpec) -> dict[str, Any]:
+        """Run a specification; return the result of rank 0, with the bytes of the rank that sent most."""
+        if one.ranks not in self._groups:
+            self._groups[one.ranks] = Ranks(one.ranks)
+        found = self._groups[one.ranks].run(replace(spec, links=[network.link for network in one.networks]))
+        most = max(found, key=lambda result: float(result["wire_bytes"]))
+        return {**found[0], **{name: most[name] for name in ("messages", "message_bytes", "wire_bytes")}}
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for group in self._groups.values():
+            group.__exit__()

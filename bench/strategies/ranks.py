@@ -1,0 +1,119 @@
+"""Runs of strategies on several ranks: their specification, and the processes that execute one after the other."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.ports import reserved_port
+from bench.strategies.slow_network import SlowLink
+
+ROOT: Final = Path(__file__).parents[2]
+TIMEOUT_S: Final = 120.0
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """Specification of a run.
+
+    Attributes:
+        sync: Strategy; "relay" and "migrate" are sweeps, see `bench.strategies.sweep_run`.
+        options: Options of the strategy.
+        optim: Overrides of the optimiser's configuration.
+        clips: Clips to train on, over all ranks.
+        look_clips: Clips from one measurement on held-out clips to the next, the same for all contenders of a bench.
+        batch: Global batch size, at the start if it adapts.
+        hidden: Hidden width of the toy's student.
+        clip_s: Seconds that a rank computes on a clip, a sleep or counted.
+        straggler: Factor by which the last rank computes more slowly.
+        links: Simulated cost of messages; several networks at once only if time is counted.
+        counted: Whether time is counted instead of slept; only if all ranks take part in every message.
+        data: Folder of the motion dataset, whose recipe is then trained; None trains the toy.
+        changes: Overrides of that recipe.
+        dataset_clips: Training clips of the toy; `clips` of a sweep are those of one model in one epoch.
+        epochs: Epochs of a sweep.
+        cached: Whether workers of "migrate" keep what they have read.
+        seed: Seed of the model and the order.
+    """
+
+    sync: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    optim: Mapping[str, Any] = field(default_factory=dict)
+    clips: int = 9600
+    look_clips: int = 9600
+    batch: int = 32
+    hidden: int = 256
+    clip_s: float = 0.0
+    straggler: float = 1.0
+    links: Sequence[SlowLink] = (SlowLink(),)
+    counted: bool = False
+    data: str | None = None
+    changes: Sequence[str] = ()
+    dataset_clips: int = 32768
+    epochs: int = 1
+    cached: bool = False
+    seed: int = 0
+
+
+class Ranks:
+    """Processes of one process group, reused between runs because they take seconds to start.
+
+    Args:
+        size: Number of ranks.
+        prefixes: Command prefix of each rank, for example to enter a network namespace.
+        environment: Additional environment variables.
+    """
+
+    def __init__(
+        self, size: int, prefixes: Sequence[Sequence[str]] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._stack = contextlib.ExitStack()
+        port = self._stack.enter_context(reserved_port())
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
+        shared |= {"FASTVID_LOG": "WARNING", **dict(environment or {})}
+        self._processes = [
+            subprocess.Popen(
+                [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", "bench.strategies.rank"],
+                cwd=ROOT,
+                env=os.environ | shared | {"RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(size)
+        ]
+
+    def run(self, spec: RunSpec) -> list[dict[str, Any]]:
+        """Execute a run; return the result of each rank.
+
+        Raises:
+            RuntimeError: If a rank exits.
+        """
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(json.dumps(asdict(spec)) + "\n")
+            process.stdin.flush()
+        answers = []
+        for rank, process in enumerate(self._processes):
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError(f"rank {rank} exited with code {process.wait()}")
+            answers.append(json.loads(line))
+        return answers
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+        self._stack.close()

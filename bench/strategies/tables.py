@@ -1,0 +1,181 @@
+"""Tables of the strategy benchmarks in Markdown, for the console and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.strategies.contest import interval, ratio
+
+Row = Mapping[str, Any]
+
+
+def contest_table(record: Mapping[str, Any]) -> str:
+    """Return the table of a contest on several networks."""
+    networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
+    names = list(dict.fromkeys(row["contender"] for row in record["rows"]))
+    cell = {(row["contender"], row["network"]): row for row in record["rows"]}
+    accuracy, value = record["goal"]["accuracy"], record["goal"]["value"]
+    scale, aim = (100, f"{100 * value:g} %") if accuracy else (1, f"{value:g}")
+    heads = ["", *(f"s to {aim}, {network}" for network in networks), "clips to it"]
+    heads += ["final accuracy, %" if accuracy else "final loss", "steps", "messages", "MB sent by a rank"]
+    lines = []
+    for name in names:
+        first = cell[name, networks[0]]
+        reached = first["reached"]
+        lines.append([
+            name,
+            *(spread(cell[name, network]["seconds"], reached=reached) for network in networks),
+            spread(first["clips"], reached=reached),
+            spread([scale * end for end in first["final"]]),
+            *(middle(first[key]) for key in ("steps", "messages", "wire_mb")),
+        ])  # fmt: skip
+    return markdown(heads, lines)
+
+
+def migration_table(record: Mapping[str, Any]) -> str:
+    """Return the table of sweeps whose models or data move."""
+    heads = ["dataset, MB", "a part, MB", "a model's state, MB", "", "data moved, MB", "states moved, MB", "s"]
+    lines = [
+        [
+            number(row["dataset_mb"]), number(row["part_mb"]), number(row["state_mb"]), row["way"],
+            middle(row["data_wire_mb"]), middle(row["state_wire_mb"]), spread(row["seconds"]),
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    return markdown(heads, lines)
+
+
+def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def spread(values: Sequence[float | None], *, reached: int | None = None) -> str:
+    """Format a mean with its 95 % interval; if a value is missing, how many there are."""
+    found = interval(values)
+    if found is None:
+        return f"{reached or 0} of {len(values)} runs"
+    mean, low, high = found
+    return number(mean) if low == high else f"{number(mean)} ({number(low)} to {number(high)})"
+
+
+def times(ours: Row, theirs: Row, key: str = "seconds") -> str:
+    """Format how many times larger a value of `theirs` is than that of `ours`, with its 95 % interval."""
+    found = ratio(ours[key], theirs[key])
+    return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
+
+
+def middle(values: Sequence[float]) -> str:
+    """Format the mean of values."""
+    return number(sum(values) / len(values))
+
+
+def number(value: float) -> str:
+    """Format a number with three or four digits."""
+    size = abs(value)
+    if not size:
+        return "0"
+    return (
+        f"{value:,.0f}"
+        if size >= 100
+        else f"{value:.1f}"
+        if size >= 10
+        else f"{value:.2f}"
+        if size >= 2
+        else f"{value:.3f}"
+    )
+
+
+def over_networks(record: Mapping[str, Any]) -> str:
+    """Return how many times sooner than ddp, on the same network, each contender reaches the goal."""
+    networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
+    names = list(dict.fromkeys(row["contender"] for row in record["rows"]))
+    cell = {(row["contender"], row["network"]): row for row in record["rows"]}
+    lines = [
+        [name, *(times(cell[name, network], cell["ddp", network]) for network in networks)]
+        for name in names
+        if name != "ddp"
+    ]
+    return markdown(["times sooner than ddp", *networks], lines)
+
+
+def than_one_rank(record: Mapping[str, Any]) -> str:
+    """Return what each contender needs to reach the goal, relative to the first one."""
+    rows = [row for row in record["rows"] if row["network"] == record["rows"][0]["network"]]
+    lines = [
+        [
+            row["contender"], times(row, rows[0]), times(row, rows[0], "steps_to_goal"),
+            spread(row["messages_to_goal"], reached=row["reached"]),
+            spread(row["wire_mb_to_goal"], reached=row["reached"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["to the goal, without a network", f"times sooner than {rows[0]['contender']}", "times fewer steps"]
+    return markdown([*heads, "messages", "MB sent by a rank"], lines)
+
+
+def clients_table(record: Mapping[str, Any]) -> str:
+    """Return the table of asynchronous clients against one."""
+    rows = record["rows"]
+    lines = [
+        [
+            row["contender"], spread(row["seconds"], reached=row["reached"]), times(row, rows[0]),
+            spread(row["clips"], reached=row["reached"]), spread(row["final"]),
+            middle(row["staleness"]) if row["sync"] == "asgd" else "-", middle(row["all_seconds"]),
+        ]
+        for row in rows
+    ]  # fmt: skip
+    heads = ["", f"s to {record['goal']['value']:g}", f"times sooner than {rows[0]['contender']}", "clips to it"]
+    return markdown([*heads, "final loss", "staleness", "s in all"], lines)
+
+
+def speed_table(record: Mapping[str, Any]) -> str:
+    """Return the table of the models' speed."""
+    lines = [
+        [
+            row["model"], str(row["frames"]), row["kind"], f"{row['gmacs']:.2f}", number(row["clips_per_cpu_s"]),
+            f"{row['times_slower_than_tsm']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
+        ]
+        for row in record["rows"]
+    ]  # fmt: skip
+    text = (
+        f"Lin et al. 2019 state that TSM trains at {record['paper_times']:g} times the throughput of I3D, on GPUs. Here"
+        f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; ratios of"
+        f" CPU time are medians of {record['rounds']} rounds, with the lowest and the highest."
+    )
+    heads = ["model", "frames", "", "GMACs", "clips per CPU second", "CPU time relative to TSM"]
+    return f"{text}\n\n{markdown(heads, lines)}"
+
+
+def wire_table(record: Mapping[str, Any]) -> str:
+    """Return counted time and bytes beside real ones."""
+    lines = [
+        [row["contender"], *(number(row[key]) for key in ("counted_s", "real_s", "counted_mb", "received_mb"))]
+        for row in record["wire"]["rows"]
+    ]
+    return markdown(["", "s, counted", "s, real", "MB, counted", "MB, received"], lines)
+
+
+def conditions(record: Mapping[str, Any]) -> str:
+    """Return a sentence about how a contest was measured."""
+    unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
+    machine, done = record["machine"], min(len(row["final"]) for row in record["rows"])
+    planned = "" if done == record["seeds"] else f" of {record['seeds']} planned"
+    return (
+        f"{done}{planned} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
+        f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
+        f" {machine['cores']} cores at the end."
+    )
+
+
+def migration_conditions(record: Mapping[str, Any]) -> str:
+    """Return sentences about the sweeps, and the rule."""
+    machine = record["machine"]
+    found = "equal bit by bit" if record["equal_weights"] else "DIFFERENT"
+    return (
+        f"{record['seeds']} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
+        f" {record['workers']} workers, {record['network']['mbit_per_s']:g} Mbit/s a worker; load average"
+        f" {machine['load_average']:g} on {machine['cores']} cores at the end. The weights of all ways are {found}."
+    )

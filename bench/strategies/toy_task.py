@@ -1,0 +1,180 @@
+"""A small task whose training costs next to nothing: a student learns the labels of a random teacher network.
+
+Clips are random, and one label in ten is wrong. Computation on a GPU is stood in for by time that is slept or counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from bench.strategies.ranks import TIMEOUT_S, RunSpec
+
+SHAPE: Final = (3, 1, 4, 8)  # shape of a clip
+CLIP_BYTES: Final = 4 * 3 * 1 * 4 * 8
+CLASSES: Final = 10
+HELD_OUT: Final = 2048
+WRONG: Final = 0.1  # share of wrong labels
+
+
+def optim_of(spec: RunSpec) -> Any:
+    """Return the optimiser's configuration of a run."""
+    from fastvid.train.config.config import OptimConfig
+
+    optim = OptimConfig(base_lr=0.1, base_batch_size=spec.batch, weight_decay=0.0, decay="constant")
+    return replace(optim, **spec.optim)
+
+
+def config_of(spec: RunSpec, *, epochs: int = 1) -> Any:
+    """Return the configuration of a run."""
+    from fastvid.load.clips.augment import CenterCrop
+    from fastvid.load.clips.sampling import Segments
+    from fastvid.train.config.config import Config, DataConfig, ModelConfig, RunConfig
+
+    crop = (CenterCrop(4),)
+    return Config(
+        data=DataConfig(
+            path="", frames=Segments(1), eval_frames=Segments(1), spatial=crop, eval_spatial=crop,
+            global_batch_size=spec.batch,
+        ),
+        model=ModelConfig(name="student", num_classes=CLASSES),
+        optim=optim_of(spec),
+        run=RunConfig(
+            out="", epochs=epochs, seed=spec.seed, log_every_steps=10**9, eval_every_epochs=10**9, timeout_s=TIMEOUT_S,
+        ),
+        sync=spec.sync,
+        sync_options=dict(spec.options),
+    )  # fmt: skip
+
+
+class ToyTask:
+    """Training and held-out clips with their labels."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        import torch
+
+        self.spec = spec
+        # The same teacher and clips for all seeds, which differ in the student and the order.
+        generator = torch.Generator().manual_seed(2000)
+        self._clips = spec.dataset_clips
+        count = self._clips + HELD_OUT
+        self.video = torch.randn(count, *SHAPE, generator=generator)
+        flat = self.video.flatten(1)
+        first = torch.randn(flat.shape[1], 32, generator=generator) / flat.shape[1] ** 0.5
+        second = torch.randn(32, CLASSES, generator=generator)
+        self.label = (torch.tanh(2 * flat @ first) @ second).argmax(1)
+        wrong = torch.rand(count, generator=generator) < WRONG
+        self.label[wrong] = torch.randint(0, CLASSES, (int(wrong.sum()),), generator=generator)
+
+    def parts(self, member: Any, reader: Any) -> tuple[Any, Any, Any]:  # noqa: ARG002
+        """Return configuration, replica and loader of this rank."""
+        from fastvid.train.parts.optim import make_optimizer
+        from fastvid.train.parts.replica import Replica
+        from fastvid.train.parts.schedule import Schedule
+
+        spec = self.spec
+        config = config_of(spec)
+        model = self.model()
+        schedule = Schedule.of(
+            config.optim,
+            epochs=1,
+            samples_per_epoch=spec.clips // spec.batch * spec.batch,
+            global_batch_size=spec.batch,
+        )
+        loader = _ToyLoader(self, reader.world, spec)
+        return config, Replica(model, make_optimizer(model, config.optim), schedule), loader
+
+    def model(self) -> Any:
+        """Return the student, with the same weights on every rank."""
+        import torch
+
+        torch.manual_seed(self.spec.seed)
+        return mlp(self.spec.hidden)
+
+    def held_out(self, model: Any) -> tuple[float, float]:
+        """Return loss in nats and accuracy on the held-out clips."""
+        return self._score(model, slice(self._clips, None))
+
+    def trained(self, model: Any) -> tuple[float, float]:
+        """Return loss in nats and accuracy on the training clips."""
+        return self._score(model, slice(0, self._clips))
+
+    def _score(self, model: Any, rows: slice) -> tuple[float, float]:
+        import torch
+
+        with torch.no_grad():
+            logits = model.eval()(self.video[rows])
+        model.train()
+        right = logits.argmax(1) == self.label[rows]
+        return float(torch.nn.functional.cross_entropy(logits, self.label[rows])), float(right.double().mean())
+
+    def batch(self, samples: Any, position: Any, *, share: int, **facts: int) -> Any:
+        """Return a batch of these samples; `share` is the size of the global batch."""
+        import torch
+
+        from fastvid.load.batch.batch import Batch
+
+        valid = torch.ones(len(samples), dtype=torch.bool)
+        return Batch(
+            video=self.video[samples], label=self.label[samples], valid=valid, weight=valid.float() / share,
+            key=tuple(map(str, samples.tolist())), frame_index=torch.zeros(len(samples), 1, dtype=torch.int64),
+            sample=samples, position=position, **facts,
+        )  # fmt: skip
+
+
+class _ToyLoader:
+    """The task's clips, in the order and shares of a real loader."""
+
+    def __init__(self, task: ToyTask, world: Any, spec: RunSpec) -> None:
+        from fastvid.load.order.batches import Batches
+
+        self._task, self._seed, self._clips = task, spec.seed, spec.dataset_clips
+        self._batches = Batches(spec.clips, spec.batch, "drop", world)
+        self.epoch = self._position = 0
+
+    @property
+    def global_batch_size(self) -> int:
+        return self._batches.size
+
+    @property
+    def steps_left(self) -> int:
+        return self._batches.count(self._position)
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        self._batches = replace(self._batches, size=global_batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        import torch
+
+        from fastvid.load.order.permutation import Order
+
+        order = Order(self._clips, self._seed, self.epoch)
+        while self._batches.count(self._position):
+            share = self._batches.share(self._position)
+            samples = torch.from_numpy(order.ids(share.positions))
+            self._position = share.stop
+            yield self._task.batch(
+                samples, torch.from_numpy(share.positions), share=share.stop - share.start, epoch=self.epoch,
+                start=share.start, stop=share.stop,
+            )  # fmt: skip
+        self.epoch, self._position = self.epoch + 1, 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.epoch, self._position = state["epoch"], state["position"]
+
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        self.epoch, self._position = epoch, start
+        self._batches = replace(self._batches, num_samples=stop)
+
+
+def mlp(hidden: int) -> Any:
+    """Return the student model."""
+    from torch import nn
+
+    numbers = SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
+    return nn.Sequential(nn.Flatten(), nn.Linear(numbers, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
+                         nn.Linear(hidden, CLASSES))  # fmt: skip

@@ -1,0 +1,109 @@
+"""Clips per second of TSM and I3D, forward and in a training step, beside their multiply-adds.
+
+Lin et al. 2019 state that TSM trains at 1.8 times the throughput of I3D on GPUs of 2019. Here one CPU thread runs the
+same models on small frames, in rounds in which the models take turns; the rate is per second of CPU time, which other
+load hardly changes. A CPU has no launch overhead and other kernels, so the ratio on a GPU may differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from bench.common.charts import Bars, Chart
+from bench.common.harness import RESULTS, machine_facts, write_json
+
+SCHEMA: Final = "fastvid-bench-model-speed/1"
+PAPER_TIMES: Final = 1.8
+CLASSES: Final = 400
+MODELS: Final[Mapping[str, int]] = {"tsm-r50": 8, "i3d-r50": 32, "i3d-r50-3x1x1": 32}
+"""Frames of each model."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``python -m bench model_speed``."""
+    parser.add_argument("--side", type=int, default=112, help="height and width in pixels (default %(default)s)")
+    parser.add_argument("--batch", type=int, default=2, help="clips per step (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
+    parser.add_argument("--json", type=Path, default=RESULTS / "model_speed.json", help="result file (%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the benchmark."""
+    import torch
+
+    from fastvid.models import zoo
+    from fastvid.models.cost import model_cost
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    models = {name: zoo.build(name, CLASSES, frames) for name, frames in MODELS.items()}
+    video = {name: torch.randn(args.batch, 3, frames, args.side, args.side) for name, frames in MODELS.items()}
+    label = torch.arange(args.batch)
+    optimizers = {name: torch.optim.SGD(model.parameters(), 1e-4, momentum=0.9) for name, model in models.items()}
+
+    def forward(name: str) -> None:
+        with torch.no_grad():
+            models[name].eval()(video[name])
+
+    def step(name: str) -> None:
+        optimizers[name].zero_grad()
+        torch.nn.functional.cross_entropy(models[name].train()(video[name]), label).backward()
+        optimizers[name].step()
+
+    record: dict[str, Any] = {
+        "schema": SCHEMA, "side": args.side, "batch": args.batch, "rounds": args.rounds, "threads": 1,
+        "paper_times": PAPER_TIMES, "rows": [],
+    }  # fmt: skip
+    for kind, work in (("forward", forward), ("training step", step)):
+        spent = _spent(work, args.rounds)
+        for name, frames in MODELS.items():
+            cost = model_cost(models[name], (1, 3, frames, args.side, args.side))
+            ratios = [other / own for own, other in zip(spent["tsm-r50"], spent[name], strict=True)]
+            record["rows"].append({
+                "model": name, "frames": frames, "kind": kind, "parameters": cost.parameters, "gmacs": cost.macs / 1e9,
+                "clips_per_cpu_s": args.batch / statistics.median(spent[name]),
+                "times_slower_than_tsm": statistics.median(ratios), "low": min(ratios), "high": max(ratios),
+            })  # fmt: skip
+    write_json(args.json, {**record, "machine": machine_facts()})
+    for row in record["rows"]:
+        print(
+            f"{row['kind']:14} {row['model']:15} {row['frames']:3} frames {row['gmacs']:6.2f} GMACs"
+            f" {row['clips_per_cpu_s']:6.2f} clips per CPU second, TSM is {row['times_slower_than_tsm']:.2f} times as"
+            f" fast ({row['low']:.2f} to {row['high']:.2f})"
+        )
+    return 0
+
+
+def _spent(work: Callable[[str], None], rounds: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each round of each model; a first round is not counted."""
+    spent: dict[str, list[float]] = {name: [] for name in MODELS}
+    for number in range(rounds + 1):
+        for name in sorted(MODELS, reverse=number % 2 == 1):
+            began = time.process_time()
+            work(name)
+            if number:
+                spent[name].append(time.process_time() - began)
+    return spent
+
+
+def charts(record: Mapping[str, Any]) -> list[Chart]:
+    """Return the chart of a result."""
+    note = (
+        f"One CPU thread, frames of {record['side']} pixels; lines span the rounds. Lin et al. 2019 state"
+        f" {record['paper_times']:g} times for training on GPUs."
+    )
+    named = {f"{row['model']}, {row['frames']} frames, {row['kind']}": row for row in record["rows"]}
+    return [
+        Bars(
+            "CPU time of a clip relative to TSM-R50 on 8 frames",
+            "x",
+            {name: row["times_slower_than_tsm"] for name, row in named.items()},
+            {name: (row["low"], row["high"]) for name, row in named.items()},
+            note=note,
+        )
+    ]

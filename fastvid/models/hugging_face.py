@@ -1,0 +1,77 @@
+"""Video classifiers of transformers, as models that take and return what ours do.
+
+model.name=fastvid.models.hugging_face:videomae model.options.pretrained=MCG-NJU/videomae-base
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+from torch import Tensor, nn
+
+from fastvid.errors import MissingDependency, UsageError
+from fastvid.models.drop_path import after_dropouts
+
+
+class Classifier(nn.Module):
+    """A classifier of transformers: clips [B, T, C, H, W] to logits [B, num_classes].
+
+    Args:
+        net: Its forward takes clips and returns an object with ``logits``.
+        num_frames: T in training.
+    """
+
+    input_layout = "BTCHW"
+    head_name = "net.classifier"
+
+    def __init__(self, net: nn.Module, num_frames: int) -> None:
+        super().__init__()
+        self.net, self.num_frames = net, num_frames
+
+    def forward(self, video: Tensor) -> Tensor:
+        logits: Tensor = self.net(video).logits
+        return logits
+
+
+def videomae(
+    num_classes: int, num_frames: int, *, pretrained: str | None = None, drop_path: float = 0.0, **config: Any
+) -> Classifier:
+    """Return a VideoMAE vision transformer (Tong et al. 2022) for classification.
+
+    Args:
+        num_classes: Width of the last layer, which starts at random.
+        num_frames: Frames per clip.
+        pretrained: Name or folder of weights for ``from_pretrained``, such as those of pre-training; None starts from
+            random weights.
+        drop_path: Rate of stochastic depth of the last block, see `fastvid.models.drop_path`.
+        **config: Values of ``transformers.VideoMAEConfig``, such as ``hidden_size``; with `pretrained` those that do
+            not change the weights' shapes.
+
+    Raises:
+        MissingDependency: If transformers is not installed.
+        UsageError: If transformers does not know or accept a value, or cannot read the weights.
+    """
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise MissingDependency("videomae needs transformers", hint="run `pip install transformers`") from error
+    kind, net_kind = transformers.VideoMAEConfig, transformers.VideoMAEForVideoClassification
+    known = {*inspect.signature(kind).parameters, *vars(kind()).keys()}
+    if unknown := sorted(config.keys() - known):
+        raise UsageError(
+            f"transformers.VideoMAEConfig has no {', '.join(map(repr, unknown))}",
+            hint=f"use some of {', '.join(sorted(name for name in known if not name.startswith('_')))}",
+        )
+    values = {"num_labels": num_classes, "num_frames": num_frames, **config}
+    try:
+        if pretrained is None:
+            net = net_kind(kind(**values))
+        else:
+            net = net_kind.from_pretrained(pretrained, ignore_mismatched_sizes=True, **values)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"transformers cannot make the VideoMAE: {error}", hint="see model.options") from error
+    layers = net.videomae.encoder.layer
+    after_dropouts([(layer.attention.output, layer.output) for layer in layers], drop_path)
+    return Classifier(net, num_frames)

@@ -1,0 +1,146 @@
+"""Several labels per clip: binary cross-entropy, mean average precision and F1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import Batch
+from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
+from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
+
+
+@dataclass(frozen=True)
+class MultiLabel(Task):
+    """The task ``task=multi_label``: any number of labels per clip, from a column of lists.
+
+    The loss of a clip is the mean over the classes of the binary cross-entropy, in nats. Metrics are
+    ``map_percent``, the mean over the classes that occur in the split of their average precision, and
+    ``micro_f1_percent``, that of all decisions of all classes together at a probability of `threshold`. The average
+    precision of a class is the sum over thresholds of the recall gained times the precision, as in scikit-learn;
+    samples of equal scores are taken together. Predictions are probabilities.
+
+    Attributes:
+        column: The column of class names or class numbers, see `fastvid.MultiHot`.
+        classes: Class names; None for those of the dataset.
+        threshold: Probability above which a class is predicted, 0 < x < 1.
+
+    Raises:
+        UsageError: If a value is out of range.
+    """
+
+    column: str = "labels"
+    classes: tuple[str, ...] | None = None
+    threshold: float = 0.5
+
+    metric: ClassVar[str] = "map_percent"
+    higher_is_better: ClassVar[bool] = True
+    scores_split: ClassVar[bool] = True
+    probabilities: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1:
+            raise UsageError(f"task.threshold is {self.threshold}, expected 0 < x < 1")
+        MultiHot(self.column, self.classes)
+
+    def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
+        return {"labels": MultiHot(self.column, self.classes)}
+
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
+        classes = MultiHotLabels(MultiHot(self.column, self.classes), dataset).labels.classes
+        return tuple(classes or ())
+
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+        count = len(self.names(dataset, config.data))
+        if config.model.num_classes != count:
+            raise UsageError(
+                f"model.num_classes is {config.model.num_classes}, column {self.column!r} has {count} classes",
+                hint=f"set model.num_classes=none or {count}",
+            )
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        logits = output(outputs)
+        if logits.shape != batch.labels.shape:
+            raise UsageError(
+                f"the model returned logits {list(logits.shape)}, expected {list(batch.labels.shape)}",
+                hint="return one logit per class for each clip",
+            )
+        return functional.binary_cross_entropy_with_logits(
+            logits, batch.labels.to(logits.dtype), reduction="none"
+        ).mean(1)
+
+    def measure(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:
+        guessed, true = self.predict(outputs) > self.threshold, batch.labels > 0
+        return {
+            "true_positives": (guessed & true).sum(1),
+            "false_positives": (guessed & ~true).sum(1),
+            "false_negatives": (~guessed & true).sum(1),
+        }
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
+        return {
+            "micro_f1_percent": _f1(sums["true_positives"], sums["false_positives"], sums["false_negatives"]),
+        }
+
+    def predict(self, outputs: Any) -> Tensor:
+        return output(outputs).double().sigmoid()
+
+    def target(self, batch: Batch) -> Tensor:
+        return batch.labels
+
+    def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        guessed, true = predictions > self.threshold, targets > 0
+        found = [average_precision(predictions[:, one], true[:, one]) for one in range(targets.shape[1])]
+        known = [value for value in found if value is not None]
+        wrong, missed = float((guessed & ~true).sum()), float((~guessed & true).sum())
+        loss = functional.binary_cross_entropy(predictions.nan_to_num(0.5), targets) if len(targets) else float("nan")
+        return {
+            "loss": float(loss),
+            "map_percent": 100 * sum(known) / len(known) if known else float("nan"),
+            "micro_f1_percent": _f1(float((guessed & true).sum()), wrong, missed),
+        }
+
+    def per_output(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
+        rows = []
+        for number, name in enumerate(names):
+            true = targets[:, number] > 0
+            precision = average_precision(predictions[:, number], true)
+            rows.append(
+                {
+                    "class": name,
+                    "videos": int(true.sum()),
+                    "average_precision_percent": None if precision is None else 100 * precision,
+                }
+            )
+        return rows
+
+
+def average_precision(scores: Tensor, true: Tensor) -> float | None:
+    """Return the average precision of a class, 0 to 1; None if no sample has it.
+
+    Args:
+        scores: float64 [n]; NaN ranks last.
+        true: bool [n].
+    """
+    if not bool(true.any()):
+        return None
+    ordered, order = scores.nan_to_num(-1.0).sort(descending=True)
+    hits = true[order].double()
+    found = hits.cumsum(0)
+    # Samples with equal scores have no order: each has the precision at the last of them.
+    stops = torch.cat([ordered.diff() != 0, torch.ones(1, dtype=torch.bool)]).nonzero()[:, 0]
+    precision = found[stops] / (stops + 1)
+    gained = found[stops].diff(prepend=found.new_zeros(1))
+    return float((precision * gained).sum() / found[-1])
+
+
+def _f1(true_positives: float, false_positives: float, false_negatives: float) -> float:
+    total = 2 * true_positives + false_positives + false_negatives
+    return 100 * 2 * true_positives / total if total else 0.0

@@ -1,0 +1,316 @@
+"""The base class of tasks: what a model learns from a batch, and how well it does.
+
+The training loop knows neither labels nor losses. It asks the task of the run:
+
+    loader_arguments, names, check_data     before the first step: which data it needs
+    prepare, inputs                         what the model receives of a batch
+    loss                                    one loss per clip, which training minimizes
+    measure, metrics                        numbers per clip, and metrics of their sums
+    predict, target, score                  predictions, and metrics of those of a whole split
+
+A task says nothing about ranks: the loop weighs and masks clips, and adds numbers up over micro-batches, steps and
+ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import Batch
+from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.runtime.import_names import import_name
+from fastvid.train.tasks import BUILT_IN
+from fastvid.train.tasks.sums import LOSS, Sums
+
+
+class DataSettings(Protocol):
+    """What tasks read of `fastvid.train.DataConfig`."""
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+
+class ModelSettings(Protocol):
+    """What tasks read of `fastvid.train.ModelConfig`."""
+
+    @property
+    def num_classes(self) -> int | None: ...
+
+
+class RunSettings(Protocol):
+    """What tasks read of `fastvid.train.Config`."""
+
+    @property
+    def data(self) -> DataSettings: ...
+
+    @property
+    def model(self) -> ModelSettings: ...
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where in a run a batch is used.
+
+    Attributes:
+        training: Whether it is trained on; False in an evaluation.
+        seed: Seed of the run.
+        group_size: Consecutive clips of a batch that are always on one rank, see `DataConfig.group_size`.
+    """
+
+    training: bool
+    seed: int = 0
+    group_size: int = 1
+
+    def seeds(self, batch: Batch) -> list[int]:
+        """Return a random seed per clip, 0 to 2**63 - 1, the same on any number of ranks.
+
+        In training it depends on the run's seed, the epoch and the clip's position, and in an evaluation on the run's
+        seed and the sample, so that every evaluation draws the same.
+        """
+        epoch, places = (batch.epoch, batch.position) if self.training else (0, batch.sample)
+        return [Draws(self.seed, epoch, max(0, place)).words(Purpose.TASK, 1)[0] >> 1 for place in places.tolist()]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Base class of all tasks; override what differs. Options are fields of a frozen dataclass.
+
+    Outputs are whatever the model returns: a tensor, a dict or an object such as transformers' ``ModelOutput``.
+    All methods are pure functions of their arguments.
+
+    Attributes:
+        metric: The metric by which models are compared: for the best checkpoint, and by strategies that drop models.
+        higher_is_better: Whether a higher value of it is better.
+        scores_split: Whether an evaluation during the run also calls `score` with the predictions for the whole split,
+            for metrics that are no function of sums. They take memory on every rank.
+        probabilities: Whether predictions are probabilities of classes, shown highest first.
+    """
+
+    metric: ClassVar[str] = LOSS
+    higher_is_better: ClassVar[bool] = False
+    scores_split: ClassVar[bool] = False
+    probabilities: ClassVar[bool] = False
+
+    def check(self, config: RunSettings) -> None:
+        """Raise a UsageError for settings that the task does not support; called before data is read."""
+
+    def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
+        """Return the arguments of `fastvid.ClipLoader` that deliver what the task needs, such as ``fields=``."""
+        return {}
+
+    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the names of the model's outputs, whose number is the default of `model.num_classes`."""
+        return tuple(dataset.classes)
+
+    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+        """Raise a UsageError if a sample of a split cannot be trained on or scored; called before the first step."""
+
+    def check_streams(self, streams: tuple[str, ...]) -> None:
+        """Raise a UsageError if the task does not support the streams that the model takes."""
+
+    def prepare(self, batch: Batch, phase: Phase) -> Batch:  # noqa: ARG002
+        """Return a batch with further or changed entries, one row per clip, for example mixed clips or masks."""
+        return batch
+
+    def inputs(self, batch: Batch) -> tuple[Any, ...]:
+        """Return the model's arguments: by default one tensor per stream, pictures before flow."""
+        return inputs(batch)
+
+    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return one loss per clip, floating point [b]; those of masked clips are ignored.
+
+        By default that of a model that computes its own: an entry ``loss`` of its outputs, [b].
+
+        Args:
+            outputs: What the model returned for these clips.
+            batch: The clips, after `prepare`; a micro-batch has the rows of its clips only.
+        """
+        del batch
+        return output(outputs, LOSS)
+
+    def scored(self, batch: Batch) -> Tensor:
+        """Return which clips count in the metrics, bool [b]: by default those that are not masked."""
+        return batch.valid
+
+    def measure(self, outputs: Any, batch: Batch) -> dict[str, Tensor]:  # noqa: ARG002
+        """Return further numbers per clip by name, each [b], whose sums `metrics` needs.
+
+        An entry ``loss`` is reported instead of the loss that training minimizes.
+        """
+        return {}
+
+    def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
+        """Return metrics, with units in their names, as functions of sums over clips; the mean loss is always added.
+
+        Args:
+            sums: Sums of the numbers of `measure`, of ``loss``, and ``clips``, the number of clips; it may be 0.
+        """
+        return {}
+
+    def predict(self, outputs: Any) -> Tensor:  # noqa: ARG002
+        """Return predictions, floating point [b, k]; those for the views of a video are averaged."""
+        raise UsageError(
+            f"{type(self).__name__} makes no predictions",
+            hint="use a task that has a method predict, or read the metrics of the run's own evaluations",
+        )
+
+    def target(self, batch: Batch) -> Tensor:
+        """Return what `score` compares predictions with, [b, ...]."""
+        raise NotImplementedError(f"{type(self).__name__} has predict, but not target")
+
+    def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+        """Return metrics of predictions, with units in their names.
+
+        Args:
+            predictions: Means over the views of each sample, float64 [n, k], on the CPU.
+            targets: As from `target`, float64 [n, t], flattened, on the CPU.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has predict, but not score")
+
+    def per_output(
+        self,
+        predictions: Tensor,  # noqa: ARG002
+        targets: Tensor,  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> list[dict[str, Any]]:
+        """Return a row for each output of the model, for the report of an evaluation; arguments as in `score`."""
+        return []
+
+    def confusion(self, predictions: Tensor, targets: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return int64 [k, k], samples by true and by predicted class; None where that makes no sense."""
+        return None
+
+    @property
+    def predicts(self) -> bool:
+        """Whether the task makes predictions."""
+        return type(self).predict is not Task.predict
+
+    def value(self, numbers: Mapping[str, float]) -> float:
+        """Return how good metrics are; higher is better.
+
+        Raises:
+            UsageError: If `metric` is not one of them.
+        """
+        if self.metric not in numbers:
+            raise UsageError(
+                f"{type(self).__name__}.metric is {self.metric!r}, which is none of its metrics",
+                hint=f"set it to one of {', '.join(numbers)}",
+            )
+        number = numbers[self.metric]
+        return number if self.higher_is_better else -number
+
+    def row(self, sums: Mapping[str, float]) -> dict[str, float]:
+        """Return the mean loss and the metrics of sums."""
+        return {LOSS: sums[LOSS] / max(1.0, sums["clips"]), **self.metrics(sums)}
+
+    def losses(self, outputs: Any, batch: Batch) -> Tensor:
+        """Return `loss` after checking its shape.
+
+        Raises:
+            UsageError: If it is not one number per clip.
+        """
+        found = self.loss(outputs, batch)
+        rows = batch.num_rows
+        if not isinstance(found, Tensor) or found.shape != (rows,) or not found.is_floating_point():
+            raise UsageError(
+                f"{type(self).__name__}.loss returned {_described(found)}, expected floating point [{rows}]",
+                hint="return one loss per clip, for example with reduction='none' and .flatten(1).mean(1)",
+            )
+        return found
+
+    @torch.no_grad()
+    def sums(self, outputs: Any, batch: Batch, losses: Tensor | None = None) -> Sums:
+        """Return the sums of loss and numbers over the clips that count; `losses` are used if they are known."""
+        rows = self.measure(outputs, batch)
+        if LOSS not in rows:
+            rows = {LOSS: self.losses(outputs, batch) if losses is None else losses.detach(), **rows}
+        for name, value in rows.items():
+            if value.shape != (batch.num_rows,):
+                raise UsageError(
+                    f"{type(self).__name__}.measure returned {_described(value)} as {name!r}, "
+                    f"expected [{batch.num_rows}]",
+                    hint="return one number per clip; the trainer adds them up",
+                )
+        return Sums.over(rows, self.scored(batch))
+
+
+def inputs(batch: Batch) -> tuple[Tensor, ...]:
+    """Return the streams of a batch: one tensor per stream, pictures before flow."""
+    if "flow" not in batch or batch.flow is batch.video:
+        return (batch.video,)
+    return (batch.video, batch.flow)
+
+
+def output(outputs: Any, name: str = "logits") -> Tensor:
+    """Return a model's output as a tensor of at least single precision.
+
+    Args:
+        outputs: A tensor, or a mapping or object that has `name`.
+        name: Name of the entry, unless the outputs are a tensor.
+
+    Raises:
+        UsageError: If there is no such entry.
+    """
+    found = outputs
+    if not isinstance(outputs, Tensor):
+        found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
+    if not isinstance(found, Tensor):
+        known = f" with {', '.join(map(str, outputs))}" if isinstance(outputs, Mapping) else ""
+        raise UsageError(
+            f"the model returned {type(outputs).__name__}{known}, not a tensor and nothing with {name!r}",
+            hint=f"return a tensor or {name!r} from the model, or override the methods of the task that read it",
+        )
+    return found.float() if found.dtype in (torch.float16, torch.bfloat16) else found
+
+
+def find_task(name: str) -> type[Task]:
+    """Return the class of a task.
+
+    Args:
+        name: A task that comes with fastvid, or ``module:class``.
+
+    Raises:
+        UsageError: If the name is unknown or is not the name of a task.
+    """
+    if name not in BUILT_IN and ":" not in name:
+        raise UsageError(f"unknown task {name!r}", hint=f"use one of {', '.join(sorted(BUILT_IN))}; or module:class")
+    kind = import_name("task", BUILT_IN.get(name, name))
+    if not (isinstance(kind, type) and issubclass(kind, Task)):
+        raise UsageError(f"task is {name!r}, which is not a task", hint="derive the class from fastvid.train.Task")
+    return kind
+
+
+def check_task(task: object) -> None:
+    """Check that the value of `Config.task` is a task.
+
+    Raises:
+        UsageError: If it is not, or its options are not fields of a dataclass.
+    """
+    if not isinstance(task, Task):
+        raise UsageError(
+            f"task is {task!r}, which is not a task",
+            hint="give an object of a class derived from fastvid.train.Task, such as Classification()",
+        )
+    assert is_dataclass(task)
+    known = {field.name for field in fields(task)}
+    if other := sorted(name for name in vars(task) if name not in known and not name.startswith("_")):
+        raise UsageError(
+            f"{type(task).__name__}.{other[0]} is not a field, so a run could not record it",
+            hint=f"decorate {type(task).__name__} with @dataclass(frozen=True) and annotate its options",
+        )
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return type(value).__name__

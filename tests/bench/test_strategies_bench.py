@@ -1,0 +1,101 @@
+"""The benchmarks of strategies: their simulated network, counted time, judgement and tables."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.strategies.contest import Goal, interval, ratio
+from bench.strategies.ranks import Ranks, RunSpec
+from bench.strategies.slow_network import CountedClock, SlowLink
+from bench.strategies.sweep_run import RATES
+
+SLOW = SlowLink(0.2)
+
+
+def test_an_all_reduce_takes_delay_plus_bytes_over_bandwidth() -> None:
+    assert SlowLink(0.1).seconds(10**9, 2) == 0.1
+    # Each of two ranks sends the whole message once, each of four one and a half times.
+    assert SlowLink(0.1, 1e6).seconds(10**6, 2) == pytest.approx(1.1)
+    assert SlowLink(0.1, 1e6).seconds(10**6, 4) == pytest.approx(1.6)
+
+
+@pytest.fixture(scope="module")
+def runs() -> dict[str, list[dict[str, Any]]]:
+    with Ranks(2) as ranks:
+        kavg = RunSpec("kavg", {"period": 4}, clips=512, look_clips=128)
+        links = [SlowLink(), SLOW, SlowLink(0.0, 1e6)]
+        counted = {"counted": True, "clip_s": 0.01, "links": links}
+        return {
+            "fast": ranks.run(kavg),
+            "slow": ranks.run(RunSpec("kavg", {"period": 4}, clips=512, look_clips=128, links=[SLOW])),
+            "counted": ranks.run(RunSpec("kavg", {"period": 4}, clips=512, look_clips=128, **counted)),
+            "int4": ranks.run(RunSpec("kavg", {"period": 4, "compress": "int4"}, clips=512, **counted)),
+            "ddp": ranks.run(RunSpec("ddp", clips=512, **counted)),
+            "relay": ranks.run(RunSpec("relay", clips=512, dataset_clips=512, epochs=2)),
+            "migrate": ranks.run(RunSpec("migrate", clips=512, dataset_clips=512, epochs=2)),
+            "kept": ranks.run(RunSpec("migrate", clips=512, dataset_clips=512, epochs=2, cached=True)),
+        }
+
+
+def test_a_slow_network_delays_messages_and_changes_no_result(runs: dict[str, list[dict[str, Any]]]) -> None:
+    for fast, slow, counted in zip(runs["fast"], runs["slow"], runs["counted"], strict=True):
+        assert fast["steps"] == slow["steps"] == counted["steps"] == 16
+        # Clips, loss and accuracy; only the time differs.
+        seen = [[(row[0], *row[2:]) for row in run["curve"]] for run in (fast, slow, counted)]
+        assert seen[0] == seen[1] == seen[2]
+        assert fast["messages"] == slow["messages"] == counted["messages"]
+        assert slow["seconds"][0] > 4 * SLOW.delay_s  # a sleep is never shorter than requested
+    assert len(runs["fast"][0]["curve"]) == 4
+
+
+def test_counted_time_is_that_of_computation_and_messages(runs: dict[str, list[dict[str, Any]]]) -> None:
+    kavg, ddp = runs["counted"][0], runs["ddp"][0]
+    none, slow, narrow = kavg["seconds"]
+    assert none == pytest.approx(512 / 2 * 0.01)
+    assert slow == pytest.approx(none + kavg["messages"] * SLOW.delay_s)
+    assert narrow == pytest.approx(none + kavg["wire_bytes"] / 1e6)
+    # Gradients travel in the backward pass, so part of them costs no time.
+    assert none < ddp["seconds"][2] < none + ddp["wire_bytes"] / 1e6
+    # The end of the epoch is sent in full precision.
+    assert ddp["wire_bytes"] > 3 * kavg["wire_bytes"] > 3 * 1.8 * runs["int4"][0]["wire_bytes"]
+
+
+def test_counted_time_never_goes_back() -> None:
+    clock = CountedClock(2)
+    clock.wait_until(np.array([1.0, 3.0]))
+    clock.wait_until(np.array([2.0, 2.0]))
+    assert clock.now().tolist() == [2.0, 3.0]
+
+
+def test_models_that_move_and_data_that_move_end_with_the_same_weights(runs: dict[str, list[dict[str, Any]]]) -> None:
+    relay, moved, kept = (runs[name] for name in ("relay", "migrate", "kept"))
+    assert relay[0]["digests"] == moved[0]["digests"] == kept[0]["digests"]
+    assert len(set(relay[0]["digests"])) == len(RATES)
+    data = sum(rank["data_bytes"] for rank in relay)
+    assert sum(rank["data_bytes"] for rank in moved) == data * len(RATES) * 2  # epochs
+    assert sum(rank["data_bytes"] for rank in kept) == data * 2  # workers
+    # The far stage gets and sends a model in each epoch; one that begins there comes without a state.
+    states = relay[1]["state_wire_bytes"] / relay[0]["state_bytes"]
+    assert 3 * len(RATES) - 0.5 < states < 4 * len(RATES) + 0.5
+
+
+def test_a_goal_is_reached_when_the_mean_of_its_window_is() -> None:
+    curve = [[clips, [0.0], loss, 1 - loss] for clips, loss in enumerate((0.9, 0.4, 0.9, 0.5, 0.5, 0.3))]
+    assert Goal(0.5, window=1).reached(curve) == 1
+    assert Goal(0.5, window=3).reached(curve) == 5
+    assert Goal(0.6, accuracy=True, window=1).reached(curve) == 1
+    assert Goal(0.1, window=1).reached(curve) is None
+    assert Goal(0.5, window=2).final(curve) == pytest.approx(0.4)
+
+
+def test_intervals_are_those_of_student() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found is not None
+    assert found == pytest.approx((3.0, 3 - 2.776 * math.sqrt(2.5 / 5), 3 + 2.776 * math.sqrt(2.5 / 5)))
+    assert interval([1.0, None]) is None
+    assert ratio([1.0, 2.0], [3.0, 6.0]) == pytest.approx((3.0, 3.0, 3.0))
+    assert ratio([1.0, None], [3.0, 6.0]) is None

@@ -1,0 +1,59 @@
+"""Runs with an average of the weights: ``python -m tests.train.plugins.averages FOLDER SCENARIO...`` on every rank."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.parts.ema import Average
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks.elastic import Member
+from tests.train import toy
+from tests.train.strategies import lab
+
+DECAY, PERIOD = 0.8, 4
+KINDS = {
+    "ddp": {"sync": "ddp"},
+    "kavg": {"sync": "kavg", "options": {"period": PERIOD}, "optim": {"momentum": 0.0}},
+    # Checkpoints whenever they are possible must not change the average.
+    "saving": {
+        "sync": "kavg", "options": {"period": PERIOD}, "optim": {"momentum": 0.0}, "run": {"checkpoint_every_s": 0.0},
+    },
+}  # fmt: skip
+
+
+def with_average(made: Trainer) -> None:
+    replica = made.replica
+    replica.average, replica.ema_clips = Average(replica.model, DECAY), toy.BATCH
+
+
+def run(name: str, folder: Path, member: Member) -> dict[str, Any]:
+    kept: list[Trainer] = []
+    settled: dict[int, Any] = {}  # the common model by its samples
+
+    def setup(made: Trainer) -> None:
+        with_average(made)
+        kept.append(made)
+        inner = made.strategy.settle
+
+        def settle(replica: Replica) -> bool:
+            done = inner(replica)
+            settled[replica.samples // toy.BATCH] = lab.flat(replica.model.parameters())
+            return done
+
+        made.strategy.settle = settle  # type: ignore[method-assign]
+
+    result = lab.run(lab.Case(**KINDS[name], setup=setup), folder, member)
+    average = kept[0].replica.average
+    assert average is not None
+    return result | {
+        "average": lab.flat(average.module.parameters()),
+        "start": lab.flat(toy.net().parameters()),
+        "settled": settled,
+    }
+
+
+if __name__ == "__main__":
+    lab.main({name: partial(run, name) for name in KINDS})

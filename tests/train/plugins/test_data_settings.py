@@ -1,0 +1,108 @@
+"""Settings of the data that a run passes on to its loader: order, balance, repeats, columns, types."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid import BlockShuffle, ClassBalanced
+from fastvid.errors import StateError, UsageError
+from fastvid.runtime.world import World
+from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
+from fastvid.train.config import overrides
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run import assemble, dry_run, launch
+from tests import datasets
+
+ALONE = Member(World(), torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two shards, three clips of class 0 for each of class 1."""
+    folder = tmp_path_factory.mktemp("settings")
+    clip = datasets.make_clip(folder / "one.mp4", frames=8, size="48x48")
+    samples = [(f"clip{n:02d}", clip, int(n % 4 == 3)) for n in range(16)]
+    datasets.pack(folder / "shards", [samples[:8], samples[8:]], columns={"place": [f"p{n}" for n in range(16)]})
+    return folder / "shards"
+
+
+def config(shards: Path, out: Path, **data: Any) -> Config:
+    values: dict[str, Any] = {"global_batch_size": 4, "num_threads": 1} | data
+    return Config(
+        data=DataConfig(
+            path=str(shards), split=None, eval_split=None, frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), **values,
+        ),
+        model=ModelConfig(name="tsm-r18", options={"width": 8, "dropout": 0.0}),
+        optim=OptimConfig(base_lr=0.01, base_batch_size=4),
+        run=RunConfig(out=str(out), epochs=2, amp="bf16", log_every_steps=1),
+    )  # fmt: skip
+
+
+def batches(made: Config) -> list[Any]:
+    made, train, _ = assemble.datasets(made, None, ALONE)
+    loader = assemble.train_loader(made, train, ALONE)
+    try:
+        return list(loader)
+    finally:
+        loader.clips.close()
+
+
+def test_repeated_clips_are_neighbours_and_an_epoch_has_as_many_videos(shards: Path, tmp_path: Path) -> None:
+    made = config(shards, tmp_path, clips_per_video=2)
+    keys = [key for batch in batches(made) for key in batch.key]
+    assert keys[0::2] == keys[1::2]
+    assert set(Counter(keys).values()) == {2}
+    plan = dry_run.check([made])[0]
+    assert plan["steps"] == 2 * 32 // 4
+    assert plan["samples_dropped_per_epoch"] == 0
+    assert launch.start([made]) == 0
+    assert json.loads((tmp_path / "summary.json").read_text())["samples"] == 64
+    with pytest.raises(UsageError, match=r"not a multiple of data\.clips_per_video 3"):
+        replace(made.data, clips_per_video=3)
+
+
+def test_balanced_classes_have_equal_shares(shards: Path, tmp_path: Path) -> None:
+    labels = torch.cat([batch.label for batch in batches(config(shards, tmp_path, balance=ClassBalanced()))])
+    assert labels.bincount().tolist() == [8, 8]
+    asked = overrides.apply(config(shards, tmp_path), ["data.balance.power=0.5", "data.shuffle.window=8"]).data
+    assert (asked.balance, asked.shuffle) == (ClassBalanced(0.5), BlockShuffle(8))
+    assert overrides.apply(asked, ["balance=none", "shuffle=false"]).shuffle is False
+
+
+def test_a_block_shuffle_ends_a_window_before_the_next(shards: Path, tmp_path: Path) -> None:
+    found = batches(overrides.apply(config(shards, tmp_path, shuffle=BlockShuffle(99)), ["data.shuffle.window=8"]))
+    shard = [int(key.removeprefix("clip")) // 8 for batch in found for key in batch.key]
+    assert shard in ([0] * 8 + [1] * 8, [1] * 8 + [0] * 8)
+
+
+def test_batches_have_the_columns_the_type_and_the_scale(shards: Path, tmp_path: Path) -> None:
+    plain, made = config(shards, tmp_path), config(shards, tmp_path)
+    words = ["data.fields=place", "data.dtype=bfloat16", "data.mean=0.5,0.5,0.5", "data.std=0.25,0.25,0.25"]
+    made = overrides.apply(made, words)
+    for ours, theirs in zip(batches(made), batches(plain), strict=True):
+        assert list(ours.fields["place"]) == [f"p{int(key.removeprefix('clip'))}" for key in ours.key]
+        assert ours.video.dtype == torch.bfloat16
+        mean, std = (torch.tensor(values).view(3, 1, 1, 1) for values in (plain.data.mean, plain.data.std))
+        levels = theirs.video * std + mean
+        torch.testing.assert_close(ours.video.float(), (levels - 0.5) / 0.25, rtol=0.01, atol=0.01)
+    with pytest.raises(UsageError, match=r"weights are float32 and run\.amp is off"):
+        overrides.apply(made, ["run.amp=off"])
+    with pytest.raises(UsageError, match="a number for each of R, G and B"):
+        overrides.apply(made, ["data.mean=0.5"])
+
+
+def test_a_run_does_not_resume_with_another_balance(shards: Path, tmp_path: Path) -> None:
+    made = config(shards, tmp_path, balance=ClassBalanced())
+    made = replace(made, run=replace(made.run, epochs=1))
+    assert launch.start([made]) == 0
+    other = replace(made, data=replace(made.data, balance=None), run=replace(made.run, epochs=2))
+    with pytest.raises(StateError):
+        launch.start([other])
