@@ -158,6 +158,12 @@ def rivals() -> str:
     return f"{table(heads, rows)}\n\n{verdicts}"
 
 
+def robots() -> str:
+    """Return how clips of robots' cameras compare with the best rival."""
+    record = result("decode_robot")
+    return "\n".join(f"- {line}" for line in goals.lines(record["rows"]))
+
+
 def ten_million_rows() -> str:
     """Return the sentence on opening ten million rows."""
     record = result("annotations")
