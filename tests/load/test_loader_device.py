@@ -130,7 +130,8 @@ def test_no_access_is_unordered_and_only_decoders_wait_for_the_device(cuda, way)
     copies = cuda.entries("copy")
     assert {entry.what.split()[0] for entry in copies} == {"pinned"}
     assert {entry.thread for entry in copies} == {"fastvid-finish"}
-    assert len(copies) == 2 * 9 * (1 + (way not in ("device rgb", "device planes")))
+    # The first batch of the third epoch may have been finished ahead.
+    assert len(copies) in {batches * (1 + (way not in ("device rgb", "device planes"))) for batches in (18, 19)}
 
 
 def test_each_stream_does_its_own_part(cuda):
