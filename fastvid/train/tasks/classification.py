@@ -15,7 +15,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.checks import check_least
 from fastvid.train.tasks.mixup import Mixer
-from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, output
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 _LABEL: Final = "label"  # column that contains the classes of the dataset
 _TOP: Final = (1, 5)
@@ -168,14 +168,10 @@ def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
     Raises:
         UsageError: If a sample has no label or one out of range.
     """
-    labels = dataset.column(column).to_pylist()
-    wrong = [row for row, label in enumerate(labels) if not isinstance(label, int) or not 0 <= label < num_classes]
-    if wrong:
-        raise UsageError(
-            f"{len(wrong)} of {len(labels)} samples have no label from 0 to {num_classes - 1} in column {column!r}; "
-            f"the first has {labels[wrong[0]]!r}",
-            key=dataset.key(wrong[0]),
-            split=dataset.split,
-            file=dataset.storage.url,
-            hint="set data.where, data.label or model.num_classes",
-        )
+    check_column(
+        dataset,
+        column,
+        lambda label: isinstance(label, int) and 0 <= label < num_classes,
+        f"label from 0 to {num_classes - 1}",
+        hint="set data.where, data.label or model.num_classes",
+    )

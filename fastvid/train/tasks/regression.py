@@ -15,7 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.checks import check_choice
-from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, output
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 Error = Literal["mse", "l1", "huber"]
 
@@ -63,16 +63,7 @@ class Regression(Task):
                 hint=f"set model.num_classes=none or {len(self.columns)}",
             )
         for column in self.columns:
-            values = dataset.column(column).to_pylist()
-            wrong = [row for row, value in enumerate(values) if not _is_number(value)]
-            if wrong:
-                raise UsageError(
-                    f"{len(wrong)} of {len(values)} samples have no finite number in column {column!r}; "
-                    f"the first has {values[wrong[0]]!r}",
-                    key=dataset.key(wrong[0]),
-                    split=dataset.split,
-                    hint="set data.where or task.columns",
-                )
+            check_column(dataset, column, _is_number, "finite number", hint="set data.where or task.columns")
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:  # noqa: ARG002
         if not all(name in batch.fields for name in self.columns):

@@ -14,7 +14,7 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -164,18 +164,18 @@ class Task:
             hint="use a task that has a method predict, or read the metrics of the run's own evaluations",
         )
 
-    def target(self, batch: Batch) -> Tensor:
+    def target(self, batch: Batch) -> Tensor:  # noqa: ARG002
         """Return what `score` compares predictions with, [b, ...]."""
-        raise NotImplementedError(f"{type(self).__name__} has predict, but not target")
+        raise _lacks(self, "target")
 
-    def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
+    def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:  # noqa: ARG002
         """Return metrics of predictions, with units in their names.
 
         Args:
             predictions: Means over the views of each sample, float64 [n, k], on the CPU.
             targets: As from `target`, float64 [n, t], flattened, on the CPU.
         """
-        raise NotImplementedError(f"{type(self).__name__} has predict, but not score")
+        raise _lacks(self, "score")
 
     def per_output(
         self,
@@ -251,6 +251,32 @@ def inputs(batch: Batch) -> tuple[Tensor, ...]:
     return (batch.video, batch.flow)
 
 
+def check_column(dataset: Dataset, column: str, is_right: Callable[[Any], bool], what: str, *, hint: str) -> None:
+    """Check every value of a column of the annotations.
+
+    Args:
+        dataset: Its samples.
+        column: The column.
+        is_right: Whether a task can learn from a value.
+        what: What a right value is, for the message.
+        hint: What to do.
+
+    Raises:
+        UsageError: If a value is wrong; it names the first sample that has one.
+    """
+    values = dataset.column(column).to_pylist()
+    wrong = [row for row, value in enumerate(values) if not is_right(value)]
+    if wrong:
+        raise UsageError(
+            f"{len(wrong)} of {len(values)} samples have no {what} in column {column!r}; "
+            f"the first has {values[wrong[0]]!r}",
+            key=dataset.key(wrong[0]),
+            split=dataset.split,
+            file=dataset.storage.url,
+            hint=hint,
+        )
+
+
 def output(outputs: Any, name: str = "logits") -> Tensor:
     """Return a model's output as a tensor of at least single precision.
 
@@ -314,3 +340,10 @@ def _described(value: object) -> str:
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return type(value).__name__
+
+
+def _lacks(task: Task, method: str) -> UsageError:
+    return UsageError(
+        f"{type(task).__name__} has the method predict, but no {method}",
+        hint="predictions are scored by both target and score",
+    )
