@@ -89,3 +89,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcom
     folder = (base if worker_id == "master" else base.parent) / "sync"
     folder.mkdir(exist_ok=True)
     return Outcomes(folder)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Use one thread, as the commands do, because sums of floats depend on the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

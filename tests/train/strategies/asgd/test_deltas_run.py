@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,7 @@ from tests.train.strategies.asgd.kit import TOKEN, until
 STEPS = toy.EPOCHS * lab.STEPS
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def case(options: dict[str, Any], **changes: Any) -> lab.Case:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import itertools
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from torch.distributed import TCPStore
 
 from fastvid.train.strategies.relay import packed_state as tokens
@@ -35,12 +33,7 @@ class Sweep:
     token_store: TokenStore
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,15 +88,6 @@ def found(folder: Path) -> dict[str, Any]:
     printed, written = json.loads(result.stdout), json.loads((folder / "out" / "results.json").read_text())
     assert printed == {name: value for name, value in written.items() if name != "timeline"}
     return dict(written)
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Use one thread, as the commands do, because sums of floats depend on the number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def digest(tree: Any) -> str:
