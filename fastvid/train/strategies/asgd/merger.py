@@ -24,6 +24,7 @@ from torch.optim import SGD
 
 from fastvid.errors import UsageError
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightShard
+from fastvid.train.strategies.shared.outer_options import outer_options
 
 ALL: Final = "all"
 
@@ -83,27 +84,25 @@ class OuterStep:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in ("none", "block", "nesterov"):
-            raise UsageError(f"sync option outer is {self.kind!r}", hint="use one of nesterov, block, none")
+        self._resolved()
         if self.kind == "none" and (self.momentum, self.lr) != (None, None):
             raise UsageError(
                 "sync options outer_momentum and outer_lr have no effect with outer=none",
                 hint="set sync_options.outer to nesterov or block",
             )
-        if self.momentum is not None and not 0 <= self.momentum < 1:
-            raise UsageError(f"sync option outer_momentum is {self.momentum}, expected 0 <= momentum < 1")
-        if self.lr is not None and not 0 < self.lr < math.inf:
-            raise UsageError(f"sync option outer_lr is {self.lr}, expected more than 0")
+
+    def _resolved(self) -> tuple[float, float]:
+        return outer_options(self.kind, self.momentum, self.lr, ("nesterov", "block", "none"))
 
     @property
     def rate(self) -> float:
         """The learning rate."""
-        return self.lr if self.lr is not None else 0.7 if self.kind == "nesterov" else 1.0
+        return self._resolved()[1]
 
     @property
     def rule(self) -> OptimizerFactory:
         """Builds the optimizer."""
-        momentum = self.momentum if self.momentum is not None else 0.9 if self.kind == "nesterov" else 0.0
+        momentum, _ = self._resolved()
         # Fused, a step is one pass over memory instead of several, whose temporaries would cost more than the step.
         return functools.partial(
             SGD, lr=0.0, momentum=momentum, nesterov=self.kind == "nesterov" and momentum > 0, fused=True
