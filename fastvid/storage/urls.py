@@ -76,6 +76,7 @@ def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
 
 def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
     """Return the storage that contains a file, given by its absolute path or URL, and the file's name there.
+
     Raises:
         UsageError: If the location is invalid.
         MissingDependency: If the package for remote storages is missing.
