@@ -51,11 +51,16 @@ def documented(site: Path) -> set[str]:
 
 
 def members(kind: type) -> Iterator[str]:
-    """Yield the public methods and properties of a class that fastvid defines."""
+    """Yield the public methods and properties of a class that fastvid defines.
+
+    One that overrides another and says nothing new is described where it is declared, in the base class.
+    """
     for name, value in inspect.getmembers(kind):
-        owner = next((base for base in kind.__mro__ if name in vars(base)), kind)
+        owners = [base for base in kind.__mro__ if name in vars(base)]
         is_code = callable(value) or (not inspect.ismemberdescriptor(value) and hasattr(value, "__get__"))
-        if not name.startswith("_") and owner.__module__.startswith("fastvid.") and is_code:
+        overrides = len(owners) > 1 and not vars(owners[0])[name].__doc__ and inspect.getdoc(value)
+        ours = bool(owners) and owners[0].__module__.startswith("fastvid.")
+        if not name.startswith("_") and ours and is_code and not overrides:
             yield name
 
 

@@ -38,7 +38,14 @@ def test_documented_names_exist():
 
 def test_options_are_listed_and_applied():
     assert {"width", "shift_inplace", "shift_div", "recompute", "non_local"} <= set(options("tsm-r50"))
-    assert set(options("temporal-r18")) == {"width", "zero_init_residual", "recompute", "dropout", "flow_stack"}
+    assert set(options("temporal-r18")) == {
+        "width",
+        "zero_init_residual",
+        "recompute",
+        "dropout",
+        "drop_path",
+        "flow_stack",
+    }
     assert set(options("tsn-mobilenetv2")) == {"width_mult", "in_channels", "recompute", "dropout"}
     model = build("tsm-r18", 2, 4, width=16, shift_div=4, in_channels=2)
     assert model.backbone.conv1.weight.shape == (16, 2, 7, 7)
