@@ -36,6 +36,7 @@ from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble
+from fastvid.train.run.splits import open_datasets
 
 # Two sizes in addition to the model's buckets: one dominated by latency, one by bandwidth.
 _PROBES: Final = (64 * 2**10, 8 * 2**20)
@@ -88,7 +89,7 @@ class _Rank:
         self.lone = Member(World(), member.device)
         threads = config.data.num_threads or available_cores()
         data = replace(config.data, num_threads=threads, eval_split=None)
-        config, self.dataset, _ = assemble.datasets(replace(config, data=data), None, member)
+        config, self.dataset, _ = open_datasets(replace(config, data=data), None, member)
         self.config = config
         self.torch_threads = torch.get_num_threads()
 

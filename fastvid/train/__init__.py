@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fastvid.train.config.config import Config as Config
     from fastvid.train.config.data import DataConfig as DataConfig
     from fastvid.train.config.data import ShardConfig as ShardConfig
+    from fastvid.train.config.mixture import DatasetConfig as DatasetConfig
     from fastvid.train.config.model import ModelConfig as ModelConfig
     from fastvid.train.config.optim import OptimConfig as OptimConfig
     from fastvid.train.config.run import RunConfig as RunConfig
@@ -55,6 +56,7 @@ _HOMES = {
     "ColorJitter": "fastvid.load.after.colour",
     "Config": "fastvid.train.config.config",
     "DataConfig": "fastvid.train.config.data",
+    "DatasetConfig": "fastvid.train.config.mixture",
     "Deltas": "fastvid.load.clips.timed_sampling",
     "Dense": "fastvid.load.clips.sampling",
     "Erasing": "fastvid.load.after.erasing",
@@ -93,6 +95,7 @@ __all__ = [
     "ColorJitter",
     "Config",
     "DataConfig",
+    "DatasetConfig",
     "Deltas",
     "Dense",
     "Erasing",

@@ -16,6 +16,9 @@ from fastvid.load.options import Kind
 from fastvid.load.order.batches import Last
 from fastvid.load.order.blocks import BlockShuffle
 from fastvid.load.order.epoch import ClassBalanced
+from fastvid.train.config.mixture import DatasetConfig, check_mixture
+from fastvid.train.config.overrides import NAMED
+from fastvid.train.config.samplers import find_sampler
 from fastvid.train.config.section import at_least, one_of
 
 Damaged = Literal["raise", "skip"]
@@ -59,6 +62,10 @@ class DataConfig:
         split: Split to train on; None for all samples.
         eval_split: Split to evaluate on; None for no evaluation.
         where: Filter over the annotations' columns, for both splits.
+        mixture: Further datasets to train on, by name, see `fastvid.Mixture`; in it that of `path` is named "main".
+            Classes are merged by name, and those of `path` come first. The evaluation is that of `path` alone.
+        weight: Share of `path` in an epoch of a mixture with weights.
+        epoch_samples: Samples in an epoch of a mixture with weights; None for as many as all datasets have.
         label: Column that contains the class, an integer from 0.
         frames: Sampler of the frames of a clip.
         eval_frames: The same for evaluation.
@@ -95,9 +102,12 @@ class DataConfig:
     split: str | None = "train"
     eval_split: str | None = "val"
     where: str | None = None
+    mixture: Mapping[str, DatasetConfig] = field(default_factory=dict)
+    weight: float | None = None
+    epoch_samples: int | None = None
     label: str = "label"
-    frames: Sampler
-    eval_frames: Sampler
+    frames: Sampler = field(metadata={NAMED: find_sampler})
+    eval_frames: Sampler = field(metadata={NAMED: find_sampler})
     spatial: tuple[Transform, ...]
     eval_spatial: tuple[Transform, ...]
     after: tuple[AnyTransform, ...] = ()
@@ -132,6 +142,7 @@ class DataConfig:
                 f"data.global_batch_size is {self.global_batch_size}, not a multiple of data.clips_per_video "
                 f"{self.clips_per_video}"
             )
+        check_mixture(self.mixture, self.weight, self.epoch_samples)
         one_of(self, "on_error", Damaged)
         one_of(self, "last", Last)
         one_of(self, "workers", Kind)

@@ -10,8 +10,8 @@ import ast
 import difflib
 import math
 import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fastvid.errors import UsageError
@@ -61,7 +61,8 @@ def keys(config: object, prefix: str = "") -> list[str]:
         if is_dataclass(value):
             found += keys(value, f"{key}.")
         elif isinstance(value, Mapping):
-            found += [f"{key}.{name}" for name in value]
+            for name, inner in value.items():
+                found += keys(inner, f"{key}.{name}.") if is_dataclass(inner) else [f"{key}.{name}"]
         else:
             found.append(key)
     return found
@@ -147,8 +148,10 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
             if isinstance(value, str):
                 inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
                 raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
-            build: Callable[[Any, Tree, str], Any] = _rebuilt if is_dataclass(current) else _merged
-            changes[name] = build(current, value, f"{key}.")
+            if is_dataclass(current):
+                changes[name] = _rebuilt(current, value, f"{key}.")
+            else:
+                changes[name] = _merged(current, value, f"{key}.", get_args(hints[name])[-1])
         elif isinstance(value, str):
             changes[name] = parse(value, hints[name], key)
         elif kinds := _dataclasses(hints[name]):
@@ -172,6 +175,9 @@ def _made(kind: Any, tree: Tree, prefix: str) -> Any:
         if not isinstance(value, str):
             raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
         values[name] = parse(value, hints[name], key)
+    required = (item.name for item in fields(kind) if item.init and item.default is item.default_factory is MISSING)
+    if missing := [name for name in required if name not in values]:
+        raise UsageError(f"{prefix}{missing[0]} is not given", hint=f"set {prefix}{missing[0]}")
     return kind(**values)
 
 
@@ -179,12 +185,20 @@ def _dataclasses(hint: Any) -> list[Any]:
     return [kind for kind in get_args(hint) if is_dataclass(kind)]
 
 
-def _merged(current: Mapping[str, Any], tree: Tree, prefix: str) -> dict[str, Any]:
+def _merged(current: Mapping[str, Any], tree: Tree, prefix: str, kind: Any) -> dict[str, Any]:
+    """Return a mapping with some entries added or changed; dataclasses if `kind` is one, else values of any type."""
     merged = dict(current)
     for name, value in tree.items():
-        if not isinstance(value, str):
-            raise UsageError(f"{prefix}{name} is a single value and does not contain {next(iter(value))!r}")
-        merged[name] = _scalar(value)
+        key = f"{prefix}{name}"
+        if is_dataclass(kind):
+            if isinstance(value, str) or _OWN in value:
+                inside = [f"{key}.{item.name}" for item in fields(kind)]
+                raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
+            merged[name] = _rebuilt(merged[name], value, f"{key}.") if name in merged else _made(kind, value, f"{key}.")
+        elif isinstance(value, str):
+            merged[name] = _scalar(value)
+        else:
+            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
     return merged
 
 

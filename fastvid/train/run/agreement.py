@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
+from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.json_text import json_text
 from fastvid.train.config.config import Config, flatten, to_json
@@ -30,7 +31,9 @@ _LONGEST: Final = 200  # characters of a value in a message
 _NONE: Final = "nothing"
 
 
-def facts(config: Config, fingerprint: Mapping[str, Any], train: Dataset, evaluated: Dataset | None) -> dict[str, str]:
+def facts(
+    config: Config, fingerprint: Mapping[str, Any], train: Dataset | Mixture, evaluated: Dataset | None
+) -> dict[str, str]:
     """Return everything that all ranks must have in common, as text by name.
 
     Args:
@@ -39,16 +42,21 @@ def facts(config: Config, fingerprint: Mapping[str, Any], train: Dataset, evalua
         train: Training split.
         evaluated: Evaluation split, or None.
     """
-    generation = asdict(train.generation)
+    sets = train.datasets if isinstance(train, Mixture) else (train,)
+    files = [[asdict(one.generation)["shards"], one.generation.annotations_sha256] for one in sets]
     settings = flatten(to_json(config))
     return {
         **{name: str(value) for name, value in fingerprint.items()},
-        "generation's files": sha256(json_text([generation["shards"], generation["annotations_sha256"]]).encode()),
+        "generation's files": sha256(json_text(files).encode()),
         "classes": json_text(train.classes),
         "training samples": str(len(train)),
         "evaluation samples": _NONE if evaluated is None else str(len(evaluated)),
-        **{name: json_text(value) for name, value in settings.items() if name not in OF_A_NODE},
+        **{name: json_text(value) for name, value in settings.items() if not _of_a_node(name)},
     }
+
+
+def _of_a_node(setting: str) -> bool:
+    return setting in OF_A_NODE or (setting.startswith("data.mixture.") and setting.endswith(".path"))
 
 
 def check_agreement(own: Mapping[str, str], member: Member) -> None:

@@ -18,6 +18,7 @@ from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.memory.device import upload
 from fastvid.load.options import Output, Skip, Workers
+from fastvid.load.order.mixture import Mixture
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.pipeline import local_devices, place_on_devices
@@ -29,9 +30,10 @@ from fastvid.train.parts.freeze import Freezer
 from fastvid.train.parts.optim import make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.ranks.elastic import Member
 from fastvid.train.records.observers import Callback, Logger, Observers, observers
 from fastvid.train.run.agreement import check_agreement, facts
+from fastvid.train.run.splits import open_datasets
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class Parts:
     """
 
     config: Config
-    train_set: Dataset
+    train_set: Dataset | Mixture
     eval_set: Dataset | None
     loader: Labelled
     eval_data: EvalData | None
@@ -92,7 +94,7 @@ def parts(
     """
     loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
     callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
-    config, train_set, eval_set = datasets(config, state, member)
+    config, train_set, eval_set = open_datasets(config, state, member)
     loader = train_loader(config, train_set, reader)
     try:
         check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
@@ -111,34 +113,7 @@ def _other_loggers(config: Config) -> list[str]:
     return [name for name in config.run.loggers if name != "jsonl"]
 
 
-def datasets(config: Config, state: Mapping[str, Any] | None, member: Member) -> tuple[Config, Dataset, Dataset | None]:
-    """Return the configuration with generation and classes filled in, and both splits at that generation.
-
-    A resumed run keeps the generation that it started with, which is stored in the checkpoint.
-    """
-    data = config.data
-    generation = data.generation
-    if not isinstance(generation, int) and state is not None:
-        generation = int(state["loader"]["fingerprint"]["generation"])
-    if not isinstance(generation, int):
-        # One rank looks: a tag may move, and a new generation appear, while the others look.
-        current = Dataset(data.path, generation=generation).generation.number if member.leads else 0
-        generation = int(broadcast_bytes(str(current).encode(), member) or b"0")
-    train = Dataset(data.path, split=data.split, where=data.where, generation=generation)
-    evaluated = None
-    if data.eval_split is not None:
-        evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=generation)
-    config = replace(config, data=replace(data, generation=generation))
-    if config.model.num_classes is None:
-        classes = len(config.task.names(train, config.data)) or None
-        config = replace(config, model=replace(config.model, num_classes=classes))
-    for dataset in (train, evaluated):
-        if dataset is not None:
-            config.task.check_data(dataset, config)
-    return config, train, evaluated
-
-
-def train_loader(config: Config, dataset: Dataset, member: Member) -> Labelled:
+def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Labelled:
     """Return the loader of the training split."""
     return _loader(config, dataset, member, train=True)
 
@@ -154,7 +129,13 @@ def eval_data(
 
 
 def _loader(
-    config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, train: bool, targets: bool = True
+    config: Config,
+    dataset: Dataset | Mixture,
+    member: Member,
+    views: Views = ONE_VIEW,
+    *,
+    train: bool,
+    targets: bool = True,
 ) -> Labelled:
     data = config.data
     world = member.world

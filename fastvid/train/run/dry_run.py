@@ -22,6 +22,7 @@ from torch.func import functional_call
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.batches import rank_slice
+from fastvid.load.order.mixture import Mixture
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
@@ -97,7 +98,8 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     config, train_set, eval_set, model = parts.config, parts.train_set, parts.eval_set, parts.replica.model
     if state is not None:
         parts.replica.load_state_dict(state["replica"])
-    shards = check_files(train_set)
+    sets = train_set.datasets if isinstance(train_set, Mixture) else (train_set,)
+    shards = [size for dataset in sets for size in check_files(dataset).values()]
     data = config.data
     batches = parts.loader.clips.batches
     per_epoch = assemble.samples_per_epoch(parts.loader.clips)
@@ -108,10 +110,10 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     schedule = parts.replica.schedule
     steps = batches.count(0)
     return {
-        "dataset": train_set.storage.url,
-        "generation": data.generation,
+        "dataset": " + ".join(dataset.storage.url for dataset in sets),
+        "generation": " + ".join(str(dataset.generation.number) for dataset in sets) if sets[1:] else data.generation,
         "shards": len(shards),
-        "shard_bytes": sum(shards.values()),
+        "shard_bytes": sum(shards),
         "train_samples": len(train_set),
         "eval_samples": None if eval_set is None else len(eval_set),
         "classes": config.model.num_classes,

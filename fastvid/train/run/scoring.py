@@ -26,6 +26,7 @@ from fastvid.train.parts.gathered import Gathered
 from fastvid.train.ranks.elastic import Member, join
 from fastvid.train.run import assemble, launch
 from fastvid.train.run.eval_protocols import views, with_views
+from fastvid.train.run.splits import open_datasets
 from fastvid.train.tasks.task import Phase, Task
 
 log = logging.getLogger(__name__)
@@ -109,7 +110,7 @@ def score(
 def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, member: Member) -> EvalReport:
     launch.quiet(member)
     config, model, state = trained(config, checkpoint, member)
-    _, _, dataset = assemble.datasets(config, state, member)
+    config, train, dataset = open_datasets(config, state, member)
     if dataset is None:
         raise UsageError("there is no evaluation split: data.eval_split is none", hint="set data.eval_split")
     gathered = Gathered(len(dataset))
@@ -117,7 +118,7 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
         add_batch(model, batch, gathered, member, config)
     strategy = Strategy(member)
     gathered.add_up(lambda values: strategy.total(values)())
-    names = output_names(config.task.names(dataset, config.data), config)
+    names = output_names(config.task.names(train, config.data), config)
     return report(config.task, gathered, asked.num_views, protocol, names)
 
 
@@ -201,7 +202,7 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         model_config = replace(config.model, num_classes=state["config"]["model"]["num_classes"])
         config = replace(config, model=model_config)
     if config.model.num_classes is None and state is None:
-        config, _, _ = assemble.datasets(config, state, member)
+        config, _, _ = open_datasets(config, state, member)
     model = assemble.build_model(config, member)
     if state is None:
         assemble.load_initial_weights(config, model)

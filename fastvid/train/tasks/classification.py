@@ -13,6 +13,7 @@ from torch.nn import functional
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
+from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.checks import check_least
 from fastvid.train.tasks.mixup import Mixer
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
@@ -58,11 +59,11 @@ class Classification(Task):
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
 
-    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:
+    def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:
         classes = tuple(dataset.classes)
         return classes if data.label == _LABEL else tuple(map(str, range(len(classes))))
 
-    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+    def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         assert config.model.num_classes is not None
         check_labels(dataset, config.data.label, config.model.num_classes)
 
@@ -162,7 +163,7 @@ def _logits(outputs: Any) -> Tensor:
     return logits
 
 
-def check_labels(dataset: Dataset, column: str, num_classes: int) -> None:
+def check_labels(dataset: Dataset | Mixture, column: str, num_classes: int) -> None:
     """Check that every sample has a label from 0 to ``num_classes - 1``.
 
     Raises:

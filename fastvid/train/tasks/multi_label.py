@@ -14,6 +14,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
+from fastvid.load.order.mixture import Mixture
 from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 
 
@@ -53,16 +54,16 @@ class MultiLabel(Task):
     def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
         return {"labels": MultiHot(self.column, self.classes)}
 
-    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         classes = MultiHotLabels(MultiHot(self.column, self.classes), dataset).labels.classes
         return tuple(classes or ())
 
-    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+    def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         count = len(self.names(dataset, config.data))
         if config.model.num_classes != count:
             raise UsageError(
                 f"model.num_classes is {config.model.num_classes}, column {self.column!r} has {count} classes",
-                hint=f"set model.num_classes=none or {count}",
+                hint=f"set model.num_classes=none or {count}, and task.classes if datasets have different ones",
             )
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:

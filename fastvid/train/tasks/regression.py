@@ -14,6 +14,7 @@ from torch.nn import functional
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
+from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.checks import check_choice
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
@@ -53,10 +54,10 @@ class Regression(Task):
     def loader_arguments(self, data: DataSettings) -> dict[str, Any]:  # noqa: ARG002
         return {"fields": self.columns}
 
-    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         return self.columns
 
-    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+    def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         if config.model.num_classes != len(self.columns):
             raise UsageError(
                 f"model.num_classes is {config.model.num_classes}, task.columns has {len(self.columns)}",

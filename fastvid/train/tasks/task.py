@@ -24,6 +24,7 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
+from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.random_draws import Draws, Purpose
 from fastvid.runtime.import_names import import_name
 from fastvid.train.tasks import BUILT_IN
@@ -108,11 +109,11 @@ class Task:
         """Return the arguments of `fastvid.ClipLoader` that deliver what the task needs, such as ``fields=``."""
         return {}
 
-    def names(self, dataset: Dataset, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
+    def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:  # noqa: ARG002
         """Return the names of the model's outputs, whose number is the default of `model.num_classes`."""
         return tuple(dataset.classes)
 
-    def check_data(self, dataset: Dataset, config: RunSettings) -> None:
+    def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         """Raise a UsageError if a sample of a split cannot be trained on or scored; called before the first step."""
 
     def check_streams(self, streams: tuple[str, ...]) -> None:
@@ -251,7 +252,9 @@ def inputs(batch: Batch) -> tuple[Tensor, ...]:
     return (batch.video, batch.flow)
 
 
-def check_column(dataset: Dataset, column: str, is_right: Callable[[Any], bool], what: str, *, hint: str) -> None:
+def check_column(
+    dataset: Dataset | Mixture, column: str, is_right: Callable[[Any], bool], what: str, *, hint: str
+) -> None:
     """Check every value of a column of the annotations.
 
     Args:
@@ -267,12 +270,14 @@ def check_column(dataset: Dataset, column: str, is_right: Callable[[Any], bool],
     values = dataset.column(column).to_pylist()
     wrong = [row for row, value in enumerate(values) if not is_right(value)]
     if wrong:
+        first = wrong[0]
+        owner = dataset.part(first)[0] if isinstance(dataset, Mixture) else dataset
         raise UsageError(
             f"{len(wrong)} of {len(values)} samples have no {what} in column {column!r}; "
-            f"the first has {values[wrong[0]]!r}",
-            key=dataset.key(wrong[0]),
-            split=dataset.split,
-            file=dataset.storage.url,
+            f"the first has {values[first]!r}",
+            key=dataset.key(first),
+            split=owner.split,
+            file=owner.storage.url,
             hint=hint,
         )
 

@@ -18,6 +18,7 @@ from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConf
 from fastvid.train.config import overrides
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble, dry_run, launch
+from fastvid.train.run.splits import open_datasets
 from tests import datasets
 
 ALONE = Member(World(), torch.device("cpu"))
@@ -47,7 +48,7 @@ def config(shards: Path, out: Path, **data: Any) -> Config:
 
 
 def batches(made: Config) -> list[Any]:
-    made, train, _ = assemble.datasets(made, None, ALONE)
+    made, train, _ = open_datasets(made, None, ALONE)
     loader = assemble.train_loader(made, train, ALONE)
     try:
         return list(loader)

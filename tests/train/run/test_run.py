@@ -29,7 +29,8 @@ from fastvid.train.parts.loader_protocol import Lineage
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.records import metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.run import assemble, launch
+from fastvid.train.run import launch
+from fastvid.train.run.splits import open_datasets
 from tests import datasets
 
 ROOT = Path(__file__).parents[3]
@@ -118,15 +119,15 @@ def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_pa
     config = recipes.load(str(folder / "recipe.py"), [f"data.path={store.url}"])
     for which, number, left in (("paper", 1, 0), (2, 2, 4), (None, 2, 4)):
         asked = replace(config, data=replace(config.data, generation=which))
-        found, train, _ = assemble.datasets(asked, None, alone)
+        found, train, _ = open_datasets(asked, None, alone)
         assert (found.data.generation, len(train)) == (number, len(keys) - left)
     # A resumed run stays where it is, though the tag moves.
     tag_generation(store, "paper", 2, move=True)
     state = {"loader": {"fingerprint": {"generation": 1}}}
     asked = replace(config, data=replace(config.data, generation="paper"))
-    assert assemble.datasets(asked, state, alone)[0].data.generation == 1
+    assert open_datasets(asked, state, alone)[0].data.generation == 1
     with pytest.raises(UsageError, match="thesis"):
-        assemble.datasets(replace(config, data=replace(config.data, generation="thesis")), None, alone)
+        open_datasets(replace(config, data=replace(config.data, generation="thesis")), None, alone)
 
 
 def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.world import World
 from fastvid.storage import open_storage
 from fastvid.train.config.config import Config, flatten, to_json
@@ -19,6 +20,7 @@ from fastvid.train.parts.evaluate import Score, evaluate
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks.elastic import Member
 from fastvid.train.run import assemble
+from fastvid.train.run.splits import open_datasets
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
 from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from fastvid.train.strategies.relay.scheduler import Unit
@@ -46,9 +48,11 @@ class Clips:
     def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
         check_shared(configs)
         self.member = Member(World(), device)
-        resolved = [assemble.datasets(config, None, self.member) for config in configs]
+        resolved = [open_datasets(config, None, self.member) for config in configs]
         self.configs = [config for config, _, _ in resolved]
-        _, self.train, self.eval = resolved[0]
+        _, train, self.eval = resolved[0]
+        assert not isinstance(train, Mixture)  # `SweepOptions.of` has checked it
+        self.train = train
         counts = samples_by_shard(self.train)
         self.parts = deal_shards(counts, num_partitions)
         self.sizes = [sum(counts[shard] for shard in part) for part in self.parts]

@@ -51,6 +51,11 @@ class SweepOptions:
         Raises:
             UsageError: If an option is unknown or out of range.
         """
+        if config.data.mixture:
+            raise UsageError(
+                "sync 'relay' divides one dataset into partitions, but data.mixture names further datasets",
+                hint="merge them with `fastvid merge`, or use another sync",
+            )
         given: dict[str, Any] = dict(config.sync_options)
         rungs, keep = given.pop("rungs", None), given.pop("keep", None)
         known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s", "halving"}

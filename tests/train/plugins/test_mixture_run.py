@@ -1,0 +1,162 @@
+"""A run that trains on several datasets: shares, classes, generations, other ranks, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.runtime.world import World
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.storage import LocalStorage
+from fastvid.train import (
+    CenterCrop,
+    Config,
+    DataConfig,
+    DatasetConfig,
+    Dense,
+    ModelConfig,
+    OptimConfig,
+    RandomCrop,
+    RunConfig,
+    Segments,
+    Uniform,
+)  # fmt: skip
+from fastvid.train.config import overrides
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.run import agreement, assemble, dry_run, launch, scoring
+from fastvid.train.run.splits import open_datasets
+from tests import datasets
+
+ALONE = Member(World(), torch.device("cpu"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Datasets `first` (16 to train on, 4 held out) and `second` (4), with one class in common."""
+    clip = datasets.make_clip(tmp_path / "one.mp4", frames=8, size="48x48")
+    samples = [(f"first{n:02d}", clip, n % 2) for n in range(20)]
+    columns: dict[str, list[object]] = {"split": ["train"] * 16 + ["val"] * 4}
+    datasets.pack(tmp_path / "first", [samples], columns=columns)
+    samples = [(f"second{n:02d}", clip, n % 2) for n in range(4)]
+    datasets.pack(tmp_path / "second", [samples], classes=("up", "right"))
+    return tmp_path
+
+
+def config(folder: Path, **data: Any) -> Config:
+    values: dict[str, Any] = {"global_batch_size": 4, "num_threads": 1} | data
+    return Config(
+        data=DataConfig(
+            path=str(folder / "first"), frames=Segments(2), eval_frames=Segments(2, jitter=False),
+            spatial=(RandomCrop(32),), eval_spatial=(CenterCrop(32),), **values,
+        ),
+        model=ModelConfig(name="tsm-r18", options={"width": 8}),
+        optim=OptimConfig(base_lr=0.01, base_batch_size=4),
+        run=RunConfig(out=str(folder / "run"), epochs=1, log_every_steps=1),
+    )  # fmt: skip
+
+
+def weighted(folder: Path) -> Config:
+    words = [f"data.mixture.second.path={folder / 'second'}", "data.mixture.second.split=none"]
+    words += ["data.mixture.second.weight=1", "data.weight=3", "data.epoch_samples=16"]
+    return overrides.apply(config(folder), words)
+
+
+def test_each_dataset_has_its_share_and_classes_are_merged(folder: Path) -> None:
+    made, train, held_out = open_datasets(weighted(folder), None, ALONE)
+    assert (train.classes, made.model.num_classes) == (("left", "right", "up"), 3)
+    assert held_out is not None
+    assert [key[:5] for key in held_out.keys.to_pylist()] == ["first"] * 4
+    loader = assemble.train_loader(made, train, ALONE)
+    found = [(name, int(label), key) for batch in loader for name, label, key in
+             zip(batch.dataset, batch.label, batch.key, strict=True)]  # fmt: skip
+    loader.clips.close()
+    assert Counter(name for name, _, _ in found) == {"main": 12, "second": 4}
+    for name, label, key in found:
+        right = key[-1] in "13579"
+        assert train.classes[label] == ("right" if right else "left" if name == "main" else "up")
+    # Without weights every sample once.
+    plain = replace(made, data=replace(made.data, mixture={"second": DatasetConfig(path=str(folder / "second"),
+                    split=None)}, weight=None, epoch_samples=None))  # fmt: skip
+    assert dry_run.check([plain])[0]["steps_per_epoch"] == 20 // 4
+
+
+def test_a_run_resumes_at_the_generations_it_started_with(folder: Path) -> None:
+    made = weighted(folder)
+    plan = dry_run.check([made])[0]
+    assert (plan["steps"], plan["generation"], plan["shards"], plan["train_samples"]) == (4, "1 + 1", 2, 20)
+    assert launch.start([made]) == 0
+    summary = json.loads((folder / "run/summary.json").read_text())
+    assert (summary["samples"], summary["eval"]["total"]) == (16, 4)
+    assert json.loads((folder / "run/classes.json").read_text()) == ["left", "right", "up"]
+    remove_samples(LocalStorage(folder / "second"), ["second00"])
+    assert Dataset(str(folder / "second")).generation.number == 2
+    assert launch.start([overrides.apply(made, ["run.epochs=2"])]) == 0
+    record = json.loads((folder / "run/config.json").read_text())
+    assert record["data"]["mixture"]["second"]["generation"] == 1
+    report = scoring.score(made)
+    assert (report.names, report.score.total) == (("left", "right", "up"), 4)
+
+
+def test_ranks_compare_every_dataset_but_not_where_it_lies(folder: Path) -> None:
+    def facts(asked: Config) -> dict[str, str]:
+        made, train, held_out = open_datasets(asked, None, ALONE)
+        return agreement.facts(made, {}, train, held_out)
+
+    made = weighted(folder)
+    (folder / "second").rename(folder / "moved")
+    moved = overrides.apply(made, [f"data.mixture.second.path={folder / 'moved'}"])
+    before = facts(moved)
+    (folder / "moved").rename(folder / "second")
+    assert facts(made) == before
+    remove_samples(LocalStorage(folder / "second"), ["second00"])
+    after = facts(made)
+    assert {"generation's files", "data.mixture.second.generation"} >= {
+        name for name in before if after[name] != before[name]
+    } - {"training samples"}
+    assert after != before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data.weight=2"], r"data\.weight is set, but data\.mixture names no further dataset"),
+        (["data.mixture.second=here"], r"data\.mixture\.second contains several values[\s\S]*mixture\.second\.path"),
+        (["data.mixture.second.weight=2"], r"data\.mixture\.second\.path is not given"),
+        (["data.mixture.second.pth=a"], r"mixture\.second\.pth is not a setting[\s\S]*mixture\.second\.path\?"),
+        (["data.mixture.main.path=a"], "'main', which is the name of data.path"),
+        (["data.mixture.b.path=a", "data.weight=2"], r"data\.weight is set, but data\.mixture\.b\.weight is not"),
+        (["data.mixture.b.path=a", "data.mixture.b.weight=0", "data.weight=1"], r"b\.weight is 0\.0, expected a pos"),
+        (["data.mixture.b.path=a", "data.epoch_samples=8"], r"a mixture without weights visits every sample once"),
+    ],
+)
+def test_contradictory_settings_are_refused(folder: Path, words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        overrides.apply(config(folder), words)
+
+
+def test_relay_refuses_a_mixture(folder: Path) -> None:
+    with pytest.raises(UsageError, match="divides one dataset into partitions"):
+        dry_run.check([replace(weighted(folder), sync="relay")])
+
+
+def test_samplers_are_chosen_by_name(folder: Path) -> None:
+    words = ["data.frames=dense", "data.frames.num_frames=4", "data.frames.stride=2"]
+    words += ["data.eval_frames=fastvid.train:Uniform", "data.eval_frames.num_frames=4"]
+    made = overrides.apply(config(folder), words)
+    assert (made.data.frames, made.data.eval_frames) == (Dense(4, 2), Uniform(4))
+    for words, message in (
+        (["data.frames=dense", "data.frames.num_frames=2"], r"data\.frames\.stride is not given"),
+        (["data.frames=dens"], r"unknown sampler 'dens'[\s\S]*segments, dense"),
+        (["data.frames=json:dumps"], "not a dataclass with a method draw"),
+        (["data.frames=dense", "data.frames.step=2"], r"data\.frames\.step is not a setting"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            overrides.apply(config(folder), words)
