@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from fastvid.load.workers.stats import LoaderStats as LoaderStats
     from fastvid.sharding.job.job import run_job as shard
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "AtFps": "fastvid.load.clips.timed_sampling",

@@ -158,10 +158,25 @@ def rivals() -> str:
     return f"{table(heads, rows)}\n\n{verdicts}"
 
 
-def robots() -> str:
-    """Return how clips of robots' cameras compare with the best rival."""
-    record = result("decode_robot")
-    return "\n".join(f"- {line}" for line in goals.lines(record["rows"]))
+def footage() -> str:
+    """Return how clips of other footage compare with the best rival."""
+    rows = []
+    for path in sorted(RESULTS.glob("decode_*.json")):
+        record = result(path.stem)
+        if record["schema"] != result("decode")["schema"]:
+            continue
+        for row in record["rows"]:
+            goal = row.get("goal")
+            if goal is not None and ("kind" in row or row["together"] > 1):
+                low, high = goal["range"]
+                together = f", {row['together']} clips of each video" if row["together"] > 1 else ""
+                planned, keys = (row["packets_a_clip"][name] for name in ("planned", "from_keys"))
+                rows.append((
+                    f"{row['dataset']}, {row['sampling']}{together}", f"{planned:.0f} of {keys:.0f}",
+                    goal["rival"].split(",")[0], f"{goal['found']:.2f}x ({low:.2f} to {high:.2f})",
+                    "met" if goal["met"] else "**missed**",
+                ))  # fmt: skip
+    return table(("clips", "packets", "best rival", "fastvid RGB is faster by, CPU time", "ahead"), rows)
 
 
 def ten_million_rows() -> str:
@@ -194,6 +209,11 @@ def indexing() -> str:
 def which_averaging() -> str:
     """Return the contest of rounds on several networks."""
     return _with_conditions(result("averaging"), tables.over_networks, tables.contest_table)
+
+
+def which_motion() -> str:
+    """Return the contest on the motion dataset over slow wires."""
+    return _with_conditions(result("motion_wire"), tables.over_networks, tables.contest_table)
 
 
 def which_wire() -> str:

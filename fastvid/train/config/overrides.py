@@ -222,7 +222,8 @@ def _unknown(config: Any, prefix: str, name: str) -> UsageError:
 
 
 def _unknown_of(here: Sequence[str], key: str) -> UsageError:
-    near = difflib.get_close_matches(key, here, n=1)
+    leaves = {one.rpartition(".")[2]: one for one in reversed(here)}
+    near = [leaves[leaf] for leaf in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)]
     if not here:
         return UsageError(f"{key} is not a setting", hint="remove it, there are none here")
     hint = f"did you mean {near[0]}? known are {', '.join(here)}" if near else f"known are {', '.join(here)}"
