@@ -24,6 +24,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.common.harness import machine_facts, write_json
 from tests.datasets import make_clip
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -49,6 +50,29 @@ def recipe():
         optim=OptimConfig(base_lr=0.02, base_batch_size=2),
         run=RunConfig(out="run", epochs=1),
     )
+"""
+
+IMPORT_TIME = "import time; began = time.perf_counter(); import fastvid; print(time.perf_counter() - began)"
+# Run in a clean environment: what `import fastvid` loads, bytes installed, and licences as the packages state them.
+FACTS = """
+import fastvid, importlib.metadata as metadata, json, pathlib, subprocess, sys
+modules = sorted(sys.modules)
+
+def licence(about):
+    named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
+    return about.get("License-Expression") or "; ".join(named) or (about.get("License") or "").partition("\\n")[0]
+
+packages = [one for one in metadata.distributions() if one.name != "pip"]
+sizes = {one.name: sum(file.locate().stat().st_size for file in one.files or () if file.locate().is_file())
+         for one in packages}
+import imageio_ffmpeg
+ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
+said = subprocess.run([ffmpeg, "-L"], capture_output=True, text=True, check=True).stdout
+print(json.dumps({
+    "modules": modules, "bytes_installed": sizes,
+    "licences": {one.name: licence(one.metadata) for one in packages},
+    "ffmpeg_licence": " ".join(said.split()).partition("terms of the ")[2].partition(" This program")[0][:140],
+}))
 """
 
 
@@ -195,6 +219,33 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
     assert "[torch]" in installed.python(loader)
 
 
+def test_size_import_time_and_licences_are_recorded(released, installed):
+    """`bench/results/release.json`; importing fastvid loads neither torch nor a video library."""
+    installed.pip(str(released["wheel"]))
+    found = json.loads(installed.python(FACTS))
+    assert not {"torch", "av", "duckdb"} & set(found.pop("modules"))
+    seconds = sorted(float(installed.python(IMPORT_TIME)) for _ in range(9))
+    assert {"fastvid-toolkit", "av", "imageio-ffmpeg"} <= found["licences"].keys()
+    assert all(found["licences"].values()), found["licences"]
+    record = {
+        "schema": "fastvid-release/1",
+        "version": PROJECT["version"],
+        "wheel_bytes": released["wheel"].stat().st_size,
+        "sdist_bytes": released["sdist"].stat().st_size,
+        **found,
+        "import_s": {"median": seconds[4], "min": seconds[0], "max": seconds[-1]},
+        "machine": machine_facts(),
+    }
+    write_json(ROOT / "bench" / "results" / "release.json", record)
+
+
+def check_hub(one: Installed) -> None:
+    # Nothing is reached from here: the error is that of the client which the extra brings.
+    said = one.run("fastvid", "inspect", "hf://datasets/nobody/nothing", code=1).stderr
+    assert "[hub]" not in said
+    assert "Traceback" not in said
+
+
 def check_torch(one: Installed) -> None:
     (one.work / "mine.py").write_text(RECIPE)
     one.run("fastvid", "train", "mine.py")
@@ -309,6 +360,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "dev": ("torch", check_dev),
     "docs": ("", check_docs),
     "flow": ("", check_flow),
+    "hub": ("", check_hub),
     "nvdec": ("torch", check_nvdec),
     "object-stores": ("", check_object_stores),
     "ray": ("", check_ray),
