@@ -60,18 +60,22 @@ modules = sorted(sys.modules)
 
 def licence(about):
     named = [line.rpartition(" :: ")[2] for line in about.get_all("Classifier") or () if line.startswith("License ::")]
+    named = [one for one in named if one != "OSI Approved"]
     return about.get("License-Expression") or "; ".join(named) or (about.get("License") or "").partition("\\n")[0]
 
 packages = [one for one in metadata.distributions() if one.name != "pip"]
 sizes = {one.name: sum(file.locate().stat().st_size for file in one.files or () if file.locate().is_file())
          for one in packages}
 import imageio_ffmpeg
+from av import _core
 ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
 said = subprocess.run([ffmpeg, "-L"], capture_output=True, text=True, check=True).stdout
+said = " ".join(said.split())
 print(json.dumps({
     "modules": modules, "bytes_installed": sizes,
     "licences": {one.name: licence(one.metadata) for one in packages},
-    "ffmpeg_licence": " ".join(said.split()).partition("terms of the ")[2].partition(" This program")[0][:140],
+    "ffmpeg_licence": said.partition("terms of the ")[2].partition(" (at")[0],
+    "av_ffmpeg_licence": _core.library_meta["libavcodec"]["license"],
 }))
 """
 

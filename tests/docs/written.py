@@ -179,6 +179,26 @@ def footage() -> str:
     return table(("clips", "packets", "best rival", "fastvid RGB is faster by, CPU time", "ahead"), rows)
 
 
+def release() -> str:
+    """Return size, import time and licences of a bare install."""
+    record = result("release")
+    size = sum(record["bytes_installed"].values()) / 1e6
+    text = (
+        f"The wheel of {record['version']} has {record['wheel_bytes'] / 1e6:.1f} MB. Installed without extras, with "
+        f"what it needs, it takes {size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms, "
+        "because names are imported on first use."
+    )
+    rows = [
+        (f"`{name}`", f"{record['bytes_installed'][name] / 1e6:.0f}", licence)
+        for name, licence in sorted(record["licences"].items())
+    ]
+    inside = (
+        f"The ffmpeg program in `imageio-ffmpeg` says: {record['ffmpeg_licence']}. FFmpeg's libraries in `av` say: "
+        f"{record['av_ffmpeg_licence']}. fastvid runs the one as a program and uses the other through `av`."
+    )
+    return f"{paragraph(text)}\n\n{table(('package', 'MB', 'licence, as it states it'), rows)}\n\n{paragraph(inside)}"
+
+
 def ten_million_rows() -> str:
     """Return the sentence on opening ten million rows."""
     record = result("annotations")
