@@ -6,8 +6,7 @@ about its CPU time here, and messages take their latency and their bytes over th
 are looked at every 384 clips; gradients of ddp may travel during the whole backward pass.
 
 An epoch visits the dataset several times: kavg averages model and momentum in full precision at the end of each epoch,
-which is rarer on a dataset of a usual size than on this one. Local momentum needs such averages: in runs of one epoch
-fewer of them reached the goal.
+which is rarer on a dataset of a usual size than on this one.
 """
 
 from __future__ import annotations
@@ -35,12 +34,13 @@ NETWORKS: Final = (
     Network("20 Mbit/s", delay_s=0.01, bits_per_s=20e6),
 )
 WIDTH: Final = 8
-# Those among which each did best in runs on another seed.
+# Rates that did best on another seed, of 0.06, 0.1 and 0.14.
 WAYS: Final[tuple[tuple[str, str, dict[str, Any], tuple[float, ...]], ...]] = (
-    ("ddp", "ddp", {}, (0.1, 0.14)),
+    ("ddp", "ddp", {}, (0.1,)),
     ("kavg K=8", "kavg", {"period": 8}, (0.1,)),
-    ("kavg K=4, int4", "kavg", {"period": 4, "compress": "int4"}, (0.1, 0.14)),
-    ("kavg K=2, int4, delay=1", "kavg", {"period": 2, "compress": "int4", "delay": 1}, (0.06, 0.1)),
+    ("kavg K=2", "kavg", {"period": 2}, (0.1,)),
+    ("kavg K=2, int4", "kavg", {"period": 2, "compress": "int4"}, (0.06, 0.1)),
+    ("kavg K=1, int4", "kavg", {"period": 1, "compress": "int4"}, (0.1,)),
 )
 
 
