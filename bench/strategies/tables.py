@@ -67,6 +67,16 @@ def times(ours: Row, theirs: Row, key: str = "seconds") -> str:
     return "-" if found is None else f"{found[0]:.2f} ({found[1]:.2f} to {found[2]:.2f})"
 
 
+def _times_where_both(ours: Row, theirs: Row) -> str:
+    both = [pair for pair in zip(ours["seconds"], theirs["seconds"], strict=True) if None not in pair]
+    if len(both) < 2:
+        return "-"
+    left, right = zip(*both, strict=True)
+    all_seeds = len(both) == len(ours["seconds"])
+    found = times({"seconds": left}, {"seconds": right})
+    return found if all_seeds else f"{found} in {len(both)} of {len(ours['seconds'])}"
+
+
 def middle(values: Sequence[float]) -> str:
     """Format the mean of values."""
     return number(sum(values) / len(values))
@@ -89,12 +99,15 @@ def number(value: float) -> str:
 
 
 def over_networks(record: Mapping[str, Any]) -> str:
-    """Return how many times sooner than ddp, on the same network, each contender reaches the goal."""
+    """Return how many times sooner than ddp, on the same network, each contender reaches the goal.
+
+    If a contender or ddp missed it with some seeds, the ratio is that of the others, and says of how many.
+    """
     networks = list(dict.fromkeys(row["network"] for row in record["rows"]))
     names = list(dict.fromkeys(row["contender"] for row in record["rows"]))
     cell = {(row["contender"], row["network"]): row for row in record["rows"]}
     lines = [
-        [name, *(times(cell[name, network], cell["ddp", network]) for network in networks)]
+        [name, *(_times_where_both(cell[name, network], cell["ddp", network]) for network in networks)]
         for name in names
         if name != "ddp"
     ]
