@@ -191,6 +191,11 @@ class Hub:
                     tokens.check(answer.body)
                 except FormatError as error:
                     raise WorkerError(f"the stage on link {link.number} sent a damaged token: {error}") from error
+                # Recorded first: after a kill in between, the visit is repeated and has two rows instead of none.
+                with self._changed:
+                    row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
+                    self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
+                    self._on_visit(self.record.visits[-1])
                 # Stored before the model's next unit can be assigned.
                 self.token_store.put(unit.model, answer.body)
         except WorkerError:
@@ -201,9 +206,6 @@ class Hub:
             if answer.kind is RelayMessage.FAILED:
                 self.scheduler.fail(unit, str(answer.values["reason"]))
             else:
-                row = {**dataclasses.asdict(unit), "stage": link.number, "start": start}
-                self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
-                self._on_visit(self.record.visits[-1])
                 score = answer.values.get("score")
                 self.scheduler.done(
                     unit, seconds=float(answer.values["seconds"]), score=float("nan") if score is None else score

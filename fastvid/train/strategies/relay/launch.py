@@ -177,6 +177,7 @@ class _HubProcess:
         self.scheduler.restore(*self.token_store.history())
         self.recorder = Recorder(self.out / METRICS_FILE)
         self.began, self._first = time.monotonic(), self._done
+        self._told = 0
 
     def run(self) -> None:
         """Run the sweep, and write its results."""
@@ -226,10 +227,14 @@ class _HubProcess:
         self.recorder.write("visit", **{name: value for name, value in visit.items() if name != "eval"})
         if score is not None:
             self.recorder.write("eval", model=visit["model"], epoch=visit["epoch"], **score)
-        # This visit is not counted yet.
+        # Not all visits that were told are counted yet.
+        self._told += 1
         metric = self.configs[visit["model"]].task.metric
-        done, total = self._done + 1, len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions
-        left = (total - done) * (time.monotonic() - self.began) / (done - self._first)
+        done, total = (
+            self._first + self._told,
+            len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions,
+        )
+        left = (total - done) * (time.monotonic() - self.began) / self._told
         log.info(
             "%d/%d visits  model %d  epoch %d  partition %d  loss %.4f%s  left %s",
             done,

@@ -6,6 +6,7 @@ import itertools
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
@@ -31,6 +32,22 @@ class Sweep:
     scheduler: Scheduler
     record: SweepRecord
     token_store: TokenStore
+
+
+class Watched(TokenStore):
+    """A token store that knows how many visits had been told when each token was stored."""
+
+    def __init__(self, num_models: int, folder: str | None = None) -> None:
+        super().__init__(num_models, folder)
+        self.told = self.untold = self.stored = 0
+
+    def tell(self, _visit: dict[str, Any]) -> None:
+        self.told += 1
+
+    def put(self, model: int, token: bytes) -> None:
+        self.stored += 1
+        self.untold += self.told < self.stored
+        super().put(model, token)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,9 +83,12 @@ def sweeps(one_thread: None, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 
 def run(store: TCPStore, name: str, order: Order, folder: Path | None) -> Sweep:
     scheduler = Scheduler(lab.MODELS, lab.STAGES, lab.EPOCHS, order=order)
-    token_store = TokenStore(lab.MODELS, None if folder is None else str(folder))
+    token_store = Watched(lab.MODELS, None if folder is None else str(folder))
     scheduler.restore(*token_store.history())
-    hub = Hub(scheduler, token_store, timeout_s=lab.TIMEOUT_S, adopt_s=0.2, start_s=0.2 if folder else None)
+    hub = Hub(
+        scheduler, token_store, timeout_s=lab.TIMEOUT_S, adopt_s=0.2, start_s=0.2 if folder else None,
+        on_visit=token_store.tell,
+    )  # fmt: skip
     store.set(name, hub.address.encode().decode())
     return Sweep(scheduler, hub.run(), token_store)
 
@@ -95,6 +115,15 @@ def test_models_equal_sequential_training_bit_for_bit(ring: Sweep) -> None:
     # The models differ in size.
     assert len({len(ring.token_store.get(model) or b"") for model in range(lab.MODELS)}) == lab.MODELS
     assert ring.record.lost == []
+
+
+def test_a_visit_is_recorded_before_its_token_is_stored(sweeps: dict[str, Sweep]) -> None:
+    """Otherwise a kill in between leaves a visit that is done and has no row in the metrics."""
+    for sweep in sweeps.values():
+        store = sweep.token_store
+        assert isinstance(store, Watched)
+        assert store.stored > 0
+        assert store.untold == 0
 
 
 def test_a_different_order_of_visits_changes_the_model(ring: Sweep) -> None:
