@@ -74,7 +74,7 @@ said = " ".join(said.split())
 print(json.dumps({
     "modules": modules, "bytes_installed": sizes,
     "licences": {one.name: licence(one.metadata) for one in packages},
-    "ffmpeg_licence": said.partition("terms of the ")[2].partition(" (at")[0],
+    "ffmpeg_licence": said.partition("terms of the ")[2].partition(". ")[0],
     "av_ffmpeg_licence": _core.library_meta["libavcodec"]["license"],
 }))
 """
