@@ -151,7 +151,8 @@ def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
             if is_dataclass(current):
                 changes[name] = _rebuilt(current, value, f"{key}.")
             else:
-                changes[name] = _merged(current, value, f"{key}.", get_args(hints[name])[-1])
+                *_, kind = get_args(hints[name]) or (Any,)
+                changes[name] = _merged(current, value, f"{key}.", kind)
         elif isinstance(value, str):
             changes[name] = parse(value, hints[name], key)
         elif kinds := _dataclasses(hints[name]):

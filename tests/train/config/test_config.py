@@ -274,3 +274,16 @@ def test_overrides_are_accepted_anywhere_by_python_m_fastvid_train(
 def test_an_argument_after_two_dashes_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "--show", "--", "motion_tsm", "--run.seed=7"]) == 2
     assert "--run is not a setting" in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """Mappings as a user's task may declare them."""
+
+    plain: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    optional: dict[str, int] | None = dataclasses.field(default_factory=dict)
+
+
+def test_entries_of_mappings_without_a_type_are_set() -> None:
+    changed = overrides.apply(Own(), ["plain.a=1", "plain.b=text", "optional.c=2"])
+    assert changed == Own({"a": 1, "b": "text"}, {"c": 2})
