@@ -55,7 +55,7 @@ def recipe():
 IMPORT_TIME = "import time; began = time.perf_counter(); import fastvid; print(time.perf_counter() - began)"
 # Run in a clean environment: what `import fastvid` loads, bytes installed, and licences as the packages state them.
 FACTS = """
-import fastvid, importlib.metadata as metadata, json, pathlib, subprocess, sys
+import fastvid, importlib.metadata as metadata, json, subprocess, sys
 modules = sorted(sys.modules)
 
 def licence(about):

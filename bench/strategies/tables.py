@@ -72,9 +72,8 @@ def _times_where_both(ours: Row, theirs: Row) -> str:
     if len(both) < 2:
         return "-"
     left, right = zip(*both, strict=True)
-    all_seeds = len(both) == len(ours["seconds"])
-    found = times({"seconds": left}, {"seconds": right})
-    return found if all_seeds else f"{found} in {len(both)} of {len(ours['seconds'])}"
+    found, seeds = times({"seconds": left}, {"seconds": right}), len(ours["seconds"])
+    return found if len(both) == seeds else f"{found} in {len(both)} of {seeds}"
 
 
 def middle(values: Sequence[float]) -> str:

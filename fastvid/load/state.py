@@ -12,7 +12,7 @@ from typing import Any, Final
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.rules import ClipRules
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.random_draws import DRAWS_VERSION
 
 STATE_VERSION: Final = 1
@@ -22,7 +22,7 @@ _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 
 def fingerprint(dataset: Dataset | Mixture, rules: ClipRules, *, order: str, streams: str = "rgb") -> dict[str, str]:
     """Return everything that determines the clips besides seed, epoch and position, as text by part."""
-    sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    sets = parts_of(dataset)
     parts = {
         "dataset": " + ".join(part.dataset_id for part in sets),
         "generation": " + ".join(str(part.generation.number) for part in sets),

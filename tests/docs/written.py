@@ -160,10 +160,10 @@ def rivals() -> str:
 
 def footage() -> str:
     """Return how clips of other footage compare with the best rival."""
-    rows = []
+    rows, schema = [], result("decode")["schema"]
     for path in sorted(RESULTS.glob("decode_*.json")):
         record = result(path.stem)
-        if record["schema"] != result("decode")["schema"]:
+        if record["schema"] != schema:
             continue
         for row in record["rows"]:
             goal = row.get("goal")

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
 from fastvid.runtime.hashing import sha256
 
@@ -124,7 +124,7 @@ class MultiHotLabels:
 def _default_classes(column: str, dataset: Dataset | Mixture) -> tuple[str, ...]:
     if column == _LABELS and dataset.classes:
         return dataset.classes
-    parts = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    parts = parts_of(dataset)
     # Of all rows, not only the selected ones: the splits of a dataset must have the same classes.
     tables = [part.annotations for part in parts if column in part.annotations.column_names]
     found = {value for table in tables for value in pc.unique(_pairs(table[column])[1]).to_pylist()}

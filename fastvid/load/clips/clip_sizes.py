@@ -14,7 +14,7 @@ from fastvid.load.clips.augment import Spatial
 from fastvid.load.clips.rules import ClipRules
 from fastvid.load.clips.sampling import Sampler, clip_length, clip_lengths
 from fastvid.load.order.every_frame import EveryFrame
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import AnyArray, IntArray
 
@@ -32,7 +32,7 @@ def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
     """
     if isinstance(dataset, EveryFrame):
         raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
-    parts = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    parts = parts_of(dataset)
     pairs = rules.pairs if rules.ends else rules.pairs * len(parts)
     each = [_sizes(part, sampler, spatial) for part, (sampler, spatial) in zip(parts, pairs, strict=True)]
     return ClipSizes(*(np.concatenate(column) for column in zip(*each, strict=True)))

@@ -26,7 +26,7 @@ from fastvid.load.clips.sound import LongestSound
 from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
 from fastvid.load.order.epoch import EpochOrder
 from fastvid.load.order.every_frame import EveryFrame
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.sizes import ClipSizes
 from fastvid.runtime.arrays import IntArray
 
@@ -180,7 +180,7 @@ def prefetch_threads(dataset: Dataset | Mixture, asked: int | None = None) -> in
     """Return how many threads should prefetch from a dataset's storage; 0 if reads are fast enough without."""
     if asked is not None:
         return asked
-    sets = dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+    sets = parts_of(dataset)
     at_once = max(part.storage.concurrency for part in sets)
     return 0 if at_once == 1 else min(at_once, MOST_FETCHERS)
 

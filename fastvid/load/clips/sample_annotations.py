@@ -7,7 +7,7 @@ from typing import Any
 
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.every_frame import EveryFrame
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, part_of
 
 
 class SampleAnnotations(Mapping[str, Any]):
@@ -40,4 +40,4 @@ class SampleAnnotations(Mapping[str, Any]):
         dataset = self._dataset
         if isinstance(dataset, EveryFrame):
             return dataset.samples, int(dataset.place(self._sample)[0])
-        return dataset.part(self._sample) if isinstance(dataset, Mixture) else (dataset, self._sample)
+        return part_of(dataset, self._sample)

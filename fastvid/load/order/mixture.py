@@ -228,6 +228,16 @@ class Mixture:
         return table[dataset.labels]
 
 
+def parts_of(dataset: Dataset | Mixture) -> tuple[Dataset, ...]:
+    """Return the datasets of a mixture; a dataset alone is its only part."""
+    return dataset.datasets if isinstance(dataset, Mixture) else (dataset,)
+
+
+def part_of(dataset: Dataset | Mixture, sample: int) -> tuple[Dataset, int]:
+    """Return the dataset that contains a sample, and the number of the sample in it."""
+    return dataset.part(sample) if isinstance(dataset, Mixture) else (dataset, sample)
+
+
 def _merged(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     if len({dataset.classes for dataset in datasets}) == 1:
         return datasets[0].classes

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.hashing import sha256
 from fastvid.runtime.json_text import json_text
 from fastvid.train.config.config import Config, flatten, to_json
@@ -42,8 +42,8 @@ def facts(
         train: Training split.
         evaluated: Evaluation split, or None.
     """
-    sets = train.datasets if isinstance(train, Mixture) else (train,)
-    files = [[asdict(one.generation)["shards"], one.generation.annotations_sha256] for one in sets]
+    generations = [part.generation for part in parts_of(train)]
+    files = [[list(map(asdict, one.shards)), one.annotations_sha256] for one in generations]
     settings = flatten(to_json(config))
     return {
         **{name: str(value) for name, value in fingerprint.items()},

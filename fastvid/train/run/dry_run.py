@@ -22,7 +22,7 @@ from torch.func import functional_call
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.order.batches import rank_slice
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import parts_of
 from fastvid.models.cost import model_cost
 from fastvid.runtime.world import World
 from fastvid.train.config.config import Config
@@ -98,7 +98,7 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     config, train_set, eval_set, model = parts.config, parts.train_set, parts.eval_set, parts.replica.model
     if state is not None:
         parts.replica.load_state_dict(state["replica"])
-    sets = train_set.datasets if isinstance(train_set, Mixture) else (train_set,)
+    sets = parts_of(train_set)
     shards = [size for dataset in sets for size in check_files(dataset).values()]
     data = config.data
     batches = parts.loader.clips.batches

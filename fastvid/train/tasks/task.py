@@ -24,7 +24,7 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, part_of
 from fastvid.load.order.random_draws import Draws, Purpose
 from fastvid.runtime.import_names import import_name
 from fastvid.train.tasks import BUILT_IN
@@ -271,7 +271,7 @@ def check_column(
     wrong = [row for row, value in enumerate(values) if not is_right(value)]
     if wrong:
         first = wrong[0]
-        owner = dataset.part(first)[0] if isinstance(dataset, Mixture) else dataset
+        owner, _ = part_of(dataset, first)
         raise UsageError(
             f"{len(wrong)} of {len(values)} samples have no {what} in column {column!r}; "
             f"the first has {values[first]!r}",

@@ -227,13 +227,10 @@ class _HubProcess:
         self.recorder.write("visit", **{name: value for name, value in visit.items() if name != "eval"})
         if score is not None:
             self.recorder.write("eval", model=visit["model"], epoch=visit["epoch"], **score)
-        # Not all visits that were told are counted yet.
-        self._told += 1
+        self._told += 1  # the scheduler counts a visit only when its token is stored
         metric = self.configs[visit["model"]].task.metric
-        done, total = (
-            self._first + self._told,
-            len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions,
-        )
+        done = self._first + self._told
+        total = len(self.configs) * self.scheduler.epochs * self.scheduler.num_partitions
         left = (total - done) * (time.monotonic() - self.began) / self._told
         log.info(
             "%d/%d visits  model %d  epoch %d  partition %d  loss %.4f%s  left %s",
