@@ -2,7 +2,8 @@
 
 Every session runs a user's first steps (`tests/test_first_steps.py`: doctor, shard, index, verify, load) and the tests
 of decoding; those with other versions also the tests of the format and of loading, and the one with Debian's ffmpeg
-those of sharding. The last line it prints is the environment: versions and counts.
+those of sharding and, because Chromium is there, of pages. The last line it prints is the environment: versions and
+counts.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ENCODING = (
     "tests/media",
     "tests/sharding",
     "tests/demo",
+    "tests/report/test_page_in_a_browser.py",
 )
 
 
