@@ -271,10 +271,10 @@ def readme_table(record: Mapping[str, Any]) -> str:
         lines += _today(row)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     clips, workers = record["rows"][0]["clips"], record["workers"]
-    busy = f" CPU time, because the machine was busy (load {machine['load_average']:.0f});" if by == "cpu" else ""
+    by_cpu = f" CPU time, at a load of {machine['load_average']:.1f} when the run began;" if by == "cpu" else ""
     lines += [
         "",
-        f"{workers} of {machine['cores']} cores of {machine['cpu']};{busy} {clips} clips of real videos with a short"
+        f"{workers} of {machine['cores']} cores of {machine['cpu']};{by_cpu} {clips} clips of real videos with a short"
         " side of 256 pixels, every contender with its best settings, rivals that keep their decoders open among them,"
         f" medians of alternating rounds ({versions}).",
         "Measure your machine and your videos with `python -m bench decode`.",

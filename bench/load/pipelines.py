@@ -139,6 +139,7 @@ class FilesDataset(torch.utils.data.Dataset[Tensor]):
 
 
 _EPOCH: Final = 1 << 20
+_LITDATA_COPIES: Final = 16
 
 
 def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2, **options: Any) -> Batches:
@@ -206,13 +207,16 @@ def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
 
 
 def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
-    """Yield batches of litdata with the same MP4s, decoded by torchcodec."""
+    """Yield batches of litdata with the same MP4s, decoded by torchcodec.
+
+    Each is stored many times, because its workers start anew with each epoch, which few videos would make short.
+    """
     import litdata
 
-    folder = Path(inputs.folder) / "litdata"
+    folder = Path(inputs.folder) / f"litdata-{_LITDATA_COPIES}"
     if not (folder / "index.json").exists():
         options: dict[str, Any] = {"chunk_bytes": "8MB", "num_workers": 1, "start_method": "spawn"}
-        litdata.optimize(_bytes_of, list(inputs.files), str(folder), **options)
+        litdata.optimize(_bytes_of, list(inputs.files) * _LITDATA_COPIES, str(folder), **options)
     dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True)
     loader = litdata.StreamingDataLoader(
         dataset,

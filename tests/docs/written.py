@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.decode import goals
+from bench.load import goals as load_goals
 from bench.strategies import tables
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -177,6 +178,21 @@ def footage() -> str:
                     "met" if goal["met"] else "**missed**",
                 ))  # fmt: skip
     return table(("clips", "packets", "best rival", "fastvid RGB is faster by, CPU time", "ahead"), rows)
+
+
+def loaders() -> str:
+    """Return whole loaders of uint8 batches beside ``ClipLoader``, and their goals."""
+    record = result("load_uint8")
+    rows, verdicts = [], []
+    for row in record["rows"]:
+        for one in row["page-cached"]:
+            times = one.get("fastvid_is_faster_by") or one.get("long_over_short") or one.get("fastvid_reaches")
+            spread = f"{times['wall']:.2f}x ({times['wall_min']:.2f} to {times['wall_max']:.2f})" if times else ""
+            rate, cpu = f"{one['clips_a_second']:.0f}", f"{one['cpu_ms_a_clip']:.1f}"
+            rows.append((f"`{row['profile']}`", one["pipeline"], rate, cpu, spread))
+        verdicts += [f"- `{row['profile']}`: {load_goals.sentence(goal)}" for goal in row["goals"]]
+    heads = ("shards", "loader", "clips/s", "CPU ms a clip", "fastvid is faster by")
+    return f"{table(heads, rows)}\n\n" + "\n".join(verdicts)
 
 
 def release() -> str:
