@@ -18,6 +18,7 @@ import pytest
 import fastvid
 import fastvid.train
 from fastvid import errors
+from fastvid.cli.main import COMMANDS, main
 from fastvid.load.clips import augment, sampling
 from fastvid.train.strategies import BUILT_IN
 from tests.conftest import LONG
@@ -319,6 +320,14 @@ def test_unknown_command_names_the_known_ones():
     assert "'shrad'" in out.stderr
     assert "shard" in out.stderr
     assert not out.stdout
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"bench"}))
+def test_every_command_prints_its_help(command, capsys):
+    with pytest.raises(SystemExit) as end:
+        main([command, "--help"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: fastvid {command} ")
 
 
 def test_options_may_be_between_the_arguments_of_any_command():

@@ -11,6 +11,9 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
 
     Words after ``--`` are arguments, not options. With ``--``, options may not be mixed with arguments.
     """
+    if parser.usage is None:
+        # parse_intermixed_args stores the usage unescaped, and --help would fail at a "%" in it.
+        parser.usage = parser.format_usage().removeprefix("usage: ").replace("%", "%%")
     # Python 3.11's parse_intermixed_args treats words after "--" as options.
     return parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)
 
