@@ -19,7 +19,7 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.media.reasons import MEANING, Reason
-from fastvid.runtime.units import count, duration, percent, shares, size, things
+from fastvid.runtime.units import count, duration, padded, percent, shares, size, text_width, things
 from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # width of the name column in characters
@@ -148,17 +148,25 @@ def _classes(classes: tuple[ClassCount, ...], top: int, width: int) -> list[str]
     line = f"{count(len(classes))}, with {min(counts)} to {max(counts)} samples, median {np.median(counts):.0f}"
     shown = classes[:top]
     names = [_plain(c.name) for c in shown]
-    column = min(max(map(len, names)), 32)
-    said = max(len(f"  {count(c.count)}, {duration(c.seconds)}{_by_split(c)}") for c in shown)
-    room = max(8, width - _NAME - column - said)
+    column = min(max(map(text_width, names)), 32)
+    longest = max(len(f"  {count(c.count)}, {duration(c.seconds)}{_by_split(c)}") for c in shown)
+    room = max(8, width - _NAME - column - longest)
     lines = [_row("classes", line)]
     for name, c in zip(names, shown, strict=True):
-        short = name if len(name) <= column else name[: column - 1] + "…"
+        short = name if text_width(name) <= column else _shortened(name, column)
         bar = _bar(c.count / max(counts), room)
-        lines.append(" " * _NAME + f"{short:{column}} {bar} {count(c.count)}, {duration(c.seconds)}{_by_split(c)}")
+        lines.append(
+            " " * _NAME + f"{padded(short, column)} {bar} {count(c.count)}, {duration(c.seconds)}{_by_split(c)}"
+        )
     if len(classes) > top:
         lines.append(" " * _NAME + f"and {count(len(classes) - top)} more; --top N lists N")
     return lines
+
+
+def _shortened(name: str, width: int) -> str:
+    while text_width(name) > width - 1:
+        name = name[:-1]
+    return name + "…"
 
 
 def _by_split(c: ClassCount) -> str:

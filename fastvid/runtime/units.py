@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 
 
@@ -65,3 +66,13 @@ def shares(counts: Counter[str], top: int = 4) -> str:
     if len(counts) > top:
         parts.append("1 other" if len(counts) - top == 1 else f"{len(counts) - top} others")
     return ", ".join(parts)
+
+
+def text_width(text: str) -> int:
+    """Return the columns that a terminal needs for a text: two for wide letters such as Chinese, none for accents."""
+    return sum(2 if unicodedata.east_asian_width(one) in "WF" else not unicodedata.combining(one) for one in text)
+
+
+def padded(text: str, width: int) -> str:
+    """Return a text with spaces after it, so that it takes `width` columns of a terminal, or more if it is longer."""
+    return text + " " * (width - text_width(text))

@@ -12,7 +12,7 @@ import argparse
 
 from fastvid.errors import UsageError, visible
 from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import things
+from fastvid.runtime.units import padded, text_width, things
 from fastvid.sharding.sets.split import SplitReport, split_samples
 from fastvid.storage import open_storage
 
@@ -59,13 +59,13 @@ def run(args: argparse.Namespace) -> int:
 def _text(report: SplitReport) -> str:
     splits = report.splits
     kinds = sorted({kind for split in splits.values() for kind in split.samples}, key=lambda kind: (kind is None, kind))
-    width = max(len("class"), *(len(kind or "no label") for kind in kinds))
+    width = max(len("class"), *(text_width(kind or "no label") for kind in kinds))
     lines = ["class".ljust(width) + "".join(f"{name:>12}{'hours':>9}" for name in splits)]
     for kind in kinds:
         cells = "".join(
             f"{split.samples.get(kind, 0):12}{split.seconds.get(kind, 0.0) / 3600:9.3f}" for split in splits.values()
         )
-        lines.append(("no label" if kind is None else kind).ljust(width) + cells)
+        lines.append(padded("no label" if kind is None else kind, width) + cells)
     cells = "".join(
         f"{sum(split.samples.values()):12}{sum(split.seconds.values()) / 3600:9.3f}" for split in splits.values()
     )

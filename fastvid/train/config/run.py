@@ -25,7 +25,7 @@ class RunConfig:
         micro_batch_size: Maximum clips per forward pass of a rank; a larger share accumulates gradients, so that a
             smaller world keeps the global batch size. None computes the whole share in one pass.
         amp: Automatic mixed precision: "off", "bf16" or "fp16", which requires CUDA.
-        log_every_steps: Steps between two rows of metrics.
+        log_every_steps: Steps between two rows of metrics; None is 20, or an epoch's if it has fewer.
         eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
         checkpoint_every_s: Seconds between two checkpoints inside an epoch; every epoch also ends with one.
         keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.
@@ -42,7 +42,7 @@ class RunConfig:
     seed: int = 0
     micro_batch_size: int | None = None
     amp: Amp = "off"
-    log_every_steps: int = 20
+    log_every_steps: int | None = None
     eval_every_epochs: int = 1
     checkpoint_every_s: float = 600.0
     keep_checkpoints: int = 3

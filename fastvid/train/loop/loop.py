@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,8 @@ from fastvid.train.records.telemetry import Telemetry
 from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
+
+_LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ranks, and one line on the console
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,8 @@ class Trainer:
         self.score: Score | None = None
         self.clips_per_s = 0.0
         self._steps = self._logged = 0
+        steps_per_epoch = replica.schedule.total // config.run.epochs // loader.global_batch_size
+        self._log_every = config.run.log_every_steps or max(1, min(_LOG_EVERY_STEPS, steps_per_epoch))
         self._may_write = self._writes = member.leads and checkpoints is not None
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step
@@ -137,7 +141,7 @@ class Trainer:
                     faults.reach("step")
                     if requests is None:
                         continue
-                    if self._steps // run.log_every_steps > self._logged:
+                    if self._steps // self._log_every > self._logged:
                         self._log(replica, part.epoch, norm)
                     stopping, saving = requests.tolist()
                     if (stopping or saving) and self._save(replica) and stopping:
@@ -186,7 +190,7 @@ class Trainer:
         self.lineage.load_state_dict(state["lineage"])
         self._position = self.loader.state_dict()
         self._steps = int(state["step"])
-        self._logged = self._steps // self.config.run.log_every_steps
+        self._logged = self._steps // self._log_every
         self._saved_samples = self.replica.samples
 
     def _requests(self) -> Tensor:
@@ -229,7 +233,7 @@ class Trainer:
         self._sums = None
         self._delivered = 0
         self._watch.start()
-        self._logged = self._steps // self.config.run.log_every_steps
+        self._logged = self._steps // self._log_every
         self.recorder.write("train", **row)
         if self.member.leads:
             shown = [LOSS, *({self.config.task.metric} & numbers.keys() - {LOSS})]

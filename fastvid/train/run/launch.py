@@ -303,6 +303,8 @@ def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str
             if now.get(key) != before.get(key):
                 log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
         log.info("resuming from %s, written by %d ranks", name, state["world_size"])
+        if replica.samples >= replica.schedule.total:
+            log.info("nothing is left to train: raise run.epochs, or choose another run.out to train anew")
     trainer.recorder.write(
         "start",
         samples=replica.samples,

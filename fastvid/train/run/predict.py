@@ -91,6 +91,9 @@ def predict(
         raise UsageError("no videos given", hint="name at least one video file")
     for video in videos:
         if not Path(video).is_file():
+            if Path(video).is_dir():
+                hint = f"name its videos, for example {Path(video) / '*.mp4'}"
+                raise UsageError("expected a video, got a folder", file=video, hint=hint)
             raise UsageError("video does not exist", file=video)
     asked = views(protocol)
     data = replace(

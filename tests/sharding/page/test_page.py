@@ -388,6 +388,10 @@ def test_numbers_are_formatted_for_people():
         "0.04 s", "9.8 s", "1 min 0 s", "3 min 20 s", "2 h 5 min", "278 h",
     ]  # fmt: skip
     assert [units.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
+    # A Chinese letter takes two columns of a terminal, an accent of its own none.
+    assert [units.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
+        "run   |", "\u8dd1\u6b65  |", "cafe\u0301  |", "playing|",
+    ]  # fmt: skip
 
 
 @needs_chromium

@@ -1,12 +1,17 @@
-"""The trainer's loader: what is left of an epoch whose last batch was trained on is its evaluation."""
+"""The end of an epoch: what is left after its last batch is its evaluation, and a short epoch has a row of metrics."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
+from fastvid.runtime.world import World
+from fastvid.train.ranks.elastic import Member
+from fastvid.train.records import metrics
 from fastvid.train.run.assemble import Labelled
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
+from tests.train import toy
 
 
 @pytest.mark.parametrize("restart", [True, False])
@@ -23,3 +28,14 @@ def test_a_state_of_the_last_batch_resumes_in_its_epoch_without_batches(restart)
     assert list(loader) == [], "the epoch is not trained on again, and is evaluated after this"
     assert (loader.epoch, loader.steps_left) == (1, 4)
     assert [rows(batch) for batch in loader] == expected
+
+
+def test_an_epoch_of_few_steps_has_a_row_of_metrics_unless_set_otherwise(tmp_path):
+    steps = toy.NUM_SAMPLES // toy.BATCH
+    assert steps < 20
+    for every, expected in ((None, [steps, 2 * steps]), (20, [20])):
+        config = toy.toy_config(tmp_path / str(every), log_every_steps=every, epochs=2)
+        member = Member(World(), torch.device("cpu"))
+        assert toy.fit(toy.trainer(config, member), member)["over"]
+        found = metrics.curve(metrics.read(tmp_path / str(every) / "metrics.jsonl"))
+        assert [row["step"] for row in found] == expected

@@ -211,6 +211,8 @@ def test_a_video_outside_the_dataset_is_predicted_and_drawn(
     (tmp_path / "broken.mp4").write_bytes(b"no video")
     assert fastvid_command([*words[:2], str(tmp_path / "broken.mp4"), f"run.out={undisturbed}"]) == 1
     assert "broken.mp4" in capsys.readouterr().err
+    assert fastvid_command([*words[:2], str(folder), f"run.out={undisturbed}"]) == 2
+    assert f"hint: name its videos, for example {folder}/*.mp4" in capsys.readouterr().err
 
 
 def test_a_dry_run_counts_steps_and_detects_missing_files(
