@@ -58,11 +58,14 @@ KINDS: Final[Mapping[str, Kind]] = {
     "robot": Kind((480, 640), 30, 6, 16, X264, ("compact", "intra"), ("dense1x1", "dense2x3", "dense8x3"), 448),
     "diffusion": Kind((720, 1280), 24, 8, 4, X264, ("compact", "intra"), ("dense49x1", "dense121x1"), 704),
     # 2 fps and at most 768 frames, as for language models: one frame of each 4.7 seconds.
-    "hour": Kind((480, 848), 30, 60, 1, X264, (COPIED, "compact"), ("tsn768",), 224, loops=60),
+    "hour": Kind((480, 848), 30, 60, 1, X264, ("compact", COPIED), ("tsn768",), 224, loops=60),
     # 240 frames of a minute, every 15th.
     "two_fps": Kind((480, 848), 30, 60, 2, X264, (COPIED, "compact"), ("dense120x15",), 224, loops=10),
     "phone": Kind((1080, 1920), 30, 6, 4, _X265, (COPIED,), ("tsn8", "dense16x4"), 1024),
 }
+
+# Long videos are not to be split.
+_WHOLE: Final = ("--max-seconds", "7200")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,7 +101,7 @@ def _dataset(name: str, kind: Kind, profile: str, footage: Path | None, cache: P
     files = sources(name, kind, footage, cache)
     encode = ("--short-side", str(min(kind.size)))
     if profile == COPIED:
-        return shard(_looped(files, kind.loops), "copy", cache, name=label)
+        return shard(_looped(files, kind.loops), "copy", cache, options=_WHOLE, name=label)
     if kind.loops == 1:
         return shard(files, profile, cache, options=encode, name=label)
     # Encoded once, and repeated without being encoded again.
@@ -107,7 +110,7 @@ def _dataset(name: str, kind: Kind, profile: str, footage: Path | None, cache: P
     unpacked.mkdir(exist_ok=True)
     for tar in sorted(once.glob("*.tar")):
         subprocess.run(["tar", "-xf", str(tar), "-C", str(unpacked), "--wildcards", "*.mp4"], check=True)
-    return shard(_looped(unpacked, kind.loops), "copy", cache, name=label)
+    return shard(_looped(unpacked, kind.loops), "copy", cache, options=_WHOLE, name=label)
 
 
 def sources(name: str, kind: Kind, footage: Path | None, cache: Path) -> Path:

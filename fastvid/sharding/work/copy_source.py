@@ -104,7 +104,7 @@ class CopiedSource:
         """
         data, limits = self._data, self._limits
         if start is None and end is None and frames is None and self._container == "mov":
-            found = _as_it_is(data, limits)
+            found = _as_it_is(data, limits) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
         played, muxer = self._remuxer = self._remuxer or self._play()
@@ -150,6 +150,15 @@ def _ranges(
         )
     count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
     yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
+
+
+def _seems_short(data: bytes, max_seconds: float) -> bool:
+    """Whether the header of an MP4 gives it about this length, or none; to prove a video by decoding is expensive."""
+    try:
+        info, _ = index_mp4(data, whole=False)
+    except FormatError:
+        return True
+    return info.num_frames / info.fps <= max_seconds + 1.0
 
 
 def _as_it_is(data: bytes, limits: Limits) -> IndexedVideo | None:
