@@ -153,10 +153,17 @@ def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fracti
 
 
 def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
-    """Return the range and the luma coefficients of a frame."""
+    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do.
+
+    Raises:
+        SourceError: If its samples are RGB, which decoders of planned packets do not convert.
+    """
+    if frame.format.is_rgb:
+        raise SourceError(f"its pictures are {frame.format.name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
     matrix = int(frame.colorspace)
-    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if matrix in list(Matrix) else Matrix.UNKNOWN
+    known = matrix in list(Matrix) and matrix != Matrix.RGB
+    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if known else Matrix.UNKNOWN
 
 
 def number_packets(played: Playback) -> NumberedPackets:

@@ -9,6 +9,7 @@ import sys
 import tarfile
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import fastvid
@@ -26,6 +27,7 @@ from fastvid.storage import LocalStorage
 from tests import makers
 from tests.datasets import REPOSITORY
 from tests.sharding.in_place import tools
+from tests.sharding.shardtools import ffmpeg
 
 ENCODINGS = ("compact", "pyramid", "hevc", "hevc-cra", "vp9", "av1", "av1-layers", "mjpeg")
 
@@ -256,6 +258,27 @@ def test_wrong_arguments_are_told(folder, tmp_path):
     with pytest.raises(UsageError, match="signature"):
         index_videos([], tmp_path / "set", annotations=f"csv:{table}")
     assert main(["index", str(folder)]) == 2
+
+
+@pytest.mark.parametrize("proof", ["none", "sample", "all"])
+def test_rgb_pictures_are_rejected_and_a_wrong_tag_of_rgb_is_ignored(proof, tmp_path):
+    films = tmp_path / "films"
+    films.mkdir()
+    picture = ("-f", "lavfi", "-i", "testsrc=size=96x96:rate=25", "-frames:v", "5")
+    tag = ("-bsf:v", "h264_metadata=matrix_coefficients=0", "-movflags", "+write_colr")
+    ffmpeg(*picture, "-c:v", "libx264rgb", str(films / "rgb.mp4"))
+    ffmpeg(*picture, "-c:v", "libx264", "-pix_fmt", "yuv420p", str(films / "plain.mp4"))
+    ffmpeg(*picture, "-c:v", "libx264", "-pix_fmt", "yuv420p", *tag, str(films / "tagged.mp4"))
+    out = tmp_path / "set"
+    assert index_videos([str(films)], out, proof=proof, workers=1).rejected == {"no-index": 1}
+    rows = {row["source_id"]: row for row in pq.read_table(out / "ledger.parquet").to_pylist()}
+    assert "its pictures are gbrp" in rows["rgb.mp4"]["message"]
+    dataset = fastvid.open(out)
+    tagged, plain = (dataset[key].frames([0, 4]).data for key in ("tagged", "plain"))
+    np.testing.assert_array_equal(tagged, plain)
+    assert main(["shard", str(films), "--out", str(tmp_path / "copied"), "--profile", "copy"]) == 3
+    copied = fastvid.open(tmp_path / "copied")
+    np.testing.assert_array_equal(copied["tagged"].frames([0, 4]).data, plain)
 
 
 def test_a_file_of_more_than_4_gib(videos, tmp_path):
