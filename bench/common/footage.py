@@ -78,19 +78,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Make the datasets."""
     for kind in args.kinds:
-        for name, folder in datasets(kind, args.footage, args.cache).items():
+        for name, folder in datasets(kind, args.footage, args.cache):
             print(f"{kind}, {name}: {folder}")
     return 0
 
 
-def datasets(name: str, footage: Path | None, cache: Path) -> dict[str, Path]:
-    """Return the datasets of a kind by profile, made on first use.
+def datasets(name: str, footage: Path | None, cache: Path) -> Iterator[tuple[str, Path]]:
+    """Yield each profile of a kind and its dataset, which is made when it is reached, unless it exists.
 
     Raises:
         UsageError: If they have to be made and there is no footage.
     """
     kind = KINDS[name]
-    return {profile: _dataset(name, kind, profile, footage, cache) for profile in kind.profiles}
+    for profile in kind.profiles:
+        yield profile, _dataset(name, kind, profile, footage, cache)
 
 
 def _dataset(name: str, kind: Kind, profile: str, footage: Path | None, cache: Path) -> Path:

@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
     record |= {"today": [], "sliced": [], "by": args.by, "newest_checked": CHECKED.isoformat()}
     for kind in args.kinds:
-        for name, folder in datasets(kind, args.footage, args.cache).items():
+        for name, folder in datasets(kind, args.footage, args.cache):
             for sampling in args.sampling or KINDS[kind].samplings:
                 corpus = Corpus(str(folder), sampling, args.repeats, crop=KINDS[kind].crop, together=args.together)
                 _add(record, args, corpus, {"kind": kind, "encoding_of_kind": name})

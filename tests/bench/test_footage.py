@@ -26,10 +26,10 @@ def made(tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.setattr(footage, "KINDS", {"small": kind})
     cache = tmp_path_factory.mktemp("cache")
-    found = datasets("small", folder, cache)
+    found = dict(datasets("small", folder, cache))
     # Nothing is made twice.
     patch.setattr(subprocess, "run", None)
-    assert datasets("small", None, cache) == found
+    assert dict(datasets("small", None, cache)) == found
     patch.undo()
     return found
 
@@ -51,7 +51,7 @@ def test_a_video_repeats_itself_after_its_loop(made):
 
 def test_footage_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(UsageError, match="--footage"):
-        datasets("robot", None, tmp_path)
+        next(datasets("robot", None, tmp_path))
     with pytest.raises(UsageError, match="no videos"):
         next(footage.frames(tmp_path, 0, 1, (96, 128)))
 
