@@ -195,6 +195,24 @@ def loaders() -> str:
     return f"{table(heads, rows)}\n\n" + "\n".join(verdicts)
 
 
+def far_storage() -> str:
+    """Return the speed of ``ClipLoader`` over a web server that delays each response, of that from the disk."""
+    rows = []
+    for http in (
+        row["http"] | {"profile": row["profile"]} for ms in (20, 100) for row in result(f"load_http_{ms}")["rows"]
+    ):
+        ratio, clip = http["http_over_local"], http["a_clip"]
+        rows.append(
+            (
+                f"{http['latency_ms']:.0f} ms", f"`{http['profile']}`", f"{http['http']['clips_a_second']:.0f}",
+                f"{ratio['wall']:.2f} ({ratio['wall_min']:.2f} to {ratio['wall_max']:.2f})",
+                f"{clip['requests']:.1f}", f"{clip['bytes'] / 1e3:.0f}", f"{http['a_whole_file']['bytes'] / 1e3:.0f}",
+            )
+        )  # fmt: skip
+    heads = ("each response late by", "shards", "clips/s", "of local", "requests a clip", "kB", "kB of a whole file")
+    return table(heads, rows)
+
+
 def release() -> str:
     """Return size, import time and licences of a bare install."""
     record = result("release")
