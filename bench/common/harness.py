@@ -61,11 +61,7 @@ def _first(file: str, field_name: str) -> str | None:
 
 
 def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the record `before` with the machine on which one part is now measured again.
-
-    Raises:
-        UsageError: If `before` was measured with other settings.
-    """
+    """Return the record `before` with the machine on which one part is now measured again."""
     for key in now.keys() - {"machine"}:
         if before.get(key) != now[key]:
             raise UsageError(
@@ -79,9 +75,6 @@ def run_json(command: Sequence[str]) -> dict[str, Any]:
     """Run a command and return the JSON object of its last line.
 
     Its processes compute in one thread each: several commands share the cores, and the sums stay the same.
-
-    Raises:
-        JobError: It fails.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)

@@ -28,13 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Rivals:
-    """Rivals on one corpus.
-
-    Attributes:
-        best: Each rival with its best settings.
-        sweeps: All settings tried, by rival.
-        refused: Why a rival cannot run here, by rival.
-    """
+    """Rivals on one corpus."""
 
     best: list[Contender] = field(default_factory=list)
     sweeps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -61,18 +55,7 @@ def sweep(
 
     Settings that deliver wrong frames are recorded but never chosen. The rounds are not those that are reported.
 
-    Args:
-        name: Key of `KNOBS` or `DALI_KNOBS`.
-        corpus: The clips.
-        workers: Cores.
-        rounds: Rounds of each knob.
-        by: "wall" or "cpu": the time that decides. CPU time is right on a machine that others use.
-
-    Returns:
-        The rival with its best settings, and all settings tried, with the spread of their rounds.
-
-    Raises:
-        FastvidError: If every setting delivers wrong frames.
+    Returns the rival with its best settings, and all settings tried, with the spread of their rounds.
     """
     lanes = [(workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)]
     knobs: dict[str, tuple[Any, ...]] = {
@@ -115,9 +98,8 @@ def sweep(
 def check(contender: Contender, corpus: Corpus) -> str | None:
     """Compare a contender's frames with fastvid's, which fastvid's own tests verify.
 
-    Returns:
-        None, or a description of the error. A frame passes if it is within the tolerance and closer to the requested
-        frame than to its neighbours (unless those hardly differ).
+    Returns none, or a description of the error. A frame passes if it is within the tolerance and closer to the
+    requested frame than to its neighbours (unless those hardly differ).
     """
     ours, theirs = FastvidRunner(corpus, "rgb", "memory"), contender.open_runner()
     # Long clips check as many frames with fewer of them.

@@ -22,14 +22,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class DecordJob:
-    """decord with one reader per clip, as its users write it.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        ffmpeg_threads: FFmpeg threads per reader.
-        kept: Readers that are kept open, one per video; 0 to open one per clip.
-    """
+    """decord with one reader per clip, as its users write it."""
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int, kept: int = 0) -> None:
         import decord

@@ -36,11 +36,7 @@ _RETURNS_POINTER: Final = (
 
 
 class FloorJob:
-    """The codec contexts and packets of one thread.
-
-    Args:
-        corpus: The clips.
-    """
+    """The codec contexts and packets of one thread."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._codec, self._util = _libraries()

@@ -17,14 +17,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class PyAvFilesJob:
-    """PyAV on whole files: seek to the preceding key frame, then decode up to each wanted frame.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        ffmpeg_threads: FFmpeg threads per decoder.
-        kept: Containers that are kept open, one per video; 0 to open one per clip.
-    """
+    """PyAV on whole files: seek to the preceding key frame, then decode up to each wanted frame."""
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int, kept: int = 0) -> None:
         self._requests = corpus.requests
@@ -71,14 +64,7 @@ def spdl_io() -> Any:
 
 
 class SpdlJob:
-    """SPDL: demux, decode the wanted frames, convert.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        crop: "filter" to crop by an FFmpeg filter before conversion; "slice" to crop afterwards.
-        pix_fmt: "rgb24" or "yuv420p".
-    """
+    """SPDL: demux, decode the wanted frames, convert."""
 
     def __init__(self, corpus: Corpus, source: str, crop: str, pix_fmt: str = "rgb24") -> None:
         self._io = spdl_io()

@@ -45,14 +45,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 class Steps:
     """The trainer's step of one variant.
 
-    Args:
-        settings: Model, batch and device.
-        side: Side of the crop in pixels.
-        amp: Precision; by default the settings'.
-        channels_last: Memory format of the model.
-        benchmark: Whether cuDNN tries its algorithms.
-        fused: Whether the optimizer is fused where it can be.
-        compile: Whether the model is compiled.
+    `side`: side of the crop in pixels.
     """
 
     def __init__(

@@ -147,12 +147,7 @@ class Pipeline:
 
 
 class Runner:
-    """Runs a pipeline in its own process, which makes batches on request.
-
-    Args:
-        pipeline: The pipeline.
-        clips: Clips of a batch. A pipeline whose batches have another number is timed for as many clips.
-    """
+    """Runs a pipeline in its own process, which makes batches on request."""
 
     def __init__(self, pipeline: Pipeline, clips: int) -> None:
         self._clips = clips

@@ -41,17 +41,7 @@ def normalize(batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """Inputs of every pipeline.
-
-    Attributes:
-        url: The dataset, for pipelines that read fastvid shards.
-        files: The same videos as files.
-        tars: The dataset's tars.
-        folder: Where a pipeline may store the dataset in its own format.
-        batch: Clips per batch.
-        workers: Threads or processes.
-        levels: Whether batches are uint8 levels instead of normalised float32.
-    """
+    """Inputs of every pipeline."""
 
     url: str
     files: tuple[str, ...]
@@ -59,7 +49,7 @@ class PipelineInputs:
     folder: str
     batch: int
     workers: int
-    levels: bool = False
+    levels: bool = False  # whether batches are uint8 levels instead of normalised float32
 
     def finished(self, batch: Tensor) -> Tensor:
         """Return a batch of uint8 as the consumer of a pipeline wants it."""
@@ -72,14 +62,7 @@ Batches = Iterator[Tensor]
 def fastvid_loader(
     inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav", epoch: int | None = None
 ) -> Batches:
-    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch.
-
-    Args:
-        inputs: The inputs.
-        workers: "thread" or "process".
-        decoder: The back-end.
-        epoch: Clips of an epoch, if it shall not be long: two batches then.
-    """
+    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch."""
     import fastvid
 
     options: dict[str, Any] = {"output": fastvid.Output(dtype=torch.uint8)} if inputs.levels else {}

@@ -84,9 +84,8 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Predict every combination of GPU count, strategy and all-reduce algorithm in the model file.
 
-    Returns:
-        A JSON object: ``rows``, one per combination, each number as ``{"mean", "p05", "p50", "p95"}``; ``references``,
-        each published result with its prediction and error; ``inputs``, the contents of the model file.
+    Returns A JSON object: ``rows``, one per combination, each number as ``{"mean", "p05", "p50", "p95"}``;
+    ``references``, each published result with its prediction and error; ``inputs``, the contents of the model file.
     """
     cluster = model.cluster(seed, draws)
     rows = [

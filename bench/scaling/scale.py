@@ -146,11 +146,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def joined(files: Sequence[Path]) -> dict[str, Any]:
-    """Merge several records into one, sorted by world size.
-
-    Raises:
-        UsageError: If a file is not a result of this benchmark, or if the recipes or overrides differ.
-    """
+    """Merge several records into one, sorted by world size."""
     records = []
     for file in files:
         try:

@@ -44,14 +44,7 @@ _PROBES: Final = (64 * 2**10, 8 * 2**20)
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What to measure, and how long.
-
-    Attributes:
-        clips: Clips per rank and batch.
-        steps: Timed steps per part.
-        warmup: Untimed steps before them.
-        strategies: Strategies to measure.
-    """
+    """What to measure, and how long."""
 
     clips: int = 8
     steps: int = 24
@@ -62,12 +55,7 @@ class MeasurePlan:
 def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
     """Measure all parts on this rank.
 
-    Args:
-        config: The recipe.
-        plan: What to measure.
-
-    Returns:
-        On rank 0 a JSON object with the results of all ranks; None on the others.
+    Returns on rank 0 a JSON object with the results of all ranks; None on the others.
     """
     with join(config.run.timeout_s) as member:
         found = _Rank(config, plan, member).run()

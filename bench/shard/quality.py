@@ -50,12 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An encoding to compare.
-
-    Attributes:
-        profile: Encode profile.
-        options: Additional options for ``fastvid shard``.
-    """
+    """An encoding to compare."""
 
     profile: str
     options: tuple[str, ...] = ()

@@ -102,11 +102,7 @@ def segment_starts(seconds: int, count: int, length: float) -> list[float]:
 
 
 def compare(long: Path, starts: Sequence[float], length: float, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time both contenders; return the record.
-
-    Raises:
-        FastvidError: If a frame is wrong.
-    """
+    """Time both contenders; return the record."""
     annotations = folder / "segments.csv"
     rows = [f"{long.name},{start},{start + length:.2f},segment" for start in starts]
     annotations.write_text("\n".join(["path,start,end,label", *rows]) + "\n")
@@ -179,11 +175,7 @@ def probe_seconds(path: Path) -> float:
 
 
 def check(out: Path, starts: Sequence[float], length: float) -> int:
-    """Compare the painted number of every frame with that of the full decode; return the number of frames.
-
-    Raises:
-        FastvidError: If one is wrong.
-    """
+    """Compare the painted number of every frame with that of the full decode; return the number of frames."""
     wanted = [list(range(round(start * _RATE), round((start + length) * _RATE))) for start in starts]
     found = []
     for tar in sorted(out.glob("*.tar")):

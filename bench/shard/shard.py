@@ -217,11 +217,7 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
 
 
 def check(dataset: Path, plain: Path, files: int) -> None:
-    """Compare the MP4s of both contenders.
-
-    Raises:
-        FastvidError: If one is missing or differs.
-    """
+    """Compare the MP4s of both contenders."""
     seen = 0
     for tar in sorted(dataset.glob("*.tar")):
         data = memoryview(tar.read_bytes())

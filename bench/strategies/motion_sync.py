@@ -58,14 +58,7 @@ STALENESS: Final = 1.0
 
 @dataclass(frozen=True)
 class SyncRecipe:
-    """How to train with one strategy.
-
-    Attributes:
-        recipe: Name of the recipe.
-        ranks: Number of processes.
-        changes: Overrides of the recipe.
-        must: Whether the run must reach the target accuracy.
-    """
+    """How to train with one strategy."""
 
     recipe: str
     ranks: int

@@ -93,9 +93,7 @@ def migrate(spec: RunSpec, member: Any) -> dict[str, Any]:
 class _Sweep:
     """Trains a unit of a sweep, reading its batches over the wire unless they are kept: the work of a relay stage.
 
-    Attributes:
-        data_bytes: Bytes of the dataset read over the wire.
-        kept: Partitions in memory.
+    `data_bytes`: bytes of the dataset read over the wire.
     """
 
     def __init__(self, spec: RunSpec, member: Any) -> None:

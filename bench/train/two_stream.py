@@ -51,12 +51,7 @@ TARGET_PERCENT: Final = 95.0
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """One toy video.
-
-    Attributes:
-        split: "train" or "test".
-        number: Index in the split; four consecutive videos share a texture.
-    """
+    """One toy video."""
 
     split: str
     number: int

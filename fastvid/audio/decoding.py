@@ -31,15 +31,7 @@ _DTYPES: Final[dict[str, Any]] = {"fltp": np.float32, "s16p": np.int16, "s32p": 
 
 
 def decode_audio(encoded: EncodedAudio | None, window: AudioWindow) -> AudioClip:
-    """Decode, mix and resample a window.
-
-    Args:
-        encoded: Its packets; None for a sample without audio.
-        window: The window.
-
-    Raises:
-        DecodeError: If the packets do not decode to the samples that their tables list.
-    """
+    """Decode, mix and resample a window."""
     first, count, rate = window.first, window.count, window.rate
     data = np.zeros((window.channels or 1, count), np.float32)
     mask = np.zeros(count, bool)

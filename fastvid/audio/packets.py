@@ -27,42 +27,23 @@ _AAC_RATES: Final = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 160
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedAudio:
-    """The packets that decode a window; their checksums have been verified.
-
-    Attributes:
-        codec: FFmpeg's name of the codec.
-        rate: Samples per second of the track.
-        channels: Channels that the tables list.
-        extradata: The decoder's configuration record.
-        packets: Bytes of each packet.
-        times: Start of each packet and end of the last one, in samples from the first frame of the video,
-            int64 [P + 1].
-        start: Sample at which the track begins to be heard.
-        stop: One past the last sample that is heard.
-        bytes_read: Bytes read from the shard.
-        requests: Ranges read.
-    """
+    """The packets that decode a window; their checksums have been verified."""
 
     codec: str
-    rate: int
+    rate: int  # samples per second of the track
     channels: int
     extradata: bytes
-    packets: tuple[bytes, ...]
+    packets: tuple[bytes, ...]  # bytes of each packet
+    # start of each packet and end of the last one, in samples from the first frame of the video, int64 [P + 1].
     times: IntArray
     start: int
     stop: int
-    bytes_read: int = 0
+    bytes_read: int = 0  # bytes read from the shard
     requests: int = 0
 
 
 def fetch_audio(shard: Shard, row: int, window: AudioWindow, *, key: str) -> EncodedAudio | None:
-    """Read and check the packets of a window of a sample; None if the sample has no audio.
-
-    Raises:
-        StorageError: If the shard is missing or ends inside a packet.
-        ChecksumError: If bytes differ from the indexed ones.
-        FormatError: If the M4A's tables are malformed, or the sidecar is too old to list audio.
-    """
+    """Read and check the packets of a window of a sample; None if the sample has no audio."""
     try:
         reader = shard.audio(row)
         return None if reader is None else read_packets(reader, load_track(reader), window)
@@ -72,12 +53,7 @@ def fetch_audio(shard: Shard, row: int, window: AudioWindow, *, key: str) -> Enc
 
 
 def read_packets(reader: BlockReader, track: AudioTrack, window: AudioWindow) -> EncodedAudio:
-    """Read the packets of a window, and those before it that the decoder needs.
-
-    Raises:
-        StorageError: If the shard is missing or ends inside a packet.
-        ChecksumError: If bytes differ from the indexed ones.
-    """
+    """Read the packets of a window, and those before it that the decoder needs."""
     info = track.info
     rate = info.sample_rate
     zero = track.start - sample_of(track.delay, rate)  # the sample of the track at second zero
@@ -113,9 +89,7 @@ def read_packets(reader: BlockReader, track: AudioTrack, window: AudioWindow) ->
 def source_span(window: AudioWindow, rate: int) -> tuple[int, int]:
     """Return the samples [begin, end) of a track that the window's samples depend on.
 
-    Args:
-        window: The window.
-        rate: Samples per second of the track.
+    `rate`: samples per second of the track.
     """
     if rate == window.rate:
         return window.first, window.first + window.count

@@ -64,18 +64,11 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class AudioWindow:
-    """Samples of a video's sound.
-
-    Attributes:
-        first: Number of the first sample; may be negative.
-        count: Number of samples, S >= 0.
-        rate: Samples per second.
-        channels: 1 for the mean of all channels, 2 as `Audio` says; None for the channels of the track.
-    """
+    """Samples of a video's sound."""
 
     first: int
-    count: int
-    rate: int
+    count: int  # number of samples, S >= 0
+    rate: int  # samples per second
     channels: int | None
 
     @classmethod
@@ -112,9 +105,5 @@ def sample_at(seconds: Fraction, rate: int) -> int:
 
 
 def check_rate(rate: object) -> int:
-    """Return a sample rate after checking it.
-
-    Raises:
-        UsageError: If it is not an integer from 1 to 768,000.
-    """
+    """Return a sample rate after checking it."""
     return check_integer("rate", rate, 1, MOST_RATE)

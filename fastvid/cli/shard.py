@@ -258,11 +258,7 @@ def _shard_lerobot(args: argparse.Namespace) -> JobReport:
 
 
 def check_lerobot_options(args: argparse.Namespace, **defaults: Any) -> None:
-    """Refuse options that a LeRobot dataset does not have, given with their defaults, and a second source.
-
-    Raises:
-        UsageError: If there is one.
-    """
+    """Refuse options that a LeRobot dataset does not have, given with their defaults, and a second source."""
     if len(args.sources) > 1:
         raise UsageError(
             "a LeRobot dataset is a source by itself", hint="make one dataset of several with `fastvid merge --prefix`"
@@ -361,11 +357,7 @@ def chosen_profile(args: argparse.Namespace) -> Profile:
 
 
 def class_names(path: str | None) -> list[str]:
-    """Return the lines of the file given as ``--classes``; an empty list without one.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Return the lines of the file given as ``--classes``; an empty list without one."""
     if path is None:
         return []
     try:

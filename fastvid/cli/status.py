@@ -51,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(status: FolderStatus, *, every: bool = False) -> str:
-    """Render a status as text.
-
-    Args:
-        status: What `read_status` returned.
-        every: Whether to list all parts.
-    """
+    """Render a status as text."""
     lines = [f"{status.folder} at {status.time}"]
     dataset = status.dataset
     if dataset is not None:

@@ -27,17 +27,11 @@ _DELIMITER: Final = {Codec.H264: 9, Codec.HEVC: 35}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElementaryStream:
-    """Packets of a clip as a decoder without a container takes them.
+    """Packets of a clip as a decoder without a container takes them."""
 
-    Attributes:
-        data: Their bytes, uint8.
-        starts: First byte of each packet in `data`.
-        sizes: Size of each packet in bytes.
-    """
-
-    data: UInt8Array
-    starts: list[int]
-    sizes: list[int]
+    data: UInt8Array  # their bytes, uint8
+    starts: list[int]  # first byte of each packet in `data`
+    sizes: list[int]  # size of each packet in bytes
 
 
 def elementary_stream(clip: EncodedClip) -> ElementaryStream:
@@ -45,9 +39,6 @@ def elementary_stream(clip: EncodedClip) -> ElementaryStream:
 
     H.264 and HEVC are copied with start codes, and with the parameter sets of the extradata in each key packet. Packets
     of other codecs need no change and are not copied.
-
-    Raises:
-        FormatError: If the extradata or a packet is malformed.
     """
     codec, extradata = clip.info.codec, clip.info.extradata
     starts, sizes = clip.starts.tolist(), clip.sizes.tolist()

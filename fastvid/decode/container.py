@@ -24,19 +24,12 @@ _SELF_SIZED: Final = frozenset({Codec.VP9, Codec.MJPEG})
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrappedClip:
-    """A clip wrapped in a container.
-
-    Attributes:
-        clip: The clip.
-        mp4: Its packets in a minimal MP4.
-        positions: Positions of the wanted frames in the container, sorted and unique, int32 [U].
-        index: For each output frame its index into `positions`, int64 [T].
-    """
+    """A clip wrapped in a container."""
 
     clip: EncodedClip
     mp4: bytes
-    positions: npt.NDArray[np.int32]
-    index: IntArray
+    positions: npt.NDArray[np.int32]  # positions of the wanted frames in the container, sorted and unique, int32 [U]
+    index: IntArray  # for each output frame its index into `positions`, int64 [T]
 
     @property
     def resized(self) -> bool:
@@ -51,17 +44,7 @@ class WrappedClip:
 
 
 def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
-    """Wrap a clip in a container, after checks that such decoders do not make.
-
-    Args:
-        clip: The clip.
-        decoder: Name of the decoder, for messages.
-        codecs: Codecs that the decoder supports.
-
-    Raises:
-        DecodeError: If the decoder cannot decode the stream correctly, or the packets contradict their description.
-        FormatError: If a minimal MP4 cannot contain the stream.
-    """
+    """Wrap a clip in a container, after checks that such decoders do not make."""
     info = clip.info
     if info.codec not in codecs:
         known = ", ".join(sorted(codec.label for codec in codecs))
@@ -90,11 +73,7 @@ def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
 
 
 def check_target(clip: EncodedClip, output: DecoderOutput, allowed: Set[type]) -> Rgb | DeviceRgb:
-    """Return the output after checking its type and shape.
-
-    Raises:
-        UsageError: If the decoder does not write this type, or the shape does not match the request.
-    """
+    """Return the output after checking its type and shape."""
     if type(output) not in allowed or not isinstance(output, Rgb | DeviceRgb):
         names = " and ".join(sorted(kind.__name__ for kind in allowed))
         raise UsageError(f"the decoder writes {names}, not {type(output).__name__}")

@@ -41,11 +41,7 @@ class _Caps(ctypes.Structure):
 
 
 def gpu_index(device_id: int | None = None) -> int:
-    """Return the index of a GPU, by default the calling thread's current one.
-
-    Raises:
-        MissingDependency: If torch is missing or finds no GPU.
-    """
+    """Return the index of a GPU, by default the calling thread's current one."""
     try:
         import torch
     except ImportError as error:
@@ -67,22 +63,13 @@ def require(device_id: int | None = None) -> None:
 
 
 def engines(device_id: int, codec: Codec = Codec.H264) -> int:
-    """Return how many engines of a GPU decode a codec in 8-bit 4:2:0.
-
-    Raises:
-        MissingDependency: If the driver's decoding library is missing, as in a container without the ``video``
-            capability, or reports an error.
-    """
+    """Return how many engines of a GPU decode a codec in 8-bit 4:2:0."""
     return capabilities(device_id).get(codec, 0)
 
 
 @cache
 def capabilities(device_id: int) -> dict[Codec, int]:
-    """Return the number of engines for each codec that a GPU decodes.
-
-    Raises:
-        MissingDependency: See `engines`.
-    """
+    """Return the number of engines for each codec that a GPU decodes."""
     import torch
 
     try:

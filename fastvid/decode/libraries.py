@@ -23,11 +23,7 @@ _FFMPEG: Final = ("avutil", "swresample", "swscale", "avcodec", "avformat", "avf
 
 @cache
 def library(name: str) -> Any:
-    """Load one of PyAV's FFmpeg libraries, by its name without "lib", such as "swscale".
-
-    Raises:
-        MissingDependency: If PyAV's library is neither in its wheel nor in the system's library path.
-    """
+    """Load one of PyAV's FFmpeg libraries, by its name without "lib", such as "swscale"."""
     for path in filter(None, [*map(str, _in_wheel(name)), ctypes.util.find_library(name)]):
         try:
             found = ctypes.CDLL(path)
@@ -48,9 +44,6 @@ def expose_ffmpeg() -> None:
     files. Both are deleted immediately: the names remain valid in this process and in processes forked from it.
 
     Does nothing if PyAV uses the system's FFmpeg, which has the standard names, or on systems other than Linux.
-
-    Raises:
-        MissingDependency: If one of PyAV's libraries is missing from its wheel, or the loader rejects the library.
     """
     if sys.platform != "linux" or not _in_wheel("avutil"):
         return
@@ -58,14 +51,7 @@ def expose_ffmpeg() -> None:
 
 
 def expose(files: Mapping[str, str | None]) -> None:
-    """Let this process find libraries by other names than their files have, see `expose_ffmpeg`. Linux only.
-
-    Args:
-        files: Path of the library with each name; None for an empty library, which has no functions.
-
-    Raises:
-        MissingDependency: If the loader rejects one.
-    """
+    """Let this process find libraries by other names than their files have, see `expose_ffmpeg`. Linux only."""
     like = Path(library("avutil")._name).read_bytes()[: _HEADER.size]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         for name, file in files.items():
@@ -102,12 +88,7 @@ _LOAD, _DYNAMIC, _STACK = 1, 2, 0x6474E551
 
 
 def _list_of_needed(names: Sequence[str], like: bytes) -> bytes:
-    """Build a shared library without code or symbols that depends on `names`, searched in its own folder.
-
-    Args:
-        names: File names of the libraries.
-        like: The ELF header of a library for the same machine.
-    """
+    """Build a shared library without code or symbols that depends on `names`, searched in its own folder."""
     words = [word.encode() + b"\0" for word in ("", "$ORIGIN", *names)]
     text, starts = b"".join(words), list(accumulate(map(len, words), initial=0))
     segments_at = _HEADER.size

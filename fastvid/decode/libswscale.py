@@ -36,11 +36,7 @@ def _functions() -> Any:
 class Scaler:
     """Converts 4:2:0 pictures of one size to planar RGB of one size. Not thread-safe.
 
-    Args:
-        source: Height and width of the input.
-        target: Height and width of the output.
-        colorspace: SWS_CS_* of the input.
-        full: Whether the input has full-range samples.
+    `full`: whether the input has full-range samples.
     """
 
     def __init__(self, source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool) -> None:

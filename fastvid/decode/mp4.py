@@ -42,16 +42,9 @@ def minimal_mp4(
 ) -> bytes:
     """Return an MP4 of the given packets.
 
-    Args:
-        info: The packets' stream.
-        data: The packets' bytes.
-        starts: First byte of each packet in `data`, int64 [P], P > 0.
-        sizes: Size of each packet in bytes, int64 [P].
-        shows: Index of the frame that each packet shows, int64 [P], in decode order.
-        keys: Whether each packet is a key packet, bool [P].
-
-    Raises:
-        FormatError: If the codec or its extradata is unsupported, a packet shows no frame, or two show the same one.
+    `data`: the packets' bytes. `starts`: first byte of each packet in `data`, int64 [P], P > 0. `sizes`: size of
+    each packet in bytes, int64 [P]. `shows`: index of the frame that each packet shows, int64 [P], in decode order.
+    `keys`: whether each packet is a key packet, bool [P].
     """
     count = len(shows)
     order = np.argsort(shows, kind="stable")

@@ -48,12 +48,7 @@ _ContextKey = tuple[Codec, bytes, int, int]
 
 
 class PyAvDecoder:
-    """Decodes one clip at a time on the calling thread.
-
-    Args:
-        max_contexts: Codec contexts kept open, one for each combination of codec, extradata and size. A context for
-            336x256 H.264 takes about 1 MB.
-    """
+    """Decodes one clip at a time on the calling thread."""
 
     max_clips: Final = 1
     outputs: Final = frozenset({Planes, Levels, Rgb})
@@ -67,11 +62,7 @@ class PyAvDecoder:
         self._lock = threading.Lock()
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`.
-
-        Raises:
-            UsageError: If the decoder is closed or used by another thread, or an output has the wrong shape.
-        """
+        """See `fastvid.decode.request.Decoder`."""
         # libavcodec crashes if two threads use one context.
         if not self._lock.acquire(blocking=False):
             raise UsageError("PyAvDecoder is in use by another thread", hint="open one decoder for each thread")
@@ -157,12 +148,7 @@ class PyAvDecoder:
 
 
 def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
-    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say.
-
-    Args:
-        codec: Of the stream.
-        extradata: Its decoder configuration, empty for a codec that has none.
-    """
+    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say."""
     context = CodecContext.create(_DECODER[codec], "r")
     assert isinstance(context, VideoCodecContext)
     if extradata:

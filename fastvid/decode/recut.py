@@ -33,13 +33,8 @@ class Recutter:
     ) -> None:
         """Write one clip.
 
-        Args:
-            info: The stream.
-            box: The crop of the stream that `planes` contain.
-            planes: Decoded frames, followed by SLACK bytes.
-            index: For each frame of the clip its index in `planes`, [T].
-            request: The clip; its crop is inside `box`.
-            output: The output.
+        `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame of the clip its index in
+        `planes`, [T].
         """
         y, x = request.box.y - box.y, request.box.x - box.x
         inside = Box(y, x, request.box.height, request.box.width)

@@ -62,13 +62,7 @@ class RgbConverter:
     def begin(self, info: StreamInfo, request: ClipRequest, out: UInt8Array) -> None:
         """Prepare to convert the frames of a clip.
 
-        Args:
-            info: The stream, with range and matrix.
-            request: The crop, size and flip.
-            out: The output, uint8 [3, T, H, W].
-
-        Raises:
-            DecodeError: If the matrix is not a YUV matrix.
+        `out`: the output, uint8 [3, T, H, W].
         """
         box, (height, width) = request.box, request.size
         colorspace, color_range = _colour(info)
@@ -122,9 +116,6 @@ class RgbConverter:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.
 
         Other formats are 4:2:2, 4:4:4, 10 bits and grey.
-
-        Raises:
-            DecodeError: If the frame is not YUV.
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")

@@ -39,12 +39,7 @@ _OF_ANOTHER_FFMPEG = re.compile(r"lib(av|sw|torchcodec_)\w+\.so[.\d]*: cannot op
 
 
 def _video_decoder() -> Any:
-    """Import torchcodec's ``VideoDecoder``, with the system's FFmpeg or, if it does not fit, PyAV's.
-
-    Raises:
-        ImportError: If torchcodec is not installed.
-        MissingDependency: If it is installed but fails to import.
-    """
+    """Import torchcodec's ``VideoDecoder``, with the system's FFmpeg or, if it does not fit, PyAV's."""
     spec = importlib.util.find_spec("torchcodec")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("torchcodec is not installed", name="torchcodec")
@@ -124,11 +119,7 @@ class TorchcodecCpuDecoder:
         self._closed = False
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`.
-
-        Raises:
-            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
-        """
+        """See `fastvid.decode.request.Decoder`."""
         targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("torchcodec decoder is in use by another thread", hint="open one decoder for each thread")
@@ -165,11 +156,7 @@ class TorchcodecCpuDecoder:
         return None
 
     def _frames(self, wrapped: WrappedClip) -> torch.Tensor:
-        """Decode each wanted frame once: uint8 [U, 3, h, w] of the stream's size.
-
-        Raises:
-            DecodeError: If torchcodec fails, or returns other frames than requested.
-        """
+        """Decode each wanted frame once: uint8 [U, 3, h, w] of the stream's size."""
         info, positions = wrapped.clip.info, wrapped.positions
         try:
             decoder = self._open(wrapped)
@@ -199,11 +186,6 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
     """Decodes one clip at a time with NVDEC and leaves the frames on the GPU.
 
     Requires torchcodec 0.14, the first with a cache of NVDEC decoders by default and with CUDA in its wheels on PyPI.
-
-    Args:
-        device_id: Index of the GPU; by default the calling thread's current one.
-        cached_decoders: NVDEC decoders that torchcodec keeps for each GPU, one for each combination of codec and size
-            in use at the same time; its own default is 20. Never reduces what is set.
     """
 
     outputs = frozenset({DeviceRgb})
@@ -244,11 +226,7 @@ class TorchcodecCudaDecoder(TorchcodecCpuDecoder):
 
 
 def _cuda_decoders() -> Any:
-    """Return ``torchcodec.decoders`` if it has NVDEC.
-
-    Raises:
-        MissingDependency: If it is too old or built without CUDA.
-    """
+    """Return ``torchcodec.decoders`` if it has NVDEC."""
     import torchcodec
     from torchcodec import decoders
 

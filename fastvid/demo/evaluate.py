@@ -24,14 +24,9 @@ _BATCH = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DemoEvaluation:
-    """Predictions of the trained models.
+    """Predictions of the trained models."""
 
-    Attributes:
-        shuffled_top1: Top-1 accuracy in percent of the first model on clips whose frames are shuffled in time.
-        strips: Example clips with every model's prediction.
-    """
-
-    shuffled_top1: float
+    shuffled_top1: float  # top-1 accuracy in percent of the first model on clips whose frames are shuffled in time
     strips: tuple[Strip, ...]
 
 
@@ -46,12 +41,8 @@ def examine(
 ) -> DemoEvaluation:
     """Run trained models on the held-out clips.
 
-    Args:
-        dataset: The held-out samples.
-        folders: Run folder of each model; the first model is also run on shuffled frames.
-        recipe: The recipe that all were trained with.
-        changes: Configuration overrides of each model's run.
-        strips: Number of example clips.
+    `dataset`: the held-out samples. `folders`: run folder of each model; the first model is also run on shuffled
+    frames.
     """
     models = {name: _load(folder, recipe, changes[name], len(dataset.classes)) for name, folder in folders.items()}
     config = recipes.load(recipe).data

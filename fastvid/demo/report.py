@@ -28,15 +28,9 @@ _STYLE: Final = """
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Strip:
-    """One held-out clip with the models' predictions.
+    """One held-out clip with the models' predictions."""
 
-    Attributes:
-        frames: uint8 [T, H, W, 3].
-        truth: The true class.
-        guesses: Predicted class by model name.
-    """
-
-    frames: npt.NDArray[np.uint8]
+    frames: npt.NDArray[np.uint8]  # uint8 [T, H, W, 3]
     truth: str
     guesses: Mapping[str, str]
 
@@ -52,14 +46,8 @@ def page(
 ) -> str:
     """Return the whole page.
 
-    Args:
-        summary: The demo's summary, as written to summary.json.
-        curves: Held-out top-1 in percent over epochs, by run.
-        losses: Training loss over epochs, by run.
-        strips: Held-out clips with predictions.
-        split: Seconds of a training step by part.
-        facts: Rows about the dataset.
-        loaders: Rows of the loader's timing: decoder, encoding, clips per second, packets fed.
+    `split`: seconds of a training step by part. `facts`: rows about the dataset. `loaders`: rows of the loader's
+    timing: decoder, encoding, clips per second, packets fed.
     """
     percent = "{:.1f} %".format
     numbers = [

@@ -36,13 +36,7 @@ _PERCENT: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """One training run of the demo.
-
-    Attributes:
-        name: Name of its folder.
-        title: Its name in the report.
-        changes: Overrides of the recipe.
-    """
+    """One training run of the demo."""
 
     name: str
     title: str
@@ -77,16 +71,7 @@ class LoaderSpeed:
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
     """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
 
-    Args:
-        out: Folder of the demo; emptied first.
-        seed: Seed of the videos and of training.
-        processes: Training processes under torchrun.
-
-    Returns:
-        The summary.
-
-    Raises:
-        JobError: If a step fails.
+    Returns the summary.
     """
     started = time.monotonic()
     _empty(out)

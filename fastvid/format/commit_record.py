@@ -20,38 +20,18 @@ from fastvid.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The commit record, ``dataset.json``.
-
-    Attributes:
-        dataset_id: The same for all generations.
-        generation: Number of the current generation.
-        revision: Counts the swaps of the record.
-        content: The record's bytes as read; a swap succeeds only while the file still contains them.
-        major: Major version of the format.
-        tags: Numbers of generations by the names that users gave them. In this record, so that a tag and the deletion
-            of its generation cannot both succeed.
-    """
+    """The commit record, ``dataset.json``."""
 
     dataset_id: str
     generation: int
     revision: int
-    content: bytes
+    content: bytes  # the record's bytes as read; a swap succeeds only while the file still contains them
     major: int = FORMAT_VERSION[0]
     tags: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
-    """Read the commit record of a dataset.
-
-    Args:
-        storage: The dataset's folder.
-        oldest: The oldest major version to accept; only `upgrade_records` reads old ones.
-
-    Raises:
-        StorageError: If the folder contains no dataset.
-        VersionError: If the major version of the dataset is newer than this fastvid, or older than `oldest`.
-        FormatError: If the record is malformed.
-    """
+    """Read the commit record of a dataset."""
     if not storage.exists(DATASET_JSON):
         raise StorageError(
             f"there is no dataset: {DATASET_JSON} is missing",
@@ -74,18 +54,7 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
 def swap_head(
     storage: Storage, head: Head | None, *, dataset_id: str, generation: int, tags: Mapping[str, int] | None = None
 ) -> Head:
-    """Replace the commit record if it is still `head`; None means a folder without a dataset.
-
-    Args:
-        storage: The dataset's folder.
-        head: The record to replace.
-        dataset_id: The dataset's id.
-        generation: Number of the current generation.
-        tags: Numbers of generations by name; by default those of `head`.
-
-    Raises:
-        ConflictError: If the record is no longer `head`.
-    """
+    """Replace the commit record if it is still `head`; None means a folder without a dataset."""
     revision = head.revision + 1 if head else 1
     tags = dict(head.tags if head and tags is None else tags or {})
     record: dict[str, Any] = {

@@ -55,20 +55,6 @@ class Dataset:
     """The samples of a generation, optionally restricted to a split and a filter.
 
     Sample numbers 0..len-1 are positions in the selection, in the order of the shards.
-
-    Args:
-        url: Folder of the dataset.
-        split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
-        where: Condition in SQL over the annotations' columns and ``class``, the name of the label; see
-            `fastvid.format.filters`.
-        generation: Number or tag of the generation; the current one by default. A job that pins it sees no later
-            change.
-        root: Folder or URL where the videos of a dataset of videos in place are now.
-
-    Raises:
-        StorageError: If there is no dataset.
-        VersionError: If the dataset has another major version.
-        UsageError: If the split or the filter is invalid, or no sample matches.
     """
 
     def __init__(
@@ -130,11 +116,7 @@ class Dataset:
         return tuple(self.annotations.column_names)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of the selected rows.
-
-        Raises:
-            UsageError: If there is no such column.
-        """
+        """Return a column of the selected rows."""
         self._require(name)
         column = self.annotations[name]
         whole = len(self.rows) == len(column) and self.is_in_order
@@ -177,11 +159,7 @@ class Dataset:
         return [str(keys[sample]) for sample in samples.tolist()]
 
     def find(self, key: str) -> int:
-        """Return the number of the selected sample with a key.
-
-        Raises:
-            SampleNotFoundError: If no selected sample has the key.
-        """
+        """Return the number of the selected sample with a key."""
         row = self._annotations.row(key)
         number = None if row is None else self._number_of(row)
         if number is None:
@@ -200,12 +178,7 @@ class Dataset:
     def select(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> Self:
         """Return a dataset of some of the samples, in the order given.
 
-        Args:
-            samples: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
-
-        Raises:
-            SampleNotFoundError: If a number or key is not in the dataset.
-            UsageError: If no sample is selected, one is selected twice, or they are not given in one of these ways.
+        `samples`: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
         """
         numbers = self._numbers(samples)
         if not len(numbers):
@@ -263,11 +236,7 @@ class Dataset:
 
     @cached_property
     def shard_sizes(self) -> IntArray:
-        """Number of selected samples in each shard of the generation, int64 [S]: the samples are numbered through them.
-
-        Raises:
-            UsageError: If the samples are not in the dataset's order.
-        """
+        """Number of selected samples in each shard of the generation, int64 [S]: samples are numbered through them."""
         if not self.is_in_order:
             raise UsageError(
                 "the selected samples are not in the order of the shards, so they cannot be read shard by shard",
@@ -286,12 +255,7 @@ class Dataset:
         return self.generation.shards[index].name
 
     def shard(self, index: int) -> Shard:
-        """Return a shard of the generation, opening it on first use, or again if it was closed to save memory.
-
-        Raises:
-            StorageError: If a file is missing.
-            FormatError: If a file is damaged, or not the one that the generation lists.
-        """
+        """Return a shard of the generation, opening it on first use, or again if it was closed to save memory."""
         return self._shards.get(index, partial(open_shard, self.storage, self.generation, index, self.root))
 
     def is_open(self, index: int) -> bool:
@@ -357,16 +321,7 @@ class Dataset:
 def change(storage: Storage, edit: Edit) -> Generation:
     """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
 
-    Args:
-        storage: The dataset's folder.
-        edit: Returns the new state, or None if there is nothing to change; may be called more than once.
-
-    Returns:
-        The generation that is current afterwards.
-
-    Raises:
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
+    Returns the generation that is current afterwards.
     """
     for attempt in range(_ATTEMPTS):
         head = read_head(storage)

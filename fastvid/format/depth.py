@@ -22,14 +22,7 @@ _MOST: Final = 65535.0  # millimetres, LeRobot's largest
 
 @dataclass(frozen=True, slots=True)
 class DepthScale:
-    """How the levels of a stream become distances.
-
-    Attributes:
-        min: Metres of level 0.
-        max: Metres of level 4095.
-        shift: Metres added before the logarithm is taken.
-        log: Whether levels are spaced evenly in the logarithm.
-    """
+    """How the levels of a stream become distances."""
 
     min: float = 0.01
     max: float = 10.0

@@ -26,9 +26,7 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
 
     There is one row per video stream of each sample, then one per audio track.
 
-    Args:
-        samples: In the order of the tar.
-        rows: STREAM_DTYPE [N], one per video stream, in the same order.
+    `rows`: STREAM_DTYPE [N], one per video stream, in the same order.
     """
     facts = []
     flat = [(sample, stream) for sample in samples for stream in sample.streams]
@@ -67,11 +65,7 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
 
 
 def has_audio(storage: Storage, shard: str) -> bool:
-    """Return whether a sample of a shard has audio, by its facts.
-
-    Raises:
-        StorageError: If the facts are missing.
-    """
+    """Return whether a sample of a shard has audio, by its facts."""
     file = f"{shard}.parquet"
     return "audio" in from_parquet(storage.read(file), file=file, columns=["stream"])["stream"].to_pylist()
 
@@ -81,14 +75,7 @@ def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations
 
     A column that already has such a name becomes ``source_<name>``.
 
-    Args:
-        storage: The dataset's folder.
-        shards: Names of the shards, in the order of the annotations.
-        stream: Name of the first video stream.
-        annotations: One row per sample.
-
-    Raises:
-        StorageError: If a shard's facts are missing.
+    `annotations`: one row per sample.
     """
     names = ["stream", "num_frames", "fps_num", "fps_den", "width", "height"]
     tables = []

@@ -27,15 +27,7 @@ _SPLIT: Final = "split"
 def matching_rows(table: pa.Table, condition: str) -> IntArray:
     """Return the rows for which a condition is true, as SQL defines it: a comparison with NULL is not.
 
-    Args:
-        table: The columns that the condition may name.
-        condition: What could follow WHERE in DuckDB's SQL.
-
-    Returns:
-        Row numbers, ascending, int64 [M].
-
-    Raises:
-        UsageError: If the text is not a condition, names an unknown column, or compares what cannot be compared.
+    Returns row numbers, ascending, int64 [M].
     """
     import duckdb  # slow to import, and few programs filter
 
@@ -61,15 +53,7 @@ def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
 
 
 def in_split(table: pa.Table, split: str) -> pa.ChunkedArray:
-    """Return for each row whether it is in a split, or null.
-
-    Args:
-        table: The annotations.
-        split: Value of the column ``split``, or ``column:value`` for another split column.
-
-    Raises:
-        UsageError: If there is no such column, or no row has the value.
-    """
+    """Return for each row whether it is in a split, or null."""
     column, colon, value = split.rpartition(":")
     column = column if colon else _SPLIT
     names = table.column_names

@@ -32,13 +32,8 @@ BOUND: Final = 20.0
 def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array | None = None) -> UInt8Array:
     """Convert the flow of one frame to a stacked picture.
 
-    Args:
-        flow: float32 [H, W, 2], x and y in pixels per frame.
-        bound: Pixels per frame at the outermost level.
-        out: Output, uint8 [2H, W]; by default a new array.
-
-    Returns:
-        uint8 [2H, W].
+    `flow`: float32 [H, W, 2], x and y in pixels per frame. `bound`: pixels per frame at the outermost level. `out`:
+    output, uint8 [2H, W]; by default a new array. Returns uint8 [2H, W].
     """
     height, width, _ = flow.shape
     out = np.empty((2 * height, width), np.uint8) if out is None else out
@@ -53,12 +48,8 @@ def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array
 def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
     """Convert stacked pictures to flow.
 
-    Args:
-        levels: uint8 [..., 2H, W].
-        bound: The stream's bound in pixels per frame.
-
-    Returns:
-        float32 [..., H, W, 2], pixels per frame.
+    `levels`: uint8 [..., 2H, W]. `bound`: the stream's bound in pixels per frame. Returns float32 [..., H, W, 2],
+    pixels per frame.
     """
     height = levels.shape[-2] // 2
     parts = (levels[..., :height, :], levels[..., height:, :])

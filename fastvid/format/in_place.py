@@ -38,21 +38,12 @@ FILES_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """The file of a stream of a sample.
-
-    Attributes:
-        key: The sample's key.
-        stream: The stream's name.
-        file: Absolute path or URL.
-        size: Size in bytes.
-        tag: Tag of its version, see `fastvid.storage.version.Version`.
-        modified: When it was last modified, in ISO 8601; None for a version with a tag.
-    """
+    """The file of a stream of a sample."""
 
     key: str
     stream: str
     file: str
-    size: int
+    size: int  # size in bytes
     tag: str | None
     modified: str | None = None
 
@@ -64,22 +55,13 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where the videos of a dataset are.
-
-    Attributes:
-        listed: Folder or URL that all listed files are below.
-        current: Where this folder is now; the same unless it was moved.
-    """
+    """Where the videos of a dataset are."""
 
     listed: str
     current: str
 
     def locate(self, file: str) -> str:
-        """Return the current path or URL of a listed file.
-
-        Raises:
-            FormatError: If the file is not below the root.
-        """
+        """Return the current path or URL of a listed file."""
         if self.listed == self.current:
             return file
         if not file.startswith(f"{self.listed}/"):
@@ -94,11 +76,7 @@ def pack_files(files: Iterable[ListedFile]) -> bytes:
 
 
 def read_files(data: bytes | memoryview, *, file: str) -> list[ListedFile]:
-    """Return the rows of a list.
-
-    Raises:
-        FormatError: If it is damaged.
-    """
+    """Return the rows of a list."""
     table = from_parquet(bytes(data), file=file)
     if table.schema != FILES_SCHEMA:
         raise FormatError("list of files has other columns than expected", file=file)
@@ -108,11 +86,7 @@ def read_files(data: bytes | memoryview, *, file: str) -> list[ListedFile]:
 
 
 def parse_root(listed: str, current: str | None) -> Root:
-    """Return the root of a dataset's videos, as listed, and as given by the user who opens it.
-
-    Raises:
-        UsageError: If the user's is empty.
-    """
+    """Return the root of a dataset's videos, as listed, and as given by the user who opens it."""
     if current is None:
         return Root(listed, listed)
     if not current.strip("/"):

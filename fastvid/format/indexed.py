@@ -67,11 +67,7 @@ class IndexedSample:
 
 
 def index_sample(view: memoryview, key: str, members: Sequence[TarMember], streams: tuple[str, ...]) -> IndexedSample:
-    """Index a sample that fastvid wrote: its JSON, and the packets of its MP4s.
-
-    Raises:
-        FormatError: If the sample has no JSON or no video of a stream, or an MP4 cannot be indexed.
-    """
+    """Index a sample that fastvid wrote: its JSON, and the packets of its MP4s."""
     by_suffix = {member.suffix: member for member in members}
     if "json" not in by_suffix:
         raise FormatError("sample has no JSON member")
@@ -118,15 +114,7 @@ def _flow_bound(meta: Mapping[str, Any]) -> float:
 
 
 def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
-    """Update a stream's description with facts found by decoding it, which the MP4's tables cannot tell.
-
-    Args:
-        info: The description from the tables.
-        proved: ``width``, ``height``, ``color_range``, ``color_matrix`` and ``whole``, from the sample's JSON.
-
-    Raises:
-        FormatError: If one of them is missing or invalid.
-    """
+    """Update a stream's description with facts found by decoding it, which the MP4's tables cannot tell."""
     try:
         return replace(
             info,
@@ -143,13 +131,7 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
 def pack_index(
     samples: Sequence[IndexedSample], streams: tuple[str, ...], tar_sha256: str
 ) -> tuple[bytes, RecordArray]:
-    """Return the bytes of a `.pkt`, and its STREAM_DTYPE rows [N], one per video stream.
-
-    Args:
-        samples: In the order of the tar.
-        streams: The video streams that every sample has.
-        tar_sha256: SHA-256 of the tar, hex.
-    """
+    """Return the bytes of a `.pkt`, and its STREAM_DTYPE rows [N], one per video stream."""
     rows = np.zeros(len(samples) * len(streams), dtype=STREAM_DTYPE)
     extradata: dict[bytes, int] = {}
     section, packets, first = bytearray(), [], 0

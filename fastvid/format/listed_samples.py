@@ -21,12 +21,7 @@ from fastvid.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class ListedSample:
-    """A sample of a shard of videos in place.
-
-    Attributes:
-        indexed: Its key, facts and streams.
-        files: The file of each stream.
-    """
+    """A sample of a shard of videos in place."""
 
     indexed: IndexedSample
     files: tuple[ListedFile, ...]
@@ -39,12 +34,7 @@ class ListedSample:
 
 
 def listed_samples(shard: Shard) -> Iterator[ListedSample]:
-    """Yield the samples of a shard of videos in place, in order.
-
-    Raises:
-        StorageError: If a file of the shard is missing.
-        FormatError: If one is damaged, or they do not match.
-    """
+    """Yield the samples of a shard of videos in place, in order."""
     name = f"{shard.stem}.parquet"
     facts = from_parquet(shard.storage.read(name), file=name).to_pylist()
     count = shard.num_streams
@@ -64,12 +54,7 @@ def listed_samples(shard: Shard) -> Iterator[ListedSample]:
 
 
 def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
-    """Return the suffix, such as ``mp4``, and the bytes of the file of a sample of videos in place.
-
-    Raises:
-        UsageError: If the sample is only a part of its file.
-        StorageError: If the file cannot be read, or is not of the size that was indexed.
-    """
+    """Return the suffix, such as ``mp4``, and the bytes of the file of a sample of videos in place."""
     if shard.info(row, stream).flags & StreamFlag.PART:
         raise UsageError(
             "the sample is a part of a file that others share",

@@ -23,8 +23,7 @@ class OpenShards:
     When the limit is first reached, shards that are opened later keep no whole sidecars: their packet tables are then
     requested one by one.
 
-    Args:
-        limit: Total memory in bytes; at least one shard stays open.
+    `limit`: total memory in bytes; at least one shard stays open.
     """
 
     def __init__(self, limit: int = MEMORY) -> None:
@@ -41,15 +40,7 @@ class OpenShards:
         return len(self._shards)
 
     def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
-        """Return a shard.
-
-        Args:
-            key: Identifies it.
-            make: Opens it; called with whether there is memory for its whole sidecar.
-
-        Raises:
-            FastvidError: See `Shard`.
-        """
+        """Return a shard."""
         with self._lock:
             known = self._shards.get(key)
             if known is not None:
@@ -76,18 +67,7 @@ class OpenShards:
 def open_shard(
     storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
 ) -> Shard:
-    """Open a shard after checking that its files are those that the generation lists.
-
-    Args:
-        storage: The dataset's folder.
-        generation, index: The generation, and the number of the shard in it.
-        root: Where the videos in place are now; by default where they were indexed.
-        whole: See `Shard`.
-
-    Raises:
-        StorageError: If a file is missing.
-        FormatError: If a file is damaged, or not the one that the generation lists.
-    """
+    """Open a shard after checking that its files are those that the generation lists."""
     record, streams = generation.shards[index], generation.streams
     place = generation.root_of(record, root)
     shard = Shard(storage, record.name, record.sha256, streams=streams, root=place, whole=whole)

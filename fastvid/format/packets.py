@@ -171,11 +171,7 @@ class PacketTable:
 
 
 def _packet_of(frames: IntArray, flags: UInt8Array, kinds: bytes) -> IntArray:
-    """Return the packet that shows each frame, int64 [N].
-
-    Raises:
-        FormatError: If the shown frames are not 0..N-1, each once.
-    """
+    """Return the packet that shows each frame, int64 [N]."""
     shown = np.flatnonzero((flags & _HIDDEN) == 0) if kinds.translate(None, _SHOWN) else None
     indices = frames if shown is None else frames[shown]
     count = len(indices)

@@ -24,13 +24,7 @@ def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None
     Arrow's thread pool is not used: a thread that still references a Python object at interpreter exit requests the
     GIL, and the process aborts ("terminate called without an active exception").
 
-    Args:
-        data: The file's bytes.
-        file: Its name, for messages.
-        columns: Columns to read; all by default.
-
-    Raises:
-        FormatError: If the bytes are not a Parquet file, or a column is missing.
+    `data`: the file's bytes.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as found:

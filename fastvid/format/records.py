@@ -12,12 +12,7 @@ _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f
 
 
 class RecordReader:
-    """Reads records of a packed little-endian dtype.
-
-    Args:
-        dtype: A structured dtype without padding.
-        name: Name of the namedtuple class that `read` returns.
-    """
+    """Reads records of a packed little-endian dtype."""
 
     def __init__(self, dtype: np.dtype[Any], name: str) -> None:
         fields = dtype.names or ()

@@ -282,11 +282,7 @@ def annotations_file(generation: int) -> str:
 
 
 def check_key(key: str) -> str:
-    """Return `key` after checking it against the key grammar.
-
-    Raises:
-        UsageError: If the key contains a character outside the grammar, or is longer than 90 bytes.
-    """
+    """Return `key` after checking it against the key grammar."""
     if not KEY_PATTERN.fullmatch(key):
         raise UsageError(f"key {key!r} does not match {KEY_PATTERN.pattern}", hint="remove dots and spaces")
     if len(key.encode()) > MAX_KEY_BYTES:
@@ -295,11 +291,7 @@ def check_key(key: str) -> str:
 
 
 def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VERSION[0]) -> None:
-    """Reject major versions of the format that this fastvid does not read.
-
-    Raises:
-        VersionError: If the major version is newer than this fastvid, or older than `oldest`.
-    """
+    """Reject major versions of the format that this fastvid does not read."""
     if major > FORMAT_VERSION[0]:
         raise VersionError(
             f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, the newest that"

@@ -57,13 +57,7 @@ _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the datase
 
 @dataclass(frozen=True, slots=True)
 class ShardFolder:
-    """What the shards of a generation have in common.
-
-    Attributes:
-        storage: The dataset's folder.
-        streams: Names of the video streams of every sample.
-        root: Where the videos are that the shards list; None for shards with tars.
-    """
+    """What the shards of a generation have in common."""
 
     storage: Storage
     streams: tuple[str, ...] = (PICTURES, FLOW)
@@ -82,20 +76,6 @@ class Shard:
     per packet, are read and checked when they are used. Nothing is mapped, so a file that is cut while it is open is an
     error. From remote storage without a node cache the whole file is kept in memory and checked on opening, about 6 MB
     per 1,000 samples of 300 frames, unless the caller has no memory for it.
-
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        tar_sha256: SHA-256 that the tar, or the list of files, must have had when the sidecar was computed, hex; any by
-            default.
-        streams: Names of the video streams of every sample.
-        root: Where the videos are that the shard lists; None for a shard with a tar.
-        whole: Keep the whole file of a remote storage without a node cache; else its tables are requested one by one.
-
-    Raises:
-        StorageError: If the sidecar is missing.
-        VersionError: If its major version is not supported.
-        FormatError: If the file is not a packet sidecar, is damaged, or belongs to another tar.
     """
 
     __slots__ = (
@@ -208,11 +188,7 @@ class Shard:
             self.check()
 
     def check(self) -> None:
-        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened.
-
-        Raises:
-            FormatError: If a checksum differs.
-        """
+        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened."""
         for number in range(self.num_samples * self.num_streams):
             self._table(_STREAMS.read(self._index, _STREAMS_AT + number * STREAM_DTYPE.itemsize))
 
@@ -238,12 +214,7 @@ class Shard:
             raise self._invalid(error, row, stream) from error
 
     def table(self, row: int, stream: str = "") -> PacketTable:
-        """Return the packets of a stream, which are read and checked unless they were lately used of this shard.
-
-        Raises:
-            StorageError: If the sidecar was deleted or cut after it was opened.
-            FormatError: If the packets do not match their checksum.
-        """
+        """Return the packets of a stream, which are read and checked unless they were lately used of this shard."""
         record = self._record(row, stream)
         try:
             key = (self._opening, row, stream)
@@ -257,12 +228,7 @@ class Shard:
         return record.member_offset, record.member_size
 
     def reader(self, row: int, stream: str = "") -> StreamReader:
-        """Return a reader of the stream's bytes.
-
-        Raises:
-            StorageError: If the list of files is missing.
-            FormatError: If it is damaged.
-        """
+        """Return a reader of the stream's bytes."""
         record = self._record(row, stream)
         place = record.member_offset, record.member_size
         if self.root is None:
@@ -274,12 +240,7 @@ class Shard:
         return StreamReader(*open_file(self.root.locate(listed.file)), *place, version, content)
 
     def file(self, row: int, stream: str = "") -> ListedFile:
-        """Return the file of a stream, of a shard of videos in place.
-
-        Raises:
-            StorageError: If the list of files is missing.
-            FormatError: If it is damaged.
-        """
+        """Return the file of a stream, of a shard of videos in place."""
         if self._files is None:
             content = self.storage.read(self.data)
             if sha256(content) != self.tar_sha256:
@@ -307,12 +268,7 @@ class Shard:
         return start <= begin + length + gap and begin <= start + size + gap
 
     def audio(self, row: int) -> BlockReader | None:
-        """Return a reader of a sample's M4A; None if the sample has no audio.
-
-        Raises:
-            StorageError: If the shard has no audio section, and no facts either.
-            FormatError: If the sidecar is older than the audio section, or its row is invalid.
-        """
+        """Return a reader of a sample's M4A; None if the sample has no audio."""
         record = self._audio_record(row)
         if record is None:
             return None
@@ -325,12 +281,7 @@ class Shard:
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
 
     def audio_member(self, row: int) -> tuple[int, int] | None:
-        """Return the offset and size, in bytes, of a sample's M4A in the tar; None if the sample has no audio.
-
-        Raises:
-            StorageError: If the shard has no audio section, and no facts either.
-            FormatError: If the sidecar is older than the audio section.
-        """
+        """Return the offset and size, in bytes, of a sample's M4A in the tar; None if the sample has no audio."""
         record = self._audio_record(row)
         return None if record is None else (record.member_offset, record.member_size)
 

@@ -18,22 +18,9 @@ T = TypeVar("T")
 class StreamReader:
     """Reads one stream of a sample: called with offsets in the stream, each with the writable view to fill from there.
 
-    Args:
-        storage: Folder of the file.
-        file: Its name there.
-        start: First byte of the stream in the file.
-        size: Bytes of the stream.
-        version: The version that the file must have; any by default.
-        content: Identifies the bytes of the file for the node's cache of videos.
-
-    Raises:
-        StorageError: The file is missing, ends inside a range, or is of another version.
-
-    Attributes:
-        start: First byte of the stream in the file.
-        size: Bytes of the stream.
-        gap: Packets at most this many bytes apart are better read together, see `Storage`.
-        requests: Ranges that were read from the storage.
+    `start`: first byte of the stream in the file. `size`: bytes of the stream. `content`: identifies the bytes of
+    the file for the node's cache of videos. `start`: first byte of the stream in the file. `size`: bytes of the
+    stream. `gap`: packets at most this many bytes apart are better read together, see `Storage`.
     """
 
     __slots__ = ("_content", "_file", "_storage", "_version", "gap", "requests", "size", "start")
@@ -53,11 +40,7 @@ class StreamReader:
             units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
 
     def checked(self, read: Callable[[], T]) -> T:
-        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more.
-
-        Raises:
-            ChecksumError: If the check fails again, or for bytes that were not in a cache.
-        """
+        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more."""
         try:
             return read()
         except ChecksumError:
@@ -77,12 +60,7 @@ class StreamReader:
 
 
 class BlockReader:
-    """Reads ranges of a member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block at most once.
-
-    Args:
-        read: Reads the member.
-        checksums: CRC-32 of each block.
-    """
+    """Reads ranges of a member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block at most once."""
 
     __slots__ = ("_blocks", "_checksums", "_read", "bytes_read", "size")
 
@@ -97,13 +75,7 @@ class BlockReader:
         return self._read.requests
 
     def bytes(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes from `offset`.
-
-        Raises:
-            StorageError: If the tar is missing, or ends inside the range.
-            FormatError: If the range is outside the member.
-            ChecksumError: If a block differs from the indexed one.
-        """
+        """Return `length` bytes from `offset`."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise FormatError(f"bytes {offset} to {offset + length} are outside the {self.size} bytes of the M4A")
         if not length:

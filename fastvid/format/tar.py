@@ -20,21 +20,13 @@ _DIGITS: Final = re.compile(rb"[0-7]*")
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """One file inside a tar.
-
-    Attributes:
-        name: Its path in the tar.
-        key: The path up to the first dot of its last component, as webdataset splits it.
-        suffix: The part of the name after that dot.
-        offset: First byte of its data in the tar.
-        size: Size of its data in bytes.
-    """
+    """One file inside a tar."""
 
     name: str
     key: str
     suffix: str
-    offset: int
-    size: int
+    offset: int  # first byte of its data in the tar
+    size: int  # size of its data in bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +39,7 @@ class TarDigest:
 
 
 def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> TarDigest:
-    """Write samples as a plain ustar archive whose bytes depend only on the samples.
-
-    Args:
-        file: An empty writable file.
-        samples: For each sample its key and its members by suffix, such as ``{"json": ..., "mp4": ...}``.
-
-    Raises:
-        UsageError: If a key violates the grammar or is duplicated.
-    """
+    """Write samples as a plain ustar archive whose bytes depend only on the samples."""
     digest, written, seen = hashlib.sha256(), 0, set()
 
     def put(data: bytes) -> None:
@@ -82,11 +66,7 @@ def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]
 
 
 def read_members(view: memoryview) -> Iterator[TarMember]:
-    """Yield the regular files of a tar, in order. GNU and pax long names are supported.
-
-    Raises:
-        FormatError: If a header is malformed, or the tar ends inside a member.
-    """
+    """Yield the regular files of a tar, in order. GNU and pax long names are supported."""
     position, long_name = 0, None
     while position + _BLOCK <= len(view):
         header = bytes(view[position : position + _BLOCK])

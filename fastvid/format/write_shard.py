@@ -40,20 +40,7 @@ def write_shard(
     streams: tuple[str, ...] = (PICTURES,),
     scratch: Storage | None = None,
 ) -> TarDigest:
-    """Write a tar and its sidecars. The tar appears whole, before its sidecars.
-
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        samples: Keys with members by suffix, as built by `sample_members`; read once, in order.
-        streams: The video streams that every sample has.
-        scratch: A local folder in which to build the shard before uploading it, for a remote storage, which would have
-            to be read back for indexing. Its files are deleted afterwards.
-
-    Raises:
-        UsageError: If a key violates the grammar or is duplicated.
-        FormatError: If a video member cannot be indexed.
-    """
+    """Write a tar and its sidecars. The tar appears whole, before its sidecars."""
     place = storage if scratch is None else scratch
     with place.create(f"{stem}.tar") as file:
         digest = write_tar(file, samples)
@@ -71,15 +58,7 @@ def write_shard(
 def write_in_place(
     storage: Storage, stem: str, samples: Sequence[IndexedSample], files: Sequence[ListedFile], streams: tuple[str, ...]
 ) -> TarDigest:
-    """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list.
-
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        samples: In order; a stream's member is its part of the file.
-        files: The file of each stream of each sample, in this order.
-        streams: The video streams that every sample has.
-    """
+    """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
     listed = pack_files(files)
     digest = TarDigest(len(listed), sha256(listed), len(samples))
     pkt, rows = pack_index(samples, streams, digest.sha256)
@@ -100,15 +79,7 @@ def index_shard(
 ) -> list[IndexedSample]:
     """Derive the sidecars of a tar from its bytes and write them.
 
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        streams: The video streams that every sample has.
-        indexer: Indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
-        tar_sha256: SHA-256 of the tar, hex, if the caller knows it; computed by default.
-
-    Raises:
-        FormatError: If the tar is malformed, or a sample has no JSON or no video of a stream.
+    `indexer`: indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
     """
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))

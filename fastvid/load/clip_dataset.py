@@ -47,16 +47,7 @@ from fastvid.runtime.checks import check_integer
 
 
 class SampleVisit(NamedTuple):
-    """One visit of a sample: what an `ExactSampler` yields in place of a number, and all that decides a clip.
-
-    Attributes:
-        sample: Number of the sample in the dataset.
-        position: Its position in the epoch's order.
-        seed: Seed of the clip's random draws.
-        epoch: The epoch.
-        start: First position of the global batch.
-        stop: One past the last position of the global batch.
-    """
+    """One visit of a sample: what an `ExactSampler` yields in place of a number, and all that decides a clip."""
 
     sample: int
     position: int
@@ -242,14 +233,7 @@ class _Visited:
 
 @dataclass(frozen=True)
 class _Opened:
-    """What a process needs to decode clips.
-
-    Attributes:
-        pid: The process.
-        backends: The decoder, and the memory of its batches.
-        assembler: Makes a batch of decoded clips.
-        num_fetchers: Threads that read packets of several clips at once; 0 if reads are fast enough without.
-    """
+    """What a process needs to decode clips."""
 
     pid: int
     backends: ActiveBackends
@@ -298,9 +282,6 @@ def collate_rows(
     """Return the `Batch` of rows, which torch's `default_collate` calls for a list of `ClipRow`.
 
     Weights are one over the clips of the global batch if an `ExactSampler` chose the rows, else one over the rows.
-
-    Raises:
-        UsageError: If the clips differ in shape.
     """
     shapes = {tuple(row["video"].shape) for row in rows}
     if len(shapes) > 1:

@@ -50,28 +50,7 @@ class _Following:
 class ClipSource:
     """Makes the batches of any epoch from any position.
 
-    Args:
-        dataset: The samples.
-        rules: Sampler, crop and flip.
-        plans: The order and the batches of each epoch.
-        batches: Batches of varying shape; None for one size.
-        streams: The streams of each sample.
-        flow_stack: Flows per frame.
-        views: Several clips and crops of each video; None for one.
-        audio: The sound of each clip; None for none.
-        annotations: Entries that come from the annotations.
-        signals: Entries that come from the signals; None for none.
-        after: Transforms of RGB.
-        collate: How clips become one tensor.
-        output: The form of the video tensors.
-        workers: Who decodes, and how far ahead.
-        decoder: Names of back-ends, a `Backend`, or "auto".
-        stream: Where batches are finished.
-        world: The rank and the world size.
-
-    Raises:
-        UsageError: If arguments contradict each other.
-        MissingDependency: If the decoder cannot run here.
+    `dataset`: the samples.
     """
 
     def __init__(

@@ -39,14 +39,7 @@ def fingerprint(dataset: Dataset | Mixture, rules: ClipRules, *, order: str, str
 def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: int) -> tuple[int, int, int]:
     """Return the seed, epoch and position of a state.
 
-    Args:
-        state: A state from `ClipLoader.state_dict`, possibly loaded from JSON.
-        own: This loader's fingerprint.
-        num_samples: Samples per epoch.
-
-    Raises:
-        StateError: If this is not a loader state, if its version is not supported, or if it belongs to other data; the
-            message names the part that differs.
+    `num_samples`: samples per epoch.
     """
     if not isinstance(state, Mapping):
         raise StateError(f"not a loader state: {state!r}", hint="pass a ClipLoader's state_dict()")

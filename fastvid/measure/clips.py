@@ -31,9 +31,6 @@ def parse_sampling(text: str) -> tuple[int, int | None]:
 
     ``tsn8`` is one random frame from each of eight segments, with stride None; ``dense16x4`` is sixteen frames, four
     apart.
-
-    Raises:
-        UsageError: If the text is neither.
     """
     found = _SAMPLING.fullmatch(text)
     count, stride = (int(found[1] or found[2]), int(found[3] or 0) or None) if found else (0, None)
@@ -44,28 +41,16 @@ def parse_sampling(text: str) -> tuple[int, int | None]:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Clips of a dataset; small and picklable, because the dataset is opened lazily.
-
-    Attributes:
-        folder: The dataset.
-        sampling: See `parse_sampling`.
-        repeats: Clips per video.
-        seed: Seed of frames and crops.
-        crop: Side of the crop in pixels, for videos whose short side is `of`.
-        of: Short side that `crop` refers to; the crop scales with the video's short side. With None the crop has the
-            same size for all videos.
-        keys: Samples to use; None for all.
-        together: Clips of one visit to a video, with the same crop: their frames are one request, one clip after the
-            other.
-    """
+    """Clips of a dataset; small and picklable, because the dataset is opened lazily."""
 
     folder: str
     sampling: str
     repeats: int = 2
-    seed: int = 0
-    crop: int = CROP
+    seed: int = 0  # seed of frames and crops
+    crop: int = CROP  # side of the crop in pixels, for videos whose short side is `of`
     of: int | None = None
-    keys: tuple[str, ...] | None = None
+    keys: tuple[str, ...] | None = None  # samples to use; None for all
+    # clips of one visit to a video, with the same crop: their frames are one request, one clip after the other.
     together: int = 1
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -18,14 +18,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class FastvidRunner:
-    """Decodes clips with one of fastvid's back-ends on a CPU.
-
-    Args:
-        corpus: The clips.
-        product: "rgb", or "planes" for YUV 4:2:0 ready for a device.
-        source: "memory" or "disk".
-        decoder: Name of the back-end, see `fastvid.decode.backends`.
-    """
+    """Decodes clips with one of fastvid's back-ends on a CPU."""
 
     def __init__(self, corpus: Corpus, product: str, source: str, decoder: str = "pyav") -> None:
         self._requests, self._dataset = corpus.requests, corpus.dataset

@@ -27,16 +27,7 @@ class TaskRunner(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One of the implementations that are compared.
-
-    Attributes:
-        name: Its name.
-        settings: Its settings, for the report.
-        open_runner: Creates a worker's task runner; picklable, called in each worker.
-        workers: Number of workers.
-        processes: Whether workers are processes instead of threads.
-        chunk: Tasks that a worker takes at once; if above 1, the task runner must have ``run(range)``.
-    """
+    """One of the implementations that are compared."""
 
     name: str
     settings: Mapping[str, Any]
@@ -54,15 +45,10 @@ class Contender:
 
 @dataclass
 class RoundTimes:
-    """Measurements of one contender, one per round.
+    """Measurements of one contender, one per round."""
 
-    Attributes:
-        rates: Tasks per second of wall time.
-        cpu_ms: CPU milliseconds per task, all workers together.
-    """
-
-    rates: list[float] = field(default_factory=list)
-    cpu_ms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)  # tasks per second of wall time
+    cpu_ms: list[float] = field(default_factory=list)  # CPU milliseconds per task, all workers together
 
     def summary(self) -> dict[str, float]:
         """Return the median and range."""

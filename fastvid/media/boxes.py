@@ -15,9 +15,7 @@ _CHUNK: Final = 1 << 20
 def check_fragments(read: Callable[[int, int], bytes], size: int) -> None:
     """Raise a SourceError if fragments follow a broken box. Other bytes after the last box are padding.
 
-    Args:
-        read: Returns bytes of the file by offset and size; fewer at its end.
-        size: Size of the file in bytes.
+    `read`: returns bytes of the file by offset and size; fewer at its end. `size`: size of the file in bytes.
     """
     position, fragmented = 0, False
     while position + 8 <= size:

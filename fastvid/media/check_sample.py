@@ -45,11 +45,7 @@ class SampleChecker:
     def check(self, key: str, name: str, data: memoryview, indexed: Indexed | None) -> list[Finding]:
         """Return the problems of a video stream of a sample.
 
-        Args:
-            key: The sample's key; determines which frames are decoded twice.
-            name: Name of the stream.
-            data: Its MP4.
-            indexed: The stream in the sidecar; None if the sidecar is unreadable, so the stream must only decode.
+        `key`: the sample's key; determines which frames are decoded twice.
         """
         try:
             track = read_track(data)

@@ -56,14 +56,8 @@ _TS_PACKETS: Final = ((188, 0), (192, 4))  # MPEG-TS; with the 4-byte time codes
 def sniff(head: bytes) -> str:
     """Return the FFmpeg demuxer for a file.
 
-    Args:
-        head: The first HEAD_BYTES bytes of the file, or all of a shorter one.
-
-    Returns:
-        The name of the demuxer to force when opening the file.
-
-    Raises:
-        SourceError: If the file is empty, a playlist, or of a format that is not accepted.
+    `head`: the first HEAD_BYTES bytes of the file, or all of a shorter one. Returns the name of the demuxer to
+    force when opening the file.
     """
     if not head:
         raise SourceError("file is empty", reason=Reason.EMPTY)

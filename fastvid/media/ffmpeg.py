@@ -37,18 +37,7 @@ _COLOUR_BOX: Final = b"colrnclx" + bytes([0, 6, 0, 6, 0, 6, 0x80])
 
 @dataclass(frozen=True, slots=True)
 class FfmpegBuild:
-    """One ffmpeg program.
-
-    Attributes:
-        path: Path of the program.
-        found: How it was found: "environment", "path" or "imageio-ffmpeg".
-        version: The version as printed, such as ``5.1.9-0+deb12u1``.
-        libraries: Version of each FFmpeg library, by name.
-        x264: Version that x264 writes into its streams, such as ``core 164 r3095 baee400``; empty without x264.
-        configuration: SHA-256 of its configure line, hex.
-        encoders: Names of this build's video encoders among those that fastvid uses.
-        zscale: Whether it can tone-map (filters zscale and tonemap).
-    """
+    """One ffmpeg program."""
 
     path: str
     found: str
@@ -71,12 +60,7 @@ class FfmpegBuild:
 
 
 def find_ffmpeg() -> FfmpegBuild:
-    """Find ffmpeg: the program in FASTVID_FFMPEG, else on PATH, else in the imageio-ffmpeg wheel.
-
-    Raises:
-        MissingDependency: If there is no ffmpeg, it does not run, or it lacks a feature that fastvid needs.
-        WorkerError: If it was killed or stopped responding, which does not mean that it is missing.
-    """
+    """Find ffmpeg: the program in FASTVID_FFMPEG, else on PATH, else in the imageio-ffmpeg wheel."""
     return _inspect(*_locate())
 
 

@@ -9,27 +9,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits per source.
-
-    Attributes:
-        seconds: Base wall time of a source; `seconds_per_frame` is added for each of its packets.
-        seconds_per_frame: Wall time per packet and megapixel.
-        max_seconds: Upper limit of the wall time, however long the source is.
-        memory_bytes: Address space that a process may map in addition to what it has mapped before the source.
-        max_pixels: Pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
-        max_frames: Frames of a source: 24 hours at 60 per second.
-        output_bytes: Size of one encoded sample in bytes. Packet offsets have 32 bits.
-        source_bytes: Size in bytes of a source; one that is downloaded is stored on the local disk.
-    """
+    """Limits per source."""
 
     seconds: float = 60.0
     seconds_per_frame: float = 0.5
     max_seconds: float = 6 * 3600.0
     memory_bytes: int = 4 << 30
+    # pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
     max_pixels: int = 8192 * 4352
-    max_frames: int = 24 * 3600 * 60
-    output_bytes: int = 2 << 30
-    source_bytes: int = 64 << 30
+    max_frames: int = 24 * 3600 * 60  # frames of a source: 24 hours at 60 per second
+    output_bytes: int = 2 << 30  # size of one encoded sample in bytes. Packet offsets have 32 bits
+    source_bytes: int = 64 << 30  # size in bytes of a source; one that is downloaded is stored on the local disk
 
     def read_seconds(self, size: int) -> float:
         """Return the wall time to read `size` bytes twice, at a slow 4 MB/s, and decode one frame."""

@@ -33,37 +33,20 @@ _CODECS: Final = {codec.label: codec for codec in Codec}
 
 @dataclass(slots=True)
 class Playback:
-    """The packets and frames that a player gets from a file's first video stream.
-
-    Attributes:
-        codec: The codec.
-        extradata: The decoder's configuration from the demuxer.
-        rate: Frames per second according to the container.
-        time_base: Seconds per tick.
-        aspect: Width of a pixel divided by its height.
-        packets: Packets in decode order, each followed by the padding that decoders need.
-        positions: Offset of each packet in the file; None if the container does not tell.
-        pts: Presentation times in ticks.
-        dts: Decode times in ticks.
-        durations: Durations in ticks; 0 if unknown.
-        discard: Whether an edit list hides the packet's frame.
-        digests: Hashes of the shown frames, in display order.
-        first: The first shown frame.
-        second_fields: Number of packets that were joined to the previous one, with which they are one frame.
-    """
+    """The packets and frames that a player gets from a file's first video stream."""
 
     codec: Codec
     extradata: bytes = b""
-    rate: Fraction = Fraction(25)
-    time_base: Fraction = Fraction(1, 1000)
-    aspect: Fraction = Fraction(1)
+    rate: Fraction = Fraction(25)  # frames per second according to the container
+    time_base: Fraction = Fraction(1, 1000)  # seconds per tick
+    aspect: Fraction = Fraction(1)  # width of a pixel divided by its height
     packets: list[memoryview] = field(default_factory=list)
     positions: list[int | None] = field(default_factory=list)
     pts: list[int | None] = field(default_factory=list)
     dts: list[int | None] = field(default_factory=list)
     durations: list[int] = field(default_factory=list)
     discard: list[bool] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # hashes of the shown frames, in display order
     first: VideoFrame | None = None
     second_fields: int = 0
 
@@ -71,14 +54,7 @@ class Playback:
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
     """Demux and decode the first video stream of a file.
 
-    Args:
-        data: The whole file.
-        container: FFmpeg's demuxer, from `sniff`.
-        limits: Limits on the size and number of frames.
-        unpack: Split MPEG-4 packets that contain two pictures, as found in AVI files.
-
-    Raises:
-        SourceError: If fastvid cannot decode the file, or the file is damaged or exceeds a limit.
+    `limits`: limits on the size and number of frames.
     """
     if container == "mov":
         check_fragments(lambda at, count: data[at : at + count], len(data))

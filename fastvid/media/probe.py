@@ -57,46 +57,26 @@ _MAX_ASPECT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """The properties of a source.
-
-    Attributes:
-        container: The FFmpeg demuxer to force.
-        codec: FFmpeg's decoder.
-        width: Coded width in pixels, before rotation.
-        height: Coded height in pixels, before rotation.
-        pix_fmt: FFmpeg's pixel format.
-        sample_aspect: Width of a pixel divided by its height; 1 if unknown or implausible.
-        rotation: Degrees by which the picture is rotated for display, 0 <= r < 360.
-        matrix: Luma coefficients, H.273; 2 is unknown.
-        full_range: Whether luma ranges from 0 to 255.
-        transfer: Transfer characteristics, H.273.
-        primaries: Colour primaries, H.273.
-        interlaced: Whether frames may consist of two fields.
-        timing: The constant frame rate to write it at.
-        times: Presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left
-            out.
-        time_base: Seconds per tick.
-        keys: Times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin
-            at the first packet. See `fastvid.media.random_access`.
-        others: Decoders of its other streams, whose errors do not concern the picture. A decoder that the picture uses
-            too is not among them.
-    """
+    """The properties of a source."""
 
     container: str
     codec: str
-    width: int
-    height: int
-    pix_fmt: str
-    sample_aspect: Fraction
+    width: int  # coded width in pixels, before rotation
+    height: int  # coded height in pixels, before rotation
+    pix_fmt: str  # FFmpeg's pixel format
+    sample_aspect: Fraction  # width of a pixel divided by its height; 1 if unknown or implausible
     rotation: int
     matrix: int
-    full_range: bool
+    full_range: bool  # whether luma ranges from 0 to 255
     transfer: int
     primaries: int
-    interlaced: bool
+    interlaced: bool  # whether frames may consist of two fields
     timing: FrameTiming
+    # presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left out.
     times: IntArray = field(compare=False, repr=False)
-    time_base: Fraction
+    time_base: Fraction  # seconds per tick
+    # times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin at
+    # the first packet. See `fastvid.media.random_access`.
     keys: IntArray = field(compare=False, repr=False)
     others: frozenset[str]
 
@@ -114,13 +94,7 @@ class SourceInfo:
 def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceInfo:
     """Read all packets of a source and decode its first frame.
 
-    Args:
-        source: The open source.
-        limits: Limits on its frames.
-        whole: Whether all its data must be there; otherwise packets are read as far as that succeeds.
-
-    Raises:
-        SourceError: If the source is not a video, is truncated, or exceeds a limit.
+    `limits`: limits on its frames.
     """
     if source.container == "mov":
         check_fragments(lambda at, count: os.pread(source.descriptor, count, at), source.size)
@@ -260,11 +234,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
 
 
 def _check_whole(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
-    """Compare the data with the header's counts, in containers whose header is written last.
-
-    Raises:
-        SourceError: If the file is truncated.
-    """
+    """Compare the data with the header's counts, in containers whose header is written last."""
     if scan.corrupt:
         raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
     if name == "mov" and scan.packets < stream.frames:

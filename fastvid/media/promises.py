@@ -33,20 +33,13 @@ _AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColo
 
 @dataclass(frozen=True, slots=True)
 class Promised:
-    """A stream and its promises.
-
-    Attributes:
-        track: The tables of its MP4.
-        info: The promised size, rate and number of frames; with StreamFlag.CONFORMS it promises everything in this
-            file.
-        full_range: Whether its samples must range from 0 to 255.
-        multiple: Both sides must be multiples of this, in pixels.
-    """
+    """A stream and its promises."""
 
     track: Track
+    # the promised size, rate and number of frames; with StreamFlag.CONFORMS it promises everything in this file.
     info: StreamInfo
-    full_range: bool
-    multiple: int = MULTIPLE
+    full_range: bool  # whether its samples must range from 0 to 255
+    multiple: int = MULTIPLE  # both sides must be multiples of this, in pixels
 
     @classmethod
     def of(cls, track: Track, info: StreamInfo, name: str = "rgb") -> Promised:
@@ -80,13 +73,7 @@ def broken_tables(stream: Promised) -> Iterator[Finding]:
 def play_stream(
     data: bytes | memoryview, stream: Promised | None = None, look: Callable[[int, Any], None] | None = None
 ) -> Iterator[Finding]:
-    """Decode a stream as a player does, and yield its broken promises, each with the first frame that breaks it.
-
-    Args:
-        data: The MP4.
-        stream: Its promises; if None, it must only decode.
-        look: Called with the number of every decoded frame and the frame.
-    """
+    """Decode a stream as a player does, and yield its broken promises, each with the first frame that breaks it."""
     found: dict[str, str] = {}
     count = 0
     try:

@@ -46,40 +46,24 @@ _PASSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class IndexedVideo:
-    """An indexed video.
-
-    Attributes:
-        info: Decoder parameters of the stream.
-        records: PACKET_DTYPE records [P], with offsets from the start of the file.
-        pix_fmt: FFmpeg's pixel format of the frames.
-        container: Name of FFmpeg's demuxer.
-        notes: Differences from fastvid's own encodings, and the reason if it must be decoded whole.
-        digests: Digests of its frames in display order.
-        seconds: When each frame is shown, since the first one, float64 [N]; None if the container does not tell.
-    """
+    """An indexed video."""
 
     info: StreamInfo
-    records: npt.NDArray[np.void]
-    pix_fmt: str
+    records: npt.NDArray[np.void]  # PACKET_DTYPE records [P], with offsets from the start of the file
+    pix_fmt: str  # FFmpeg's pixel format of the frames
     container: str
     notes: tuple[str, ...]
-    digests: tuple[bytes, ...] = ()
+    digests: tuple[bytes, ...] = ()  # digests of its frames in display order
+    # when each frame is shown, since the first one, float64 [N]; None if the container does not tell.
     seconds: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedPackets:
-    """What each packet of a stream is and shows.
+    """What each packet of a stream is and shows."""
 
-    Attributes:
-        flags: PacketFlag of each packet, uint32 [P]; the first is KEY.
-        frames: Frame that each packet shows, in display order, -1 for none; int64 [P].
-        order: Packets that decode to a frame, including hidden ones, in display order.
-        whole: Why the stream must be decoded whole; empty if no reason is known yet.
-    """
-
-    flags: npt.NDArray[np.uint32]
-    frames: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.uint32]  # packetFlag of each packet, uint32 [P]; the first is KEY
+    frames: npt.NDArray[np.int64]  # frame that each packet shows, in display order, -1 for none; int64 [P]
     order: tuple[int, ...]
     whole: str
 
@@ -87,12 +71,7 @@ class NumberedPackets:
 def index_video(data: bytes, limits: Limits) -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
-    Args:
-        data: The whole file.
-        limits: Limits on the size and number of frames.
-
-    Raises:
-        SourceError: If it is no video or is damaged, or its packets cannot be located in the file.
+    `limits`: limits on the size and number of frames.
     """
     container = sniff(data[:HEAD_BYTES])
     played = play(data, container, limits)
@@ -136,10 +115,7 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
 def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fraction) -> FloatArray | None:
     """Return when each frame is shown, since the first one, float64 [N]; None if times are missing or disordered.
 
-    Args:
-        pts: Time of each packet in ticks.
-        frames: The frame that each packet shows, -1 for none, int64 [P].
-        time_base: Seconds per tick.
+    `frames`: the frame that each packet shows, -1 for none, int64 [P]. `time_base`: seconds per tick.
     """
     shown = np.flatnonzero(frames >= 0)
     times = [pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
@@ -153,11 +129,7 @@ def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fracti
 
 
 def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
-    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do.
-
-    Raises:
-        SourceError: If its samples are RGB, which decoders of planned packets do not convert.
-    """
+    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
     if frame.format.is_rgb:
         raise SourceError(f"its pictures are {frame.format.name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
@@ -167,11 +139,7 @@ def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
 
 
 def number_packets(played: Playback) -> NumberedPackets:
-    """Classify and number each packet, from its header and by decoding all packets without the container.
-
-    Raises:
-        SourceError: If the frames differ from those a player shows, or a packet unexpectedly decodes to none.
-    """
+    """Classify and number each packet, from its header and by decoding all packets without the container."""
     flags, whole = np.zeros(len(played.packets), np.uint32), ""
     if can_plan(played.codec):
         try:
@@ -211,11 +179,7 @@ def number_packets(played: Playback) -> NumberedPackets:
 
 
 def _locate(data: bytes, played: Playback) -> list[int]:
-    """Return the offset of each packet in the file.
-
-    Raises:
-        SourceError: If a packet is not contiguous at the position that the container gives.
-    """
+    """Return the offset of each packet in the file."""
     offsets: list[int] = []
     end = 0
     for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):

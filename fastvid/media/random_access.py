@@ -31,16 +31,7 @@ _FIXED_X264: Final = 151
 
 
 class RandomAccess:
-    """Collects the packets of a stream, in decode order.
-
-    Args:
-        container: FFmpeg's demuxer.
-        codec: FFmpeg's canonical name of the codec.
-        extradata: The stream's configuration.
-
-    Attributes:
-        old_x264: Whether a version of x264 encoded it whose bugs decoders work around.
-    """
+    """Collects the packets of a stream, in decode order."""
 
     def __init__(self, container: str, codec: str, extradata: bytes) -> None:
         known = {one.label: one for one in (Codec.H264, Codec.HEVC, Codec.VP9)}
@@ -78,9 +69,7 @@ class RandomAccess:
     def keys(self, times: IntArray, shown: int) -> IntArray:
         """Return the times of the packets at which decoding can begin, in ticks, ascending; empty if unproven.
 
-        Args:
-            times: Presentation times of the shown frames, ascending.
-            shown: Number of shown frames.
+        `times`: presentation times of the shown frames, ascending. `shown`: number of shown frames.
         """
         distinct = len(times) == shown and bool((np.diff(times) > 0).all())
         if not self._possible or not distinct or any(b <= a for a, b in zip(self._keys, self._keys[1:], strict=False)):

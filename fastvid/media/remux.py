@@ -38,12 +38,7 @@ _MOVIE_TICKS: Final = 90_000
 class Remuxer:
     """Writes MP4s of a source's packets.
 
-    Args:
-        data: The source, from which stream parameters are copied.
-        container: Its demuxer.
-        played: Its packets and frames.
-        numbered: The frame number and flags of each packet.
-        whole: Whether a part must include every preceding packet.
+    `played`: its packets and frames.
     """
 
     def __init__(
@@ -67,11 +62,7 @@ class Remuxer:
         return seconds
 
     def part(self, first: int, last: int) -> bytes:
-        """Return an MP4 that shows frames `first` to `last` - 1 and contains the packets that they need.
-
-        Raises:
-            SourceError: If one edit cannot select these frames, or the muxer rejects the packets.
-        """
+        """Return an MP4 that shows frames `first` to `last` - 1 and contains the packets that they need."""
         packets = self._table.plan(range(first, last)).packets.tolist()
         if self._played.codec in _NEVER_SILENT:
             packets = [packet for packet in packets if packet in self._ticks]

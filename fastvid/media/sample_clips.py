@@ -25,11 +25,7 @@ _CLIPS: Final = {
 
 
 def make_sample_clips(folder: Path) -> dict[str, bytes]:
-    """Return MP4s by name, one per codec for which ffmpeg has an encoder.
-
-    Raises:
-        MissingDependency: If ffmpeg is missing or fails to encode.
-    """
+    """Return MP4s by name, one per codec for which ffmpeg has an encoder."""
     build = find_ffmpeg()
     clips = {}
     for name, (encoder, arguments) in _CLIPS.items():

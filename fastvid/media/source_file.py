@@ -21,18 +21,10 @@ _HOLES_FROM: Final = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """An open source file; hostile file names and a replacement of the file cannot affect it.
-
-    Attributes:
-        descriptor: Its file descriptor.
-        size: Size in bytes.
-        container: The FFmpeg demuxer to force.
-        private: Whether it is a copy that this process wrote, so that no error of the source's disk can look like
-            damage.
-    """
+    """An open source file; hostile file names and a replacement of the file cannot affect it."""
 
     descriptor: int
-    size: int
+    size: int  # size in bytes
     container: str
     private: bool = False
 
@@ -46,14 +38,8 @@ class OpenSource:
 def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
     """Open a source and recognise its container.
 
-    Args:
-        path: The file.
-        member: Offset and size in bytes of the source inside a tar; it is copied to a temporary file, because FFmpeg
-            reads whole files.
-
-    Raises:
-        SourceError: If the file cannot be read, also in the block, which is transient; or if it is not an accepted
-            container.
+    `member`: offset and size in bytes of the source inside a tar; it is copied to a temporary file, because FFmpeg
+    reads whole files.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -90,10 +76,6 @@ def private_copy(source: OpenSource) -> Iterator[OpenSource]:
     """Copy a source to an unlinked temporary file.
 
     FFmpeg reports an error of the disk like damage, or like the end of the file. Of a copy it can only report damage.
-
-    Raises:
-        SourceError: If the disk for temporary files is full, which is transient.
-        OSError: If the source cannot be read.
     """
     descriptor = _copied_out(source.descriptor, 0, source.size)
     try:

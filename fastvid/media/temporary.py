@@ -14,11 +14,7 @@ from fastvid.media.reasons import Reason
 
 @contextmanager
 def temporary_file() -> Iterator[IO[bytes]]:
-    """Open an unlinked file in the folder TMPDIR: it disappears however this process ends.
-
-    Raises:
-        SourceError: If the file cannot be created.
-    """
+    """Open an unlinked file in the folder TMPDIR: it disappears however this process ends."""
     try:
         file = tempfile.TemporaryFile(prefix="fastvid-")  # noqa: SIM115
     except OSError as error:

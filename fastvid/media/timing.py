@@ -54,21 +54,13 @@ _JUMP_STEPS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class FrameTiming:
-    """How to convert a source's frames to a constant rate.
-
-    Attributes:
-        kind: "constant", "gaps", "variable" or "counted".
-        rate: Frames per second to write, exact, at most 60.
-        input_rate: Rate that replaces the source's timestamps; None if the timestamps are used.
-        frames: Frames written for `shown` frames; exact if `input_rate` is set, else within two.
-        shown: Frames that the source shows.
-    """
+    """How to convert a source's frames to a constant rate."""
 
     kind: str
-    rate: Fraction
+    rate: Fraction  # frames per second to write, exact, at most 60
     input_rate: Fraction | None
-    frames: int
-    shown: int
+    frames: int  # frames written for `shown` frames; exact if `input_rate` is set, else within two
+    shown: int  # frames that the source shows
 
 
 def choose_timing(
@@ -76,11 +68,8 @@ def choose_timing(
 ) -> FrameTiming:
     """Choose the constant rate of a source.
 
-    Args:
-        pts: Presentation times, in ticks, of the packets that show a frame, in any order; None if missing.
-        time_base: Seconds per tick.
-        nominal: Rates according to the container, best first.
-        shown: Frames that the source shows; `pts` may have one or two more in streams with placeholder packets.
+    `time_base`: seconds per tick. `shown`: frames that the source shows; `pts` may have one or two more in streams
+    with placeholder packets.
     """
     rates = [snapped for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED and (snapped := _snap(rate))]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))

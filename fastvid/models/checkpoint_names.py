@@ -57,13 +57,8 @@ _FLAT_KEY = re.compile(r"^features\.(\d+)\.conv\.(\d)\.(?!\d)")
 def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
     """Translate the keys of one checkpoint.
 
-    Args:
-        keys: All keys of the file, unchanged.
-        head: Name of the last layer in the target model, such as "fc".
-
-    Returns:
-        The checkpoint's code base, and the torchvision-style name of every key. A key that matches no rule keeps its
-        name and is later reported as unexpected.
+    Returns the checkpoint's code base, and the torchvision-style name of every key. A key that matches no rule
+    keeps its name and is later reported as unexpected.
     """
     bare = {key: _WRAPPERS.sub("", key) for key in keys}
     origin = _origin(bare.values())
@@ -79,15 +74,7 @@ def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]
 
 
 def mit_name(name: str, *, head: str, shifted: bool, in_wrapped_block: bool, expands: bool) -> str:
-    """Return the key under which mit-han-lab/temporal-shift-module saves a parameter.
-
-    Args:
-        name: Our name without ``backbone.``.
-        head: Name of our last layer.
-        shifted: Whether the parameter belongs to a convolution with a temporal shift before it.
-        in_wrapped_block: Whether it belongs to a residual block that is followed by a non-local block.
-        expands: Whether it belongs to an inverted residual with an expansion (MobileNetV2).
-    """
+    """Return the key under which mit-han-lab/temporal-shift-module saves a parameter."""
     if name.startswith(f"{head}."):
         return f"module.new_fc.{name.removeprefix(f'{head}.')}"
     layer, _, parameter = name.rpartition(".")

@@ -31,16 +31,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Size and cost of one model at one input shape.
+    """Size and cost of one model at one input shape."""
 
-    Attributes:
-        input_shape: Shape of the whole batch, [B, C, T, H, W] for the models of the zoo.
-        parameters: Number of parameters; a shared one counts once.
-        trainable: Number of parameters that require a gradient.
-        macs: Multiply-adds of one forward pass of the whole batch.
-    """
-
-    input_shape: tuple[int, ...]
+    input_shape: tuple[int, ...]  # shape of the whole batch, [B, C, T, H, W] for the models of the zoo
     parameters: int
     trainable: int
     macs: int
@@ -58,12 +51,7 @@ class ModelCost:
 def model_cost(model: nn.Module, input_shape: Sequence[int]) -> ModelCost:
     """Count parameters and multiply-adds.
 
-    Args:
-        model: Any module that takes one tensor, on any device including meta. Its own tensors are not used or changed.
-        input_shape: Shape of the input, batch first.
-
-    Returns:
-        The counts.
+    Returns the counts.
     """
     parameters = list(model.parameters())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}

@@ -19,9 +19,7 @@ class DropPath(nn.Module):
 
     The numbers are those of torch's generator, which the training loop seeds in each step.
 
-    Args:
-        rate: Probability of dropping the branch of a clip, 0 <= rate < 1.
-        frames: Consecutive rows of the input that belong to one clip and are dropped together.
+    `frames`: consecutive rows of the input that belong to one clip and are dropped together.
     """
 
     def __init__(self, rate: float, frames: int = 1) -> None:
@@ -44,23 +42,14 @@ class DropPath(nn.Module):
 
 
 def rates(rate: float, blocks: int) -> list[float]:
-    """Return the rates of a net's blocks: they rise linearly from 0 in the first to `rate` in the last.
-
-    Raises:
-        UsageError: If the rate is not in 0 <= rate < 1.
-    """
+    """Return the rates of a net's blocks: they rise linearly from 0 in the first to `rate` in the last."""
     if not 0 <= rate < 1:
         raise UsageError(f"drop_path is {rate}, expected 0 <= x < 1")
     return [rate * block / max(1, blocks - 1) for block in range(blocks)]
 
 
 def after_dropouts(layers: Sequence[Sequence[nn.Module]], rate: float) -> None:
-    """Drop paths of a transformer whose branches end with a dropout: each gets a `DropPath` after it.
-
-    Args:
-        layers: For each block the modules with an attribute ``dropout``, the last module of a branch.
-        rate: Rate of the last block, see `rates`.
-    """
+    """Drop paths of a transformer whose branches end with a dropout: each gets a `DropPath` after it."""
     for branches, one in zip(layers, rates(rate, len(layers)), strict=True):
         for branch in branches:
             if one:

@@ -37,23 +37,15 @@ HEAD_STD = 0.01
 
 @dataclass(frozen=True)
 class Inflation:
-    """Which convolutions become 3D, and the temporal strides.
-
-    Attributes:
-        kernel: The convolution of an inflated block that gets a temporal kernel of 3.
-        blocks: The blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
-        stem_kernel: Temporal kernel of the first convolution.
-        stem_stride: Temporal stride of the first convolution.
-        pool_stride: Temporal stride of the first pool.
-        second_pool: Whether a pool halves the number of frames after stage 1.
-    """
+    """Which convolutions become 3D, and the temporal strides."""
 
     kernel: Literal["3x3x3", "3x1x1"]
+    # the blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
     blocks: Literal["alternate", "all", "late"] = "alternate"
     stem_kernel: int = 5
     stem_stride: int = 2
     pool_stride: int = 2
-    second_pool: bool = True
+    second_pool: bool = True  # whether a pool halves the number of frames after stage 1
 
     @property
     def temporal_stride(self) -> int:
@@ -76,10 +68,9 @@ SLOW_ONLY = Inflation("3x1x1", blocks="late", stem_kernel=1, stem_stride=1, pool
 class ClipNet(nn.Module):
     """A 3D backbone that maps clips [B, C, T, H, W] to logits [B, num_classes].
 
-    Args:
-        backbone: Maps clips [B, C, T, H, W] to logits [B, num_classes].
-        num_frames: T in training; any T of at least ``temporal_stride`` works.
-        temporal_stride: Input frames per frame of the backbone's last stage, which is also the smallest T.
+    `backbone`: maps clips [B, C, T, H, W] to logits [B, num_classes]. `num_frames`: T in training; any T of at
+    least ``temporal_stride`` works. `temporal_stride`: input frames per frame of the backbone's last stage, which
+    is also the smallest T.
     """
 
     input_layout = "BCTHW"
@@ -112,15 +103,7 @@ def inflate(net: ResNet, plan: Inflation) -> ResNet:
     Action Recognition?"), so on a clip that repeats one frame the 3D convolution returns what the 2D one returns for
     that frame, except near the zero padding at both ends of the clip.
 
-    Args:
-        net: Takes [N, C, H, W] before, [B, C, T, H, W] after.
-        plan: What to inflate.
-
-    Returns:
-        ``net``.
-
-    Raises:
-        UsageError: If the inflation is 3x1x1 and the ResNet has no bottlenecks, so no 1x1 convolution to inflate.
+    `net`: takes [N, C, H, W] before, [B, C, T, H, W] after. Returns ``net``.
     """
     deep = _kernels_to_inflate(net, plan)
     for name, module in list(net.named_modules()):
@@ -157,14 +140,7 @@ def i3d(
 
     `fastvid.models.weights.load_weights` inflates 2D checkpoints into it.
 
-    Args:
-        depth: Depth of the ResNet.
-        plan: What to inflate.
-        num_classes: Width of the last layer.
-        num_frames: Frames per clip, at least ``plan.temporal_stride``.
-        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
-        dropout: Dropout probability before the last layer.
-        **options: Options of the ResNet.
+    `num_frames`: frames per clip, at least ``plan.temporal_stride``.
     """
     net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     inflate(net, plan)

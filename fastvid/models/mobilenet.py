@@ -18,13 +18,7 @@ LAST_CHANNELS = 1280
 
 
 class InvertedResidual(nn.Module):
-    """1x1 expansion, depthwise 3x3, 1x1 projection: [N, C, H, W] to [N, C', H / stride, W / stride].
-
-    Attributes:
-        expands: Whether ``conv`` begins with a 1x1 expansion.
-        skips: Whether the block has a skip connection that adds the input to the output.
-        recompute: Save only the block's input and run the block again in backward.
-    """
+    """1x1 expansion, depthwise 3x3, 1x1 projection: [N, C, H, W] to [N, C', H / stride, W / stride]."""
 
     def __init__(self, in_channels: int, channels: int, stride: int, expansion: int) -> None:
         super().__init__()
@@ -61,17 +55,8 @@ class MobileNetV2Options(TypedDict, total=False):
 class MobileNetV2(nn.Module):
     """MobileNetV2: frames [N, in_channels, H, W] to logits [N, num_classes].
 
-    Args:
-        num_classes: Width of the last layer.
-        width_mult: Factor on the channels of every layer, rounded to multiples of 8; the last convolution keeps at
-            least 1280.
-        in_channels: Channels of the input: 3 for RGB.
-        dropout: Probability of dropping a pooled feature before the last layer.
-        head_std: Standard deviation of the last layer's initial weights; torchvision uses 0.01.
-        recompute: Save only each block's input and run the block again in backward.
-
-    Raises:
-        UsageError: If the width multiplier or the number of classes or channels is not positive.
+    `width_mult`: factor on the channels of every layer, rounded to multiples of 8; the last convolution keeps at
+    least 1280.
     """
 
     head_name = "classifier.1"

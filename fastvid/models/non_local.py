@@ -24,10 +24,7 @@ Mode = Literal["embedded_gaussian", "dot_product"]
 class NonLocal(nn.Module):
     """Non-local block on clips [B, C, T, H, W] or frames [B * num_segments, C, H, W]; keeps the shape.
 
-    Args:
-        channels: C.
-        mode: "embedded_gaussian" is softmax attention; "dot_product" divides by the number of keys instead.
-        num_segments: Frames per clip if the input is folded frames; None if it is clips.
+    `num_segments`: frames per clip if the input is folded frames; None if it is clips.
     """
 
     def __init__(self, channels: int, *, mode: Mode = "embedded_gaussian", num_segments: int | None = None) -> None:
@@ -75,14 +72,7 @@ def insert_non_local(net: ResNet, mode: Mode, *, first: int, num_segments: int |
     second (``configs/recognition/i3d``, ``non_local=((0, 0, 0), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1), (0, 0, 0))``),
     TSM of mit-han-lab (``ops/non_local.py``) and of mmaction2 at the first. Other depths follow the same rule.
 
-    Args:
-        net: Changed in place; new parameters are named ``layerX.Y.non_local.*``.
-        mode: See `NonLocal`.
-        first: Index, 0 or 1, of the first block of each stage that gets one.
-        num_segments: Frames per clip if ``net`` runs on folded frames, None if it is inflated.
-
-    Raises:
-        UsageError: If the mode is unknown.
+    `num_segments`: frames per clip if ``net`` runs on folded frames, None if it is inflated.
     """
     if mode not in get_args(Mode):
         raise UsageError(f"unknown non-local mode {mode!r}", hint=f"use one of {', '.join(map(repr, get_args(Mode)))}")

@@ -21,14 +21,9 @@ from torch.utils.checkpoint import checkpoint
 def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, *, random: bool = False) -> Tensor:
     """Run ``forward(x)``, save only ``x`` for backward, and run ``forward`` again in backward.
 
-    Args:
-        block: The module whose buffers ``forward`` may update; the second run leaves them alone.
-        forward: The block's own forward.
-        x: The block's input.
-        random: Whether ``forward`` draws random numbers, so that the second run must draw the same.
-
-    Returns:
-        The result of ``forward(x)``.
+    `block`: the module whose buffers ``forward`` may update; the second run leaves them alone. `random`: whether
+    ``forward`` draws random numbers, so that the second run must draw the same. Returns the result of
+    ``forward(x)``.
     """
 
     def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

@@ -19,13 +19,7 @@ from fastvid.models.recompute import recomputed
 
 
 class ResidualBlock(nn.Module):
-    """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride].
-
-    Attributes:
-        non_local: Runs on the block's output if set; see `fastvid.models.non_local`.
-        recompute: Save only the block's input and run the block again in backward.
-        drop_path: Runs on the residual branch if set; see `fastvid.models.drop_path`.
-    """
+    """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride]."""
 
     expansion: int
     non_local: nn.Module | None
@@ -139,25 +133,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 class ResNet(nn.Module):
-    """ResNet: frames [N, in_channels, H, W] to logits [N, num_classes].
-
-    Args:
-        depth: One of `DEPTHS`.
-        num_classes: Width of the last layer.
-        width: Channels of the stem and of the first stage's inner convolutions; 64 in the standard net. Each later
-            stage doubles it.
-        in_channels: Channels of the input: 3 for RGB.
-        dropout: Probability of dropping a pooled feature before the last layer.
-        head_std: Standard deviation of the last layer's initial weights; None keeps `nn.Linear`'s default.
-        zero_init_residual: Start the last batch norm of each block at gamma 0, so that each block starts as an identity
-            (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
-        recompute: Save only each block's input and run the block again in backward.
-        drop_path: Rate of stochastic depth of the last block, see `fastvid.models.drop_path`.
-
-    Raises:
-        UsageError: If the depth is unknown, the width or the number of classes or channels is below 1, or the drop rate
-            is not in 0 <= x < 1.
-    """
+    """ResNet: frames [N, in_channels, H, W] to logits [N, num_classes]."""
 
     head_name = "fc"
 

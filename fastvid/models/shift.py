@@ -29,16 +29,7 @@ class ShiftConv2d(nn.Conv2d):
 
     Its parameters are those of `nn.Conv2d`, under the same names, so a net keeps its state-dict keys.
 
-    Args:
-        conv: The convolution to replace; its parameters are shared. Only zero padding is supported.
-        num_segments: Frames per clip.
-        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
-        direction: See `fastvid.models.shift_ops`.
-        inplace: Save no shifted copy for backward; see the module docstring. Not differentiable twice.
-
-    Raises:
-        UsageError: If the convolution has fewer than ``shift_div`` input channels, so that none would move, or if
-            ``shift_div`` or ``direction`` is invalid.
+    `num_segments`: frames per clip.
     """
 
     def __init__(
@@ -102,15 +93,7 @@ def insert_shift(
     only of every second block of each stage, starting with the first. In MobileNetV2: before the expansion of every
     block that has a skip connection and an expansion. State-dict keys do not change.
 
-    Args:
-        net: The net over frames [B * num_segments, C, H, W]; changed in place.
-        num_segments: Frames per clip.
-        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
-        direction: See `fastvid.models.shift_ops`.
-        inplace: Save no shifted copy for backward; see the module docstring.
-
-    Raises:
-        UsageError: As for `ShiftConv2d`.
+    `net`: the net over frames [B * num_segments, C, H, W]; changed in place. `num_segments`: frames per clip.
     """
 
     def shifted(conv: nn.Module) -> ShiftConv2d:

@@ -38,18 +38,8 @@ ConvSettings = tuple[Any, Any, Any, int]
 def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
     """Return a shifted copy; ``x`` is not changed.
 
-    Args:
-        x: [B * num_segments, C, H, W] of any dtype and memory format; the frames of a clip are consecutive.
-        num_segments: Frames per clip.
-        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
-        direction: See the table in the module docstring.
-
-    Returns:
-        The shifted features, of the same shape, dtype and memory format.
-
-    Raises:
-        UsageError: If the number of frames is not a multiple of ``num_segments``, or ``shift_div`` or ``direction`` is
-            invalid.
+    `x`: [B * num_segments, C, H, W] of any dtype and memory format; the frames of a clip are consecutive.
+    `num_segments`: frames per clip. Returns the shifted features, of the same shape, dtype and memory format.
     """
     check_segments(x, num_segments)
     return _shift(x, num_segments, channel_moves(x.shape[1], shift_div, direction))
@@ -74,13 +64,8 @@ def shift_conv2d(
 
     Not differentiable twice.
 
-    Args:
-        x: [B * num_segments, C, H, W].
-        weight: [O, C / groups, kernel, kernel].
-        bias: [O] or None.
-        settings: Stride, padding, dilation, groups.
-        num_segments: Frames per clip.
-        moves: From `channel_moves`.
+    `x`: [B * num_segments, C, H, W]. `weight`: [O, C / groups, kernel, kernel]. `bias`: [O] or None.
+    `num_segments`: frames per clip.
     """
     device = x.device.type
     if _has_autocast(device) and torch.is_autocast_enabled(device):
@@ -99,11 +84,7 @@ def _has_autocast(device: str) -> bool:
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
-    """Return which channels move, and by how many frames.
-
-    Raises:
-        UsageError: If the direction is unknown, or ``shift_div`` is so small that the moving channels would overlap.
-    """
+    """Return which channels move, and by how many frames."""
     if direction not in get_args(Direction):
         raise UsageError(
             f"unknown shift direction {direction!r}", hint=f"use one of {', '.join(map(repr, get_args(Direction)))}"

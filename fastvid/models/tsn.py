@@ -30,10 +30,7 @@ class FrameAverage(nn.Module):
     The result is the mean over T of the backbone's logits, before any softmax. A clip in ``torch.channels_last_3d``
     memory format reaches the backbone as ``torch.channels_last`` frames without a copy.
 
-    Args:
-        backbone: Maps frames [N, C, H, W] to logits [N, num_classes].
-        num_frames: T in training.
-        any_length: Whether to accept clips of any T, as a net without temporal shift can.
+    `backbone`: maps frames [N, C, H, W] to logits [N, num_classes].
     """
 
     input_layout = "BCTHW"
@@ -93,16 +90,7 @@ def tsm(
 ) -> FrameAverage:
     """Build TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options.
 
-    Args:
-        depth: Depth of the ResNet.
-        num_classes: Width of the last layer.
-        num_frames: Frames per clip.
-        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
-        shift_direction: "both", or "past" for online inference.
-        shift_inplace: Save no shifted activations for backward.
-        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
-        dropout: Dropout probability before the last layer.
-        **options: Options of the ResNet.
+    `num_frames`: frames per clip.
     """
     model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)

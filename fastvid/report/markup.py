@@ -98,12 +98,8 @@ def table(
 ) -> str:
     """Return a table that scrolls horizontally if it is wider than the screen.
 
-    Args:
-        heads: Column heads as text; if all are empty, there is no head row.
-        rows: Cells as text or `Markup`, or whole rows made by `row`.
-        marked: First cells of the rows to highlight.
-        numeric: Whether each column is right-aligned; by default those after the first with more numbers than words.
-        attributes: Markup inside the table's tag.
+    `heads`: column heads as text; if all are empty, there is no head row. `rows`: cells as text or `Markup`, or
+    whole rows made by `row`. `marked`: first cells of the rows to highlight.
     """
     if numeric is None:
         columns = [[cells[n] for cells in rows if cells[n] not in ("", "-")] for n in range(len(heads))]

@@ -30,13 +30,7 @@ _MOON: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page with a heading and a navigation link.
-
-    Attributes:
-        title: Text.
-        body: Markup.
-        lead: Text below the title.
-    """
+    """A part of a page with a heading and a navigation link."""
 
     title: str
     body: str
@@ -60,19 +54,7 @@ def document(
     style: str = "",
     script: str = "",
 ) -> str:
-    """Return the whole file.
-
-    Args:
-        title: Text.
-        sections: In order; if empty, the page contains only `top` and `end`.
-        command: The fastvid command that writes it.
-        lead: Text below the title.
-        chips: Facts below the lead, by name.
-        top: Markup before the first section.
-        end: Markup after everything else.
-        style: CSS rules added to the common ones.
-        script: JavaScript added to the common script.
-    """
+    """Return the whole file."""
     script = asset("fastvid.report", "page.js") + script
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
     policy = (

@@ -41,11 +41,7 @@ class Predicted(Protocol):
 
 
 def write(path: Path, predictions: Sequence[Predicted]) -> None:
-    """Writes a .png of all strips below each other, or a .html page with the classes beside them.
-
-    Raises:
-        UsageError: The file cannot be written.
-    """
+    """Writes a .png of all strips below each other, or a .html page with the classes beside them."""
     strips = [film_strip(one.pictures) for one in predictions]
     try:
         if path.suffix == ".png":

@@ -11,21 +11,13 @@ from fastvid.errors import UsageError
 
 
 def check_choice(name: str, value: object, known: Collection[object]) -> None:
-    """Check that a value is one of those known.
-
-    Raises:
-        UsageError: If it is not; the hint lists the known ones.
-    """
+    """Check that a value is one of those known."""
     if value not in known:
         raise UsageError(f"{name} is {value!r}", hint=f"use one of {', '.join(map(str, known))}")
 
 
 def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return an integer of any type, such as numpy's, as an int after checking its range.
-
-    Raises:
-        UsageError: If it is not an integer, or is out of range.
-    """
+    """Return an integer of any type, such as numpy's, as an int after checking its range."""
     try:
         number = operator.index(value)
     except TypeError:
@@ -37,22 +29,14 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
 
 
 def check_least(least: float, /, **values: float | None) -> None:
-    """Check that numbers are at least `least` and not NaN; None passes.
-
-    Raises:
-        UsageError: If a number is too small.
-    """
+    """Check that numbers are at least `least` and not NaN; None passes."""
     for name, value in values.items():
         if value is not None and not (_is_number(value) and value >= least):
             raise UsageError(f"{name} is {value!r}, expected at least {least}")
 
 
 def check_seconds(**values: float) -> None:
-    """Check that numbers of seconds are positive and finite.
-
-    Raises:
-        UsageError: If one is not.
-    """
+    """Check that numbers of seconds are positive and finite."""
     for name, value in values.items():
         if not (_is_number(value) and 0 < value < math.inf):
             raise UsageError(f"{name} is {value!r}, expected a positive number of seconds")

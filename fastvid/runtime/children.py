@@ -31,11 +31,7 @@ def safe_path() -> Iterator[None]:
 
 
 def how_it_ended(status: int) -> str:
-    """Describe an exit status, for example ``exited with 1`` or ``was killed by SIGKILL``.
-
-    Args:
-        status: As in `subprocess.Popen.returncode`: a negative number is a signal.
-    """
+    """Describe an exit status, for example ``exited with 1`` or ``was killed by SIGKILL``."""
     if status >= 0:
         return f"exited with {status}"
     try:

@@ -10,11 +10,7 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available_cores(ranks: int | None = None) -> int:
-    """Return the number of cores for this rank, at least 1: CPU affinity, limited by the container's quota.
-
-    Args:
-        ranks: Processes of the node that share the cores; None uses torchrun's LOCAL_WORLD_SIZE, or 1.
-    """
+    """Return the number of cores for this rank, at least 1: CPU affinity, limited by the container's quota."""
     if ranks is None:
         local = os.environ.get("LOCAL_WORLD_SIZE", "")
         ranks = int(local) if local.isdigit() else 1

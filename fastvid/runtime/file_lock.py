@@ -15,17 +15,8 @@ def lock_file(path: Path, *, shared: bool = False, wait: bool = True) -> int:
 
     Over NFS only a file that is open for writing can be locked.
 
-    Args:
-        path: The file.
-        shared: Whether others may hold a shared lock at the same time.
-        wait: Whether to wait for other holders.
-
-    Returns:
-        Its descriptor; closing it releases the lock. Whoever holds an exclusive lock may remove the file before.
-
-    Raises:
-        BlockingIOError: If another process holds the lock and `wait` is false.
-        OSError: If the file cannot be created or locked, for example with ENOLCK.
+    Returns its descriptor; closing it releases the lock. Whoever holds an exclusive lock may remove the file
+    before.
     """
     how = (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB)
     while True:

@@ -17,13 +17,6 @@ def import_name(setting: str, name: str) -> Any:
     """Return the object that a setting names.
 
     Exceptions of the module's own code, such as a failing import in it, are not caught.
-
-    Args:
-        setting: The setting, for messages, such as "model.name".
-        name: ``module:name``; both parts may have dots.
-
-    Raises:
-        UsageError: If it is not of this form, or there is no such module or no such name in it.
     """
     module_name, colon, path = name.partition(":")
     if not (colon and module_name and path):
@@ -42,18 +35,7 @@ def import_name(setting: str, name: str) -> Any:
 
 
 def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, always: Collection[str] = ()) -> None:
-    """Check that a callable accepts options as keyword arguments, and has no other required arguments.
-
-    Args:
-        setting: The setting that contains the options, for messages, such as "model.options".
-        name: Name of the callable.
-        make: The callable; one without a readable signature, such as some C functions, passes.
-        given: Names of the options.
-        always: Arguments that fastvid passes besides.
-
-    Raises:
-        UsageError: If an option is unknown, or a required argument is missing.
-    """
+    """Check that a callable accepts options as keyword arguments, and has no other required arguments."""
     try:
         parameters = inspect.signature(make).parameters.values()
     except (TypeError, ValueError):

@@ -9,13 +9,7 @@ from typing import Any
 
 
 def json_text(value: Any, *, indent: int | None = None, default: Callable[[Any], Any] | None = None) -> str:
-    """Return a value as JSON without the literals NaN and Infinity, which only Python reads.
-
-    Args:
-        value: Mappings, lists, tuples, strings, numbers, booleans and None.
-        indent: Spaces per level; None writes one line.
-        default: Returns what to write for a value of any other type; None refuses them.
-    """
+    """Return a value as JSON without the literals NaN and Infinity, which only Python reads."""
     return json.dumps(_finite(value), indent=indent, default=default, allow_nan=False)
 
 

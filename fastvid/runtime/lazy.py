@@ -9,12 +9,7 @@ from typing import Any
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__``, which imports a name from its module and caches it.
-
-    Args:
-        package: The package's ``__name__``.
-        homes: For each name its module, as ``module`` or ``module:name in the module``.
-    """
+    """Return a package's ``__getattr__``, which imports a name from its module and caches it."""
 
     def get(name: str) -> Any:
         if name not in homes:

@@ -30,12 +30,7 @@ def namespace() -> str:
 
 
 def is_dead(space: object, pid: object) -> bool:
-    """Return whether a process has certainly ended; False for one of another namespace, or of another machine.
-
-    Args:
-        space: What `namespace` returned in that process.
-        pid: Its process id, a positive integer or its digits.
-    """
+    """Return whether a process has certainly ended; False for one of another namespace, or of another machine."""
     if space != namespace() or not str(pid).isdecimal() or int(str(pid)) < 1:
         return False
     try:

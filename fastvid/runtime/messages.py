@@ -20,21 +20,13 @@ _MAX_HEADER: Final = 64 << 20
 
 
 class Inbox:
-    """Assembles messages from the bytes received from a process.
-
-    Args:
-        max_bytes: Maximum size of a message.
-    """
+    """Assembles messages from the bytes received from a process."""
 
     def __init__(self, max_bytes: int = 1 << 40) -> None:
         self._max_bytes, self._buffer = max_bytes, bytearray()
 
     def add(self, data: bytes) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """Add received bytes; yield the messages that they complete.
-
-        Raises:
-            FormatError: If the other process sends something else than messages.
-        """
+        """Add received bytes; yield the messages that they complete."""
         self._buffer += data
         while len(self._buffer) >= HEADER_BYTES:
             size = piece_size(memoryview(self._buffer)[:HEADER_BYTES])
@@ -57,11 +49,7 @@ def pack(header: Mapping[str, Any], *blobs: bytes) -> bytes:
 
 
 def piece_size(start: bytes | memoryview) -> int:
-    """Return the size of a message, from its first HEADER_BYTES.
-
-    Raises:
-        FormatError: If it exceeds the limits.
-    """
+    """Return the size of a message, from its first HEADER_BYTES."""
     text, blobs, _ = _FRAME.unpack_from(start)
     if text > _MAX_HEADER or blobs > 1 << 40:
         raise FormatError(f"a message claims a header of {text} bytes and {blobs} bytes of blobs")
@@ -69,11 +57,7 @@ def piece_size(start: bytes | memoryview) -> int:
 
 
 def unpack(data: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
-    """Return the header and the blobs of one complete message.
-
-    Raises:
-        FormatError: If it is truncated, corrupt or no message.
-    """
+    """Return the header and the blobs of one complete message."""
     view = memoryview(data)
     if len(view) < HEADER_BYTES or len(view) != piece_size(view):
         raise FormatError("a message is truncated")

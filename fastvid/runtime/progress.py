@@ -17,12 +17,7 @@ _LOG_SECONDS: Final = 15.0
 
 
 class Progress:
-    """Counts finished items and reports periodically: in place on a terminal, as log lines elsewhere.
-
-    Args:
-        total: Total number of items.
-        what: What the items are, for messages.
-    """
+    """Counts finished items and reports periodically: in place on a terminal, as log lines elsewhere."""
 
     def __init__(self, total: int, *, what: str = "sources") -> None:
         self.total, self.done, self.what = total, 0, what
@@ -58,11 +53,7 @@ class Progress:
             sys.stderr.write("\n")
 
     def rate(self, now: float) -> float:
-        """Return the items finished per second in the last minutes.
-
-        Args:
-            now: The time on the monotonic clock.
-        """
+        """Return the items finished per second in the last minutes."""
         since, before = self._marks[0]
         return (self.done - before) / (now - since) if now > since else 0.0
 

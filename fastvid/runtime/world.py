@@ -10,12 +10,7 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One of `size` processes that share every global batch.
-
-    Attributes:
-        rank: 0 <= rank < size.
-        size: World size.
-    """
+    """One of `size` processes that share every global batch."""
 
     rank: int = 0
     size: int = 1
@@ -26,11 +21,7 @@ class World:
 
     @classmethod
     def resolve(cls, rank: int | None, world_size: int | None) -> World:
-        """Return the arguments if given, else torch's process group, else torchrun's environment, else rank 0 of 1.
-
-        Raises:
-            UsageError: If only one of the arguments is given, or the environment is inconsistent.
-        """
+        """Return the arguments if given, else torch's process group, else torchrun's environment, else rank 0 of 1."""
         if (rank is None) != (world_size is None):
             raise UsageError(f"rank={rank} and world_size={world_size} must be given together")
         if rank is not None and world_size is not None:

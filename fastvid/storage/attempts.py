@@ -43,29 +43,18 @@ _process: int | None = None
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a failed request says.
-
-    Attributes:
-        reason: Why it failed, on one line.
-        transient: Whether it may succeed if it is repeated.
-        refused: Whether the store refused it because there are too many.
-        wait: Seconds that the store asks to wait, if it says so.
-    """
+    """What a failed request says."""
 
     reason: str
     transient: bool = False
     refused: bool = False
-    wait: float = 0.0
+    wait: float = 0.0  # seconds that the store asks to wait, if it says so
 
 
 class Attempts:
     """Makes requests to one store.
 
-    Args:
-        url: Any folder of the store.
-        options: Time-outs.
-        explain: Returns what a failure says, or raises it if it is no answer to the request.
-        translate: Returns the error to raise, of the failure, the file's URL, the attempts and the seconds they took.
+    `translate`: returns the error to raise, of the failure, the file's URL, the attempts and the seconds they took.
     """
 
     def __init__(
@@ -80,15 +69,7 @@ class Attempts:
         self.rate = _rates.setdefault("/".join(url.split("/", 3)[:3]), Rate())
 
     def make(self, file: str, call: Callable[[], T]) -> T:
-        """Make a request, and again for `patience_seconds` if that may help.
-
-        Args:
-            file: URL of the file, for messages.
-            call: Makes the request.
-
-        Raises:
-            FastvidError: If it fails for good.
-        """
+        """Make a request, and again for `patience_seconds` if that may help."""
         global _process
         if _process not in (None, os.getpid()):
             raise StorageError(

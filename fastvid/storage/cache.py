@@ -42,10 +42,8 @@ log = logging.getLogger(__name__)
 class NodeCache:
     """A size-limited folder of files, addressed by key.
 
-    Args:
-        folder: On a local disk; created when missing.
-        limit: Maximum total size of the files in bytes.
-        patience: Seconds to wait for another process that fetches into the same subfolder.
+    `limit`: maximum total size of the files in bytes. `patience`: seconds to wait for another process that fetches
+    into the same subfolder.
     """
 
     def __init__(self, folder: Path, limit: int, patience: float = 120.0) -> None:
@@ -57,10 +55,8 @@ class NodeCache:
 
         If the folder is full, locked for too long or not writable, log a warning and return the fetched bytes uncached.
 
-        Args:
-            key: Identifies the file and its version, in hex.
-            size: Size of the file in bytes; a cached file of another size is fetched again.
-            fetch: Returns the bytes when they are not cached.
+        `size`: size of the file in bytes; a cached file of another size is fetched again. `fetch`: returns the
+        bytes when they are not cached.
         """
         path = self._path(key)
         found = _read(path, size)
@@ -88,10 +84,6 @@ class NodeCache:
         """Return the path of a file, written once per node, for mapping it: its content stays while it is mapped.
 
         If the folder is full, locked for too long or not writable, log a warning and return None.
-
-        Args:
-            key: Identifies the file's content, in hex.
-            write: Writes the file at a temporary path.
         """
         path = self._path(key)
         if _touch(path):
@@ -137,9 +129,7 @@ class NodeCache:
     def reserve(self, size: int, *, written: int = 0) -> None:
         """Count `size` bytes as used, evicting others first if they exceed the limit.
 
-        Args:
-            size: The bytes.
-            written: How many of them are in the folder already.
+        `size`: the bytes.
         """
         with self._locked(self.folder / _USED) as book:
             book.seek(0)
@@ -174,11 +164,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[IO[bytes]]:
-        """Open a file and lock it.
-
-        Raises:
-            TimeoutError: If another process does not release the lock within the patience.
-        """
+        """Open a file and lock it."""
         # Mode 0700: other users of the machine must not be able to plant files.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:

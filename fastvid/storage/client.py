@@ -58,17 +58,7 @@ T = TypeVar("T")
 
 
 class StoreClient:
-    """Requests to one folder of a remote storage.
-
-    Args:
-        url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
-        options: Timeouts and retries.
-        query: Sent with every request to a web server, such as a signature.
-
-    Raises:
-        UsageError: If the URL is none of these or contains a user, query or fragment, or an environment variable is
-            invalid.
-    """
+    """Requests to one folder of a remote storage."""
 
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
         self.url, self.options, self._query = url.rstrip("/"), options, query
@@ -129,18 +119,8 @@ class StoreClient:
     ) -> tuple[memoryview, Version | None]:
         """Read a range of `name`.
 
-        Args:
-            name: The file.
-            offset: First byte.
-            length: Number of bytes, at least 1.
-            version: Version to request; None accepts any. Not every server honours it.
-
-        Returns:
-            The bytes, fewer than `length` if the file ends inside the range, and their version, which may be None when
-            there are no bytes.
-
-        Raises:
-            StorageError: If the file was replaced or cannot be read.
+        `offset`: first byte. `length`: number of bytes, at least 1. Returns the bytes, fewer than `length` if
+        the file ends inside the range, and their version, which may be None when there are no bytes.
         """
         options: dict[str, Any] = {"range": (offset, offset + length)}
         # A weak tag never matches in a precondition (RFC 9110, 13.1.1); the caller compares it with the response.
@@ -264,12 +244,7 @@ class StoreClient:
 
 
 def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
-    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods.
-
-    Raises:
-        UsageError: If the URL is invalid.
-        MissingDependency: If the Hub's client is not installed.
-    """
+    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods."""
     if not url.startswith("hf://"):
         return StoreClient(url, options, query)
     try:
@@ -284,8 +259,7 @@ def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClien
 def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:
     """Return the current version of `name` and up to `most` of its first bytes, by one request if the server can.
 
-    Returns:
-        None if the file does not exist; no bytes from a server without ranges.
+    Returns none if the file does not exist; no bytes from a server without ranges.
     """
     try:
         data, version = client.get_range(name, 0, most, None)

@@ -18,9 +18,6 @@ def node_cache() -> NodeCache | None:
 
     Its folder is FASTVID_CACHE; otherwise ``fastvid`` in XDG_CACHE_HOME, which is ``~/.cache`` unless set. Its size is
     limited by FASTVID_CACHE_BYTES as in `RemoteOptions`.
-
-    Raises:
-        UsageError: If FASTVID_CACHE_BYTES is not a size.
     """
     options = RemoteOptions()
     if CACHE_VARIABLE in os.environ:

@@ -27,11 +27,7 @@ _watcher: threading.Thread | None = None
 
 
 class Pool:
-    """Runs at most `size` calls at a time, in threads that start on demand.
-
-    Args:
-        size: Maximum number of threads.
-    """
+    """Runs at most `size` calls at a time, in threads that start on demand."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -35,8 +35,7 @@ _WINDOW: Final = 1.0
 class Rate:
     """Paces the requests of one process to one store. Thread-safe.
 
-    Args:
-        clock: Returns the time in seconds.
+    `clock`: returns the time in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,9 +69,7 @@ class Rate:
     def refuse(self, begun: float, wait: float = 0.0) -> None:
         """Note that a request was refused.
 
-        Args:
-            begun: When it was sent, by the clock.
-            wait: Seconds that the store asks to wait, at most `LONGEST` of which are waited.
+        `wait`: seconds that the store asks to wait, at most `LONGEST` of which are waited.
         """
         with self._lock:
             # Requests that began before the rate was lowered say nothing about the new one.

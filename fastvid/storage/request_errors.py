@@ -36,11 +36,7 @@ def http_status(error: Exception) -> int | None:
 
 
 def explain(error: Exception) -> Failure:
-    """Return what a failed request says.
-
-    Raises:
-        Exception: The error itself, if it does not come from a request.
-    """
+    """Return what a failed request says."""
     if not isinstance(error, BaseError | OSError | ValueError):
         raise error
     transient = isinstance(error, GenericError) and is_transient(error)
@@ -86,14 +82,7 @@ def hint(error: Exception) -> str | None:
 
 
 def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
-    """Return the error that describes a failed request.
-
-    Args:
-        error: What obstore raised.
-        file: URL of the file.
-        tries: Attempts that were made.
-        seconds: Time that they took.
-    """
+    """Return the error that describes a failed request."""
     if isinstance(error, FileNotFoundError):
         what = "bucket" if "NoSuchBucket" in str(error) else "file"
         return StorageError(f"{what} does not exist", file=file)

@@ -18,18 +18,7 @@ Store = S3Store | GCSStore | HTTPStore
 
 
 def open_store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> Store:
-    """Open the store of a folder.
-
-    Args:
-        url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
-        client: Options of the HTTP client.
-        retry: How obstore retries.
-        query: Sent with every request to a web server.
-
-    Raises:
-        UsageError: If the URL is none of these or contains a user, query or fragment, or an environment variable is
-            invalid.
-    """
+    """Open the store of a folder."""
     parts = urlsplit(url)
     if "@" in parts.netloc or parts.query or parts.fragment:
         # URLs appear in messages and logs, so they must not contain secrets.

@@ -8,15 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a store charges, in dollars.
-
-    Attributes:
-        request: Per read request; 0.40 $ a million is S3 Standard's price in us-east-1 (2024).
-        gigabyte: Per 10^9 bytes that leave the store; reading inside one region is free in most clouds.
-    """
+    """What a store charges, in dollars."""
 
     request: float = 0.4e-6
-    gigabyte: float = 0.0
+    gigabyte: float = 0.0  # per 10^9 bytes that leave the store; reading inside one region is free in most clouds
 
 
 class StoreTraffic:

@@ -28,17 +28,6 @@ def link_or_copy(source: Storage, name: str, target: Storage, target_name: str, 
     """Make a file appear in another folder: by a hard link on one local disk, else as a copy.
 
     For files that never change. A link costs no space; deleting one name leaves the other.
-
-    Args:
-        source: The folder of the file.
-        name: Its name there.
-        target: The other folder.
-        target_name: Its name there; an existing file is replaced.
-        sha256: Expected SHA-256 of a copy in hex; None does not check it. A link is the same file, so it is not read.
-
-    Raises:
-        FormatError: If the bytes have another SHA-256; nothing appears.
-        StorageError: If the file is missing, or cannot be written.
     """
     if (
         isinstance(source, LocalStorage)

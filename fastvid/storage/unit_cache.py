@@ -38,9 +38,7 @@ log = logging.getLogger(__name__)
 class UnitCache:
     """A size-limited folder of units.
 
-    Args:
-        folder: On a local disk; created when missing.
-        limit: Maximum total size in bytes.
+    `limit`: maximum total size in bytes.
     """
 
     def __init__(self, folder: Path, limit: int) -> None:
@@ -53,11 +51,8 @@ class UnitCache:
     def read(self, video: str, size: int, ranges: Ranges, fetch: Callable[[Ranges], None]) -> None:
         """Read ranges of a video, fetching the units that are not here.
 
-        Args:
-            video: Identifies the bytes of the video: its file, version and place in it.
-            size: Bytes of the video.
-            ranges: What to read, as (offset in the video, writable view to fill).
-            fetch: Reads ranges of the video from the storage.
+        `video`: identifies the bytes of the video: its file, version and place in it. `size`: bytes of the
+        video.
         """
         wanted = sorted({unit for offset, view in ranges for unit in _units(offset, len(view))})
         found = {unit: self._load(_name(video, unit), self._size(size, unit)) for unit in wanted}

@@ -22,13 +22,7 @@ _STORAGES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class FileUrl:
-    """The parts of one file's URL.
-
-    Attributes:
-        root: Scheme and bucket, host or repository, such as ``s3://bucket``.
-        name: Path below the root, in the form that the storage expects.
-        query: Query string of a web URL. Never printed, because it may contain a signature.
-    """
+    """The parts of one file's URL."""
 
     root: str
     name: str
@@ -65,22 +59,12 @@ def is_remote(text: str) -> bool:
 
 
 def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
-    """Return the storage that contains a file; its connections stay open for the next call.
-
-    Raises:
-        UsageError: If the URL is invalid.
-        MissingDependency: If the package for remote storages is missing.
-    """
+    """Return the storage that contains a file; its connections stay open for the next call."""
     return _open(url.root, url.query, options)
 
 
 def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
-    """Return the storage that contains a file, given by its absolute path or URL, and the file's name there.
-
-    Raises:
-        UsageError: If the location is invalid.
-        MissingDependency: If the package for remote storages is missing.
-    """
+    """Return the storage that contains a file, given by its absolute path or URL, and the file's name there."""
     if is_remote(location):
         url = FileUrl.parse(location)
         return open_root(url, RemoteOptions()), url.name

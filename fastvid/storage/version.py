@@ -11,18 +11,11 @@ _EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """Identifies one version of a file.
-
-    Attributes:
-        tag: The server's entity tag; None when it sends none.
-        modified: When the file was last modified; the Unix epoch when the server does not say.
-        size: Size in bytes.
-        number: Version number, in stores that number their versions.
-    """
+    """Identifies one version of a file."""
 
     tag: str | None
     modified: datetime
-    size: int
+    size: int  # size in bytes
     number: str | None = None
 
     @classmethod

@@ -30,9 +30,6 @@ def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, lim
     """Return SSIM (1 is equal) and PSNR in dB over all planes and frames.
 
     The sample must cover the whole source.
-
-    Raises:
-        SourceError: If ffmpeg fails or takes too long.
     """
     with open_source(path) as source, tempfile.TemporaryFile(prefix="fastvid-") as file:
         info = probe(source, limits)

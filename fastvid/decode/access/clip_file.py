@@ -28,11 +28,7 @@ _BT709: Final = 1  # AVColorSpace and AVColorPrimaries in libavutil/pixfmt.h
 
 
 def clip_frames(video: Video, start: float, stop: float) -> IntArray:
-    """Return the frames shown from `start` seconds until before `stop`, int64 [T]; `stop` may be the video's end.
-
-    Raises:
-        UsageError: If the seconds are outside the video, or stop is not after start.
-    """
+    """Return the frames shown from `start` seconds until before `stop`, int64 [T]; `stop` may be the video's end."""
     if not start < stop or stop > float(video.duration):
         raise UsageError(
             f"seconds {start:.6g} to {stop:.6g} are no part of the video",
@@ -49,11 +45,6 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
     """Encode consecutive frames again as an H.264 MP4 at the video's frame rate, visually lossless.
 
     The sound of exactly their seconds, if there is any, is encoded again as AAC.
-
-    Raises:
-        DecodeError: If this build of FFmpeg has no libx264, or the frames or the sound do not decode.
-        StorageError: If the shard cannot be read.
-        ChecksumError: If the shard's bytes differ from the indexed ones.
     """
     target = io.BytesIO()
     sound = video.audio(float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps))
@@ -107,11 +98,7 @@ def _mux_sound(container: Any, track: Any, sound: AudioClip, first: int, last: i
 
 
 def encode_still(rgb: UInt8Array, suffix: str) -> bytes:
-    """Encode a picture, uint8 [H, W, 3], as ``.png`` or ``.jpg``.
-
-    Raises:
-        UsageError: If the suffix is another.
-    """
+    """Encode a picture, uint8 [H, W, 3], as ``.png`` or ``.jpg``."""
     if suffix == ".png":
         return png(rgb)
     if suffix not in (".jpg", ".jpeg"):

@@ -30,22 +30,10 @@ def find_samples(
     """Return where samples are, one dict per sample in the order of the shards. Removed samples are found by key or
     source, not by a condition.
 
-    Args:
-        url: Folder or URL of the dataset.
-        text: A key; if no sample has it, a part of keys or of source ids.
-        source: A source id, or the name of a file of which the samples are segments.
-        where: Condition in SQL, see `fastvid.open`. Exactly one of the three must be given.
-        generation: Number of the generation; the current one by default.
-
-    Returns:
-        ``key``, ``shard``, ``row`` in the shard, ``member`` with ``member_offset`` and ``member_size`` in bytes in the
-        tar, ``parent`` and ``start_seconds`` in it, ``class``, the columns of the annotations, and ``removed_in``: the
-        oldest known generation that hides the sample, None if it is not removed.
-
-    Raises:
-        UsageError: If not exactly one of the three is given, or the condition is wrong or matches nothing.
-        SampleNotFoundError: If no sample matches.
-        StorageError: If there is no dataset or no such generation.
+    `source`: A source id, or the name of a file of which the samples are segments. Returns ``key``, ``shard``,
+    ``row`` in the shard, ``member`` with ``member_offset`` and ``member_size`` in bytes in the tar, ``parent`` and
+    ``start_seconds`` in it, ``class``, the columns of the annotations, and ``removed_in``: the oldest known
+    generation that hides the sample, None if it is not removed.
     """
     if (text is not None) + (source is not None) + (where is not None) != 1:
         raise UsageError("expected one of a key, a source and a condition", hint="give `KEY`, `--source` or `--where`")

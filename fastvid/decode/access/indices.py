@@ -18,17 +18,7 @@ def wanted_frames(
     frames: slice | Sequence[int] | npt.ArrayLike | None,
     seconds: Sequence[float] | npt.ArrayLike | None,
 ) -> IntArray:
-    """Return frame indices, int64 [T]; whether numbers are inside the video is checked when they are planned.
-
-    Args:
-        info: The stream.
-        frames: Indices in display order, or a slice with Python's meaning.
-        seconds: Times, see `frames_at`. Exactly one of the two must be given.
-
-    Raises:
-        UsageError: If both or neither are given, if they are empty, if `frames` are not integers, or if a time is
-            outside the video.
-    """
+    """Return frame indices, int64 [T]; whether numbers are inside the video is checked when they are planned."""
     if (frames is None) == (seconds is None):
         raise UsageError(
             "expected either frames or seconds", hint="call `video.frames([0, 8])` or `video.frames(seconds=[1.2])`"
@@ -52,9 +42,6 @@ def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> Int
 
     Frame f is shown from `shown_at(f)` until the next frame is; so the time of a frame always leads back to it, also
     where f / fps is no double, and 1.2 is frame 30 at 25 frames per second.
-
-    Raises:
-        UsageError: If a time is not a number, or is negative or not before the end of the video.
     """
     try:
         times = np.atleast_1d(np.asarray(seconds, dtype=np.float64))

@@ -28,11 +28,7 @@ _GAP: Final = 4  # white pixels between the frames of a sheet
 
 
 def encode_picture(rgb: UInt8Array) -> str:
-    """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI.
-
-    Raises:
-        DecodeError: If this build of FFmpeg has neither a WebP nor a JPEG encoder.
-    """
+    """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI."""
     for encoder, kind, pix_fmt, options in _ENCODERS:
         try:
             context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))

@@ -54,9 +54,6 @@ class Shown:
 
         ``.png`` is a contact sheet: frames from left to right, their pixels unchanged unless a side would be longer
         than 2,048 pixels. ``.html`` is what a notebook displays, as a page that loads nothing.
-
-        Raises:
-            UsageError: If the suffix is unknown, or the file cannot be written.
         """
         target = Path(path)
         try:
@@ -72,11 +69,7 @@ class Shown:
         return target
 
     def file(self, suffix: str) -> bytes:
-        """Return the bytes that `save` writes for a suffix, such as ``.png``.
-
-        Raises:
-            UsageError: If the suffix is unknown.
-        """
+        """Return the bytes that `save` writes for a suffix, such as ``.png``."""
         data = self._file(suffix)
         if data is None:
             raise UsageError(

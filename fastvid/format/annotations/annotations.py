@@ -58,11 +58,8 @@ _ARRAYS: Final[dict[str, Callable[[pa.Table], IntArray]]] = {
 class GenerationRows:
     """All rows of a generation, selected or not.
 
-    Args:
-        storage: The dataset's folder.
-        generation: Whose annotations they are.
-        table: The rows, in the order of the shards.
-        arrays: A table of one chunk with an int64 column for each of the arrays, mapped; None computes them on demand.
+    `table`: the rows, in the order of the shards. `arrays`: A table of one chunk with an int64 column for each of
+    the arrays, mapped; None computes them on demand.
     """
 
     def __init__(self, storage: Storage, generation: Generation, table: pa.Table, arrays: pa.Table | None) -> None:
@@ -110,12 +107,7 @@ class GenerationRows:
 
 
 def open_annotations(storage: Storage, generation: Generation) -> GenerationRows:
-    """Open a generation's annotations, mapped if they are large and the node's cache can be used.
-
-    Raises:
-        StorageError: If the file is missing.
-        FormatError: If it is not the file that was committed.
-    """
+    """Open a generation's annotations, mapped if they are large and the node's cache can be used."""
     if generation.num_samples >= MAPPED_ROWS and generation.annotations_sha256:
         table = _mapped(generation, "rows", lambda path: write_table(path, read_annotations(storage, generation)))
         if table is not None:

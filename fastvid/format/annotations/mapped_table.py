@@ -31,10 +31,7 @@ _CHUNK: Final = 2**20
 def write_table(path: Path, table: pa.Table, *, chunk: int = _CHUNK) -> None:
     """Write a table to a new file.
 
-    Args:
-        path: The file, replaced if it exists.
-        table: Its columns.
-        chunk: Maximum rows of a chunk of the table that `map_table` returns.
+    `chunk`: maximum rows of a chunk of the table that `map_table` returns.
     """
     options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
@@ -47,12 +44,7 @@ def write_table(path: Path, table: pa.Table, *, chunk: int = _CHUNK) -> None:
 
 
 def map_table(path: Path) -> pa.Table:
-    """Map the table of a file; the file may be deleted meanwhile, but never cut.
-
-    Raises:
-        FormatError: If the file is damaged.
-        OSError: If it cannot be read.
-    """
+    """Map the table of a file; the file may be deleted meanwhile, but never cut."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END) - _TRAILER.size
         file.seek(max(size, 0))

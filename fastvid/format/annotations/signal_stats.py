@@ -12,9 +12,6 @@ def join_stats(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | No
     """Return the statistics of all frames of several datasets; None if one has none.
 
     Quantiles cannot be joined and are left out. ``std`` is that of the population.
-
-    Args:
-        parts: Of each dataset: lists of numbers, one for each value of the signal; ``count`` is a list of one number.
     """
     names = ("min", "max", "mean", "std", "count")
     if not all(part is not None and all(name in part for name in names) for part in parts):

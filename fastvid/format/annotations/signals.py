@@ -55,13 +55,7 @@ def signals_file(shard: str) -> str:
 def write_signals(storage: Storage, shard: str, table: pa.Table) -> str:
     """Write the signals of a shard; return the SHA-256 of the file for its `ShardRecord`.
 
-    Args:
-        storage: The dataset's folder.
-        shard: The shard's name.
-        table: One row per frame, in the order of the samples; columns of numbers, or of lists of a fixed length.
-
-    Raises:
-        FormatError: If a column has another type, or a null.
+    `table`: one row per frame, in the order of the samples; columns of numbers, or of lists of a fixed length.
     """
     for name, column in zip(table.column_names, table.columns, strict=True):
         value = column.type.value_type if pa.types.is_fixed_size_list(column.type) else column.type
@@ -77,14 +71,7 @@ def write_signals(storage: Storage, shard: str, table: pa.Table) -> str:
 def read_signals(storage: Storage, record: ShardRecord, num_frames: int) -> pa.Table:
     """Read the signals of a shard.
 
-    Args:
-        storage: The dataset's folder.
-        record: The shard.
-        num_frames: Frames of all its samples.
-
-    Raises:
-        StorageError: If the file is missing.
-        FormatError: If it is not the file that was committed.
+    `num_frames`: frames of all its samples.
     """
     name = signals_file(record.name)
     content = storage.read(name)
@@ -103,10 +90,7 @@ def read_signals(storage: Storage, record: ShardRecord, num_frames: int) -> pa.T
 class Signals(Mapping[str, Mapping[str, Any]]):
     """The signals of a dataset by name, and their values. Thread-safe; another process reads them again.
 
-    Args:
-        storage: The dataset's folder.
-        generation: The generation.
-        num_frames: Frames of each sample of the generation, int64 [N].
+    `num_frames`: frames of each sample of the generation, int64 [N].
     """
 
     def __init__(self, storage: Storage, generation: Generation, num_frames: IntArray) -> None:
@@ -121,11 +105,7 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         self._bytes = 0
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        """Return what is known of a signal: ``names`` of its values, ``stats``.
-
-        Raises:
-            UsageError: If there is no such signal.
-        """
+        """Return what is known of a signal: ``names`` of its values, ``stats``."""
         if name not in self._known:
             near = ", ".join(difflib.get_close_matches(name, self._known) or self._known) or "none"
             raise UsageError(f"dataset has no signal {name!r}", file=self._storage.url, hint=f"it has {near}")
@@ -146,14 +126,8 @@ class Signals(Mapping[str, Mapping[str, Any]]):
     def values(self, name: str, rows: IntArray, frames: IntArray) -> npt.NDArray[Any]:  # type: ignore[override]
         """Return a signal at frames of samples, [B, T] or [B, T, A].
 
-        Args:
-            name: The signal.
-            rows: Row of each sample in the generation, int64 [B].
-            frames: Frames of each, int64 [B, T], inside the sample.
-
-        Raises:
-            StorageError: If a file is missing.
-            FormatError: If it is not the file that was committed.
+        `rows`: row of each sample in the generation, int64 [B]. `frames`: frames of each, int64 [B, T], inside
+        the sample.
         """
         shards = np.searchsorted(self._samples, rows, side="right") - 1
         at = self._starts[rows][:, None] + frames
@@ -229,19 +203,12 @@ def _as_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class KeptSignals:
-    """The signals of some samples of a shard.
-
-    Attributes:
-        storage: The dataset's folder.
-        shard: The shard.
-        num_frames: Frames of each of its samples.
-        keep: Whether each is kept, bool [samples].
-    """
+    """The signals of some samples of a shard."""
 
     storage: Storage
     shard: ShardRecord
-    num_frames: Sequence[int]
-    keep: npt.NDArray[np.bool_]
+    num_frames: Sequence[int]  # frames of each of its samples
+    keep: npt.NDArray[np.bool_]  # whether each is kept, bool [samples]
 
     def read(self) -> pa.Table:
         """Return one row per frame of the kept samples; errors as of `read_signals`."""
@@ -252,14 +219,7 @@ class KeptSignals:
 def join_signals(storage: Storage, shard: str, parts: Sequence[KeptSignals]) -> str:
     """Write the signals of a shard that is made of samples of others; return their SHA-256, "" if they have none.
 
-    Args:
-        storage: Folder of the new shard.
-        shard: Its name.
-        parts: The samples, in order.
-
-    Raises:
-        StorageError: If a file cannot be read or written.
-        FormatError: If a file is not the one that was committed.
+    `parts`: the samples, in order.
     """
     if not any(part.shard.signals for part in parts):
         return ""

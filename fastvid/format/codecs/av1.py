@@ -23,11 +23,7 @@ _AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
 
 
 def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    """Return the PacketFlag of each temporal unit.
-
-    Raises:
-        FormatError: If an OBU exceeds its packet, or a packet contains no frame.
-    """
+    """Return the PacketFlag of each temporal unit."""
     sequence = None
     for kind, body in _units(extradata[_AV1C_FIELDS:]):
         if kind == _SEQUENCE_HEADER:
@@ -53,15 +49,7 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The fields of the sequence header that a frame header depends on.
-
-    Attributes:
-        simple: Whether frame headers can be parsed up to refresh_frame_flags: no still pictures, no decoder model.
-        screen_content_tools: seq_force_screen_content_tools.
-        integer_mv: seq_force_integer_mv.
-        frame_id_bits: Bits of current_frame_id; 0 when it is absent.
-        order_hint_bits: Bits of order_hint.
-    """
+    """The fields of the sequence header that a frame header depends on."""
 
     simple: bool
     screen_content_tools: int = 0
@@ -169,11 +157,7 @@ class Bits:
         self.view, self.position = view, 0
 
     def read(self, count: int) -> int:
-        """Read the next `count` bits as an unsigned integer.
-
-        Raises:
-            FormatError: If the header ends before that.
-        """
+        """Read the next `count` bits as an unsigned integer."""
         value = 0
         for _ in range(count):
             byte, bit = divmod(self.position, 8)

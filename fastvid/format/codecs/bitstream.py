@@ -38,16 +38,7 @@ HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
     """Return the PacketFlag of every packet of a stream.
 
-    Args:
-        codec: The stream's codec.
-        extradata: Its configuration record, which defines how NAL units are delimited.
-        packets: Packets in decode order.
-
-    Returns:
-        uint32 [P]. The first packet is KEY only if its own header says so.
-
-    Raises:
-        FormatError: If a packet is malformed.
+    Returns uint32 [P]. The first packet is KEY only if its own header says so.
     """
     return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
 

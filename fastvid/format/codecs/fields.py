@@ -34,12 +34,7 @@ class _Field:
 
 
 class FieldPairs:
-    """Recognises second fields in a stream of packets.
-
-    Args:
-        codec: The codec's name in FFmpeg; there are no pairs in others than H.264.
-        extradata: The stream's configuration.
-    """
+    """Recognises second fields in a stream of packets."""
 
     def __init__(self, codec: str, extradata: bytes) -> None:
         self._active = codec == Codec.H264.label

@@ -51,14 +51,8 @@ _HEVC_IDR: Final = frozenset({19, 20})
 def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> UInt8Array:
     """Return the PacketFlag of each packet, uint8 [P].
 
-    Args:
-        codec: The stream's codec.
-        extradata: Its configuration record.
-        heads: First bytes of each packet in decode order, all of a shorter one; None for a packet that was not read.
-        sizes: Size of each packet in bytes.
-
-    Raises:
-        FormatError: If a packet that was read whole is malformed.
+    `heads`: first bytes of each packet in decode order, all of a shorter one; None for a packet that was not read.
+    `sizes`: size of each packet in bytes.
     """
     rule = _RULES.get(codec)
     flags = [0] * len(heads) if rule is None else rule(extradata, heads, sizes)

@@ -19,15 +19,7 @@ _VP9_SYNC: Final = 0x498342
 
 
 def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
-    """Return the width and height of a packet's pictures; None if inherited from an earlier picture.
-
-    Args:
-        codec: VP9 or MJPEG.
-        packet: One packet.
-
-    Raises:
-        FormatError: If the headers are malformed, the packet's pictures differ in size, or VP9's profile is not 0.
-    """
+    """Return the width and height of a packet's pictures; None if inherited from an earlier picture."""
     if codec is Codec.MJPEG:
         return _jpeg_size(packet)
     assert codec is Codec.VP9

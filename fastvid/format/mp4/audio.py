@@ -36,65 +36,36 @@ _MOST_SAMPLES: Final = 2**53  # exact as a float, and 6,000 years at 48 kHz
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """The audio track of a sample, as in its facts.
-
-    Attributes:
-        codec: FFmpeg's name of the codec: "aac" or "alac".
-        sample_rate: Samples per second and channel.
-        channels: Number of channels.
-        num_samples: Samples per channel in all packets, including those before the start (encoder delay).
-        num_packets: Number of packets.
-        extradata: The decoder's configuration record (AudioSpecificConfig, ALAC magic cookie).
-    """
+    """The audio track of a sample, as in its facts."""
 
     codec: str
-    sample_rate: int
+    sample_rate: int  # samples per second and channel
     channels: int
-    num_samples: int
+    num_samples: int  # samples per channel in all packets, including those before the start (encoder delay)
     num_packets: int
     extradata: bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioTrack:
-    """The packets of an M4A's audio track, and the part of them that is heard.
-
-    Attributes:
-        info: The track.
-        offsets: First byte of each packet in the file, int64 [P].
-        sizes: Size of each packet in bytes, int64 [P].
-        times: Start of each packet and end of the last one, in samples of `info.sample_rate`, int64 [P + 1].
-        start: First sample that is heard; those before it are the encoder's delay.
-        stop: One past the last sample that is heard.
-        delay: Seconds from the first frame of the video to the sample `start`.
-    """
+    """The packets of an M4A's audio track, and the part of them that is heard."""
 
     info: AudioInfo
-    offsets: IntArray
-    sizes: IntArray
-    times: IntArray
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    times: IntArray  # start of each packet and end of the last one, in samples of `info.sample_rate`, int64 [P + 1]
     start: int
     stop: int
-    delay: Fraction
+    delay: Fraction  # seconds from the first frame of the video to the sample `start`
 
 
 def index_m4a(data: memoryview | bytes) -> AudioInfo:
-    """Read the description of an M4A's audio track.
-
-    Raises:
-        FormatError: If the file is not a plain M4A with one audio track, or contains another codec.
-    """
+    """Read the description of an M4A's audio track."""
     return read_track(find_box(memoryview(data), b"moov", "file"), len(data)).info
 
 
 def load_track(reader: BlockReader) -> AudioTrack:
-    """Read the audio track of an M4A, of whose bytes only the tables are read.
-
-    Raises:
-        StorageError: If the tar is missing or too short.
-        ChecksumError: If the tables were damaged.
-        FormatError: If the file is not a plain M4A with one audio track.
-    """
+    """Read the audio track of an M4A, of whose bytes only the tables are read."""
     at = 0
     while at + 8 <= reader.size:
         header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
@@ -111,12 +82,7 @@ def load_track(reader: BlockReader) -> AudioTrack:
 def read_track(moov: memoryview, file_size: int) -> AudioTrack:
     """Read the first audio track of an M4A.
 
-    Args:
-        moov: Body of the movie box.
-        file_size: Bytes of the file.
-
-    Raises:
-        FormatError: If there is no audio track of a supported codec, or its tables are malformed.
+    `file_size`: bytes of the file.
     """
     header = find_box(moov, b"mvhd", "moov")
     movie_scale = _number(header, 20 if header[0] else 12)

@@ -43,37 +43,21 @@ _DESCRIPTOR_FIELDS: Final = {0x03: 3, DECODER_CONFIG: 13}
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A video track's description and packets, in decode order.
-
-    Attributes:
-        codec: The codec.
-        width: Coded width in pixels.
-        height: Coded height in pixels.
-        extradata: The decoder's configuration record, may be empty.
-        range: Sample range from the `colr` box.
-        matrix: Luma coefficients from the `colr` box.
-        timescale: Ticks per second.
-        offsets: First byte of each packet in the file, int64 [P].
-        sizes: Size of each packet in bytes, int64 [P].
-        dts: Decode time in ticks, int64 [P].
-        pts: Presentation time in ticks, with the edit list applied, int64 [P].
-        shown: Whether the edit list shows the packet's frame, bool [P].
-        sync: Whether the tables call the packet a sync sample, where decoding may start, bool [P].
-    """
+    """A video track's description and packets, in decode order."""
 
     codec: Codec
-    width: int
-    height: int
+    width: int  # coded width in pixels
+    height: int  # coded height in pixels
     extradata: bytes
     range: Range
     matrix: Matrix
-    timescale: int
-    offsets: IntArray
-    sizes: IntArray
-    dts: IntArray
-    pts: IntArray
-    shown: BoolArray
-    sync: BoolArray
+    timescale: int  # ticks per second
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    dts: IntArray  # decode time in ticks, int64 [P]
+    pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
+    shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
+    sync: BoolArray  # whether the tables call the packet a sync sample, where decoding may start, bool [P]
 
 
 def index_mp4(
@@ -81,17 +65,8 @@ def index_mp4(
 ) -> tuple[StreamInfo, RecordArray]:
     """Index the packets of an MP4's video track.
 
-    Args:
-        data: The whole file.
-        conforms: Set `StreamFlag.CONFORMS`: the file was written by a fastvid profile.
-        whole: Always decode the stream from its first packet: unparsable packet headers are then no error.
-
-    Returns:
-        The stream, and its PACKET_DTYPE records [P] in decode order; frames are the shown packets, numbered in display
-        order.
-
-    Raises:
-        FormatError: If the file is not a plain MP4 with a video track, or its tables exceed the file.
+    Returns the stream, and its PACKET_DTYPE records [P] in decode order; frames are the shown packets, numbered in
+    display order.
     """
     view = memoryview(data)
     track = read_track(view)
@@ -143,20 +118,12 @@ def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
 
 
 def read_track(view: memoryview) -> Track:
-    """Read the first video track of an MP4.
-
-    Raises:
-        FormatError: If the MP4 has no video track, is fragmented, or has malformed tables.
-    """
+    """Read the first video track of an MP4."""
     return read_moov(find_box(view, b"moov", "file"), len(view))
 
 
 def read_moov(moov: memoryview, file_size: int) -> Track:
-    """Read the first video track of an MP4 of `file_size` bytes from the body of its ``moov`` box.
-
-    Raises:
-        FormatError: If there is no video track, the MP4 is fragmented, or has malformed tables.
-    """
+    """Read the first video track of an MP4 of `file_size` bytes from the body of its ``moov`` box."""
     if any(name == b"mvex" for name, _ in boxes(moov)):
         raise FormatError("MP4 is fragmented")
     header = find_box(moov, b"mvhd", "moov")
@@ -218,11 +185,7 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
 
 
 def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
-    """Yield the name and body of each box inside a container box.
-
-    Raises:
-        FormatError: If a box exceeds its parent.
-    """
+    """Yield the name and body of each box inside a container box."""
     position = 0
     while position + 8 <= len(view):
         size, name, header = _u32(view, position), bytes(view[position + 4 : position + 8]), 8
@@ -237,11 +200,7 @@ def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
 
 
 def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
-    """Return the body of the first box with a name.
-
-    Raises:
-        FormatError: If there is no such box.
-    """
+    """Return the body of the first box with a name."""
     for name, body in boxes(view):
         if name == wanted:
             return body

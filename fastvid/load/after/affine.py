@@ -18,13 +18,9 @@ Motion = Literal["rotate", "shear_x", "shear_y", "translate_x", "translate_y"]
 def warp(clips: Tensor, motions: Sequence[tuple[Motion, float]]) -> Tensor:
     """Move the pixels of each clip, bilinear; what comes from outside the picture is black.
 
-    Args:
-        clips: float32 [N, 3, T, H, W], contiguous.
-        motions: For each clip a motion and its size: degrees counter-clockwise for "rotate", pixels of shear per pixel
-            for "shear_x" and "shear_y", a share of the width or height for "translate_x" and "translate_y".
-
-    Returns:
-        float32 [N, 3, T, H, W].
+    `clips`: float32 [N, 3, T, H, W], contiguous. `motions`: for each clip a motion and its size: degrees
+    counter-clockwise for "rotate", pixels of shear per pixel for "shear_x" and "shear_y", a share of the width or
+    height for "translate_x" and "translate_y". Returns float32 [N, 3, T, H, W].
     """
     height, width = clips.shape[-2:]
     matrices = torch.tensor([_inverse(*motion, height, width) for motion in motions], dtype=torch.float32)

@@ -22,8 +22,7 @@ _SPACE: Final = re.compile(r"\s+")
 class CallableTransform:
     """A callable of the user, called clip by clip.
 
-    Args:
-        function: Gets a clip, float32 [T, 3, H, W] in 0 to 1, and returns one, floating [T, 3, H', W'].
+    `function`: gets a clip, float32 [T, 3, H, W] in 0 to 1, and returns one, floating [T, 3, H', W'].
     """
 
     def __init__(self, function: Callable[[Tensor], Any]) -> None:
@@ -42,12 +41,7 @@ class CallableTransform:
         return draws.seed
 
     def apply(self, clips: Tensor, parameters: Sequence[int], /) -> Tensor:
-        """Return the results, float32 [N, 3, T, H', W'].
-
-        Raises:
-            UsageError: If a result is no floating tensor [T, 3, H', W'] on the device of the clips, or if two have
-                different sizes.
-        """
+        """Return the results, float32 [N, 3, T, H', W']."""
         made: Tensor | None = None
         with _kept_generators(clips.device):
             for row, (clip, seed) in enumerate(zip(clips, parameters, strict=True)):

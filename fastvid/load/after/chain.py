@@ -21,28 +21,15 @@ AnyTransform = ClipTransform | Callable[[Tensor], Any]
 
 @dataclass(frozen=True)
 class TransformChain:
-    """Transforms, in the order in which they are applied.
+    """Transforms, in the order in which they are applied."""
 
-    Attributes:
-        transforms: The transforms, at least one.
-    """
-
-    transforms: tuple[ClipTransform, ...]
+    transforms: tuple[ClipTransform, ...]  # the transforms, at least one
 
     @classmethod
     def of(
         cls, after: Sequence[AnyTransform], streams: Sequence[str], depth: Collection[str] = ()
     ) -> TransformChain | None:
-        """Build the chain of a user's list; None if it is empty.
-
-        Args:
-            after: Transforms with `draw` and `apply`; any other callable is called clip by clip.
-            streams: The streams of the loader.
-            depth: Those of them that show depth.
-
-        Raises:
-            UsageError: If an element is neither, or cannot be used with these streams.
-        """
+        """Build the chain of a user's list; None if it is empty."""
         if not isinstance(after, Sequence):
             raise UsageError(f"after is {after!r}, expected a list", hint="write after=[transform]")
         made: list[ClipTransform] = []
@@ -79,12 +66,8 @@ class TransformChain:
     def apply(self, clips: Tensor, draws: Sequence[tuple[Draws, int]]) -> Tensor:
         """Return the transformed clips.
 
-        Args:
-            clips: float32 [N, 3, T, H, W], RGB in 0 to 1, N >= 1; may be changed.
-            draws: The random numbers of each clip's sample, and the number of the clip among its views.
-
-        Returns:
-            float32 [N, 3, T, H', W'].
+        `clips`: float32 [N, 3, T, H, W], RGB in 0 to 1, N >= 1; may be changed. Returns float32 [N, 3, T, H',
+        W'].
         """
         # The consumer of batches may be in an autocast block, which changes the dtype of some operations.
         with torch.no_grad(), torch.autocast(clips.device.type, enabled=False):

@@ -31,9 +31,7 @@ OPERATIONS: Final[Mapping[str, Callable[[Tensor, Sequence[Any]], Tensor]]] = {
 def run_programs(clips: Tensor, programs: Sequence[Program]) -> Tensor:
     """Return the clips after their programs: step by step, clips with the same operation together.
 
-    Args:
-        clips: float32 [N, 3, T, H, W] in 0 to 1; may be changed.
-        programs: The program of each clip; they may have different lengths.
+    `clips`: float32 [N, 3, T, H, W] in 0 to 1; may be changed.
     """
     for step in range(max(map(len, programs), default=0)):
         groups: dict[str, list[int]] = {}

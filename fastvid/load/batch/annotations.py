@@ -24,17 +24,9 @@ IGNORED_LABEL: Final = -100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowAnnotations:
-    """The entries of batches that come from the annotations.
+    """The entries of batches that come from the annotations."""
 
-    Attributes:
-        label: Label of each sample of the dataset, int64 [N], -1 for none.
-        columns: The columns to deliver as they are, one value per sample.
-        text: The text to deliver; None for none.
-        labels: The multi-hot labels to deliver; None for none.
-        mixture: The mixture whose datasets to name; None for a single dataset.
-    """
-
-    label: IntArray
+    label: IntArray  # label of each sample of the dataset, int64 [N], -1 for none
     columns: Mapping[str, pa.ChunkedArray]
     text: TextColumns | None = None
     labels: MultiHotLabels | None = None
@@ -48,11 +40,7 @@ class RowAnnotations:
         text: Text | None,
         labels: MultiHot | None,
     ) -> RowAnnotations:
-        """Build from a loader's arguments.
-
-        Raises:
-            UsageError: If a column does not exist or cannot be used.
-        """
+        """Build from a loader's arguments."""
         return cls(
             dataset.labels,
             {name: dataset.column(name) for name in fields},
@@ -73,9 +61,8 @@ class RowAnnotations:
     def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
         """Return the entries that belong on the device, larger items first.
 
-        Args:
-            samples: Sample of each row, int64 [B]; MASKED for padding.
-            valid: Which rows are not masked, bool [B].
+        `samples`: sample of each row, int64 [B]; MASKED for padding. `valid`: which rows are not masked, bool
+        [B].
         """
         label = np.where(valid, self.label[samples], -1)
         made: dict[str, npt.NDArray[Any]] = {"label": np.where(label < 0, IGNORED_LABEL, label)}
@@ -84,11 +71,8 @@ class RowAnnotations:
     def on_host(self, samples: IntArray, positions: IntArray, seed: int, epoch: int) -> dict[str, Any]:
         """Return the other entries.
 
-        Args:
-            samples: Sample of each row, int64 [B]; MASKED for padding.
-            positions: Position of each row, int64 [B].
-            seed: The loader's seed.
-            epoch: The epoch.
+        `samples`: sample of each row, int64 [B]; MASKED for padding. `positions`: position of each row, int64
+        [B].
         """
         rows = [None if sample == MASKED else sample for sample in samples.tolist()]
         made: dict[str, Any] = {

@@ -39,71 +39,55 @@ class Batch(dict[str, Any]):
     Made from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
     absent, and its attribute is an AttributeError that says which argument delivers it. Annotation columns are in
     `fields`.
-
-    Attributes:
-        video: The first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
-            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
-            stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
-        label: int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label.
-        weight: float32 [B], on the device; one over the samples of the global batch, 0 for masked rows.
-        valid: bool [B], on the device; False for masked rows.
-        key: Key of each row's sample; empty for padding.
-        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the
-            end of a clip that is shorter than the longest.
-        seconds: Time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1
-            where `frame_index` is.
-        fps: Frames per second of each row's video, float64 [B], on the host; -1 for padding.
-        size: Height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding.
-        sample: Index of each row's sample in the dataset, int64 [B], on the host; -1 for padding.
-        position: Position of each row in the epoch's order, int64 [B], on the host; -1 for padding.
-        epoch: The epoch.
-        start: First position of the global batch.
-        stop: One past the last position of the global batch.
-        fields: The annotation columns requested by `fields=`, one value per row; None for padding, and for a dataset of
-            a mixture that lacks the column.
-        text: The text of each row, a tuple of str, see `Text`. With text=.
-        labels: Several labels per row, float32 [B, C] of zeros and ones, on the device, see `MultiHot`. With labels=.
-        dataset: Name of each row's dataset, a tuple of str; empty for padding. If the dataset is a `Mixture`.
-        flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
-            and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
-        mask: bool [B, T], on the device; False after the end of a shorter clip. With collate="pad".
-        cu_seqlens: int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`,
-            which with batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
-            `fastvid.load.batch.patches.Patches.pack` for their order.
-        max_seqlen: Most patches of a row. With batches=Packed(...).
-        grid: int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
-        bins: int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
-            batches=Packed(...).
-        audio: Sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global
-            batch (of this rank's rows with Buckets and Packed); if `audio` was requested.
-        audio_mask: bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     """
 
+    # the first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with views
+    # [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
+    # stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
     video: Any
-    label: Tensor
-    weight: Tensor
-    valid: Tensor
-    key: tuple[str, ...]
+    label: Tensor  # int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label
+    weight: Tensor  # float32 [B], on the device; one over the samples of the global batch, 0 for masked rows
+    valid: Tensor  # bool [B], on the device; False for masked rows
+    key: tuple[str, ...]  # key of each row's sample; empty for padding
+    # frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the end of a
+    # clip that is shorter than the longest.
     frame_index: Tensor
+    # time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1 where
+    # `frame_index` is.
     seconds: Tensor
-    fps: Tensor
-    size: Tensor
-    sample: Tensor
-    position: Tensor
+    fps: Tensor  # frames per second of each row's video, float64 [B], on the host; -1 for padding
+    size: Tensor  # height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding
+    sample: Tensor  # index of each row's sample in the dataset, int64 [B], on the host; -1 for padding
+    position: Tensor  # position of each row in the epoch's order, int64 [B], on the host; -1 for padding
     epoch: int
     start: int
     stop: int
+    # the annotation columns requested by `fields=`, one value per row; None for padding, and for a dataset of a
+    # mixture that lacks the column.
     fields: Mapping[str, tuple[Any, ...]]
-    text: tuple[str, ...]
+    text: tuple[str, ...]  # the text of each row, a tuple of str, see `Text`. With text=
+    # several labels per row, float32 [B, C] of zeros and ones, on the device, see `MultiHot`. With labels=.
     labels: Tensor
+    # name of each row's dataset, a tuple of str; empty for padding. If the dataset is a `Mixture`.
     dataset: tuple[str, ...]
+    # optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
+    # and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
     flow: Tensor
-    mask: Tensor
+    mask: Tensor  # bool [B, T], on the device; False after the end of a shorter clip. With collate="pad"
+    # int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`, which with
+    # batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
+    # `fastvid.load.batch.patches.Patches.pack` for their order.
     cu_seqlens: Tensor
-    max_seqlen: int
+    max_seqlen: int  # most patches of a row. With batches=Packed(...)
+    # int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
     grid: Tensor
+    # int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
+    # batches=Packed(...).
     bins: Tensor
+    # sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global batch
+    # (of this rank's rows with Buckets and Packed); if `audio` was requested.
     audio: Tensor
+    # bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     audio_mask: Tensor
 
     def __getattr__(self, name: str) -> Any:
@@ -122,11 +106,7 @@ class Batch(dict[str, Any]):
         return len(self["label"])
 
     def rows(self, part: slice) -> Batch:
-        """Return some of the rows, without copying; entries that have no row each stay as they are.
-
-        Raises:
-            UsageError: If the rows are packed into one sequence.
-        """
+        """Return some of the rows, without copying; entries that have no row each stay as they are."""
         if "cu_seqlens" in self:
             raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
         count, made = self.num_rows, dict[int, Any]()
@@ -199,31 +179,18 @@ _ASKED: Final = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembler:
-    """Makes the batches of an epoch from complete canvases.
-
-    Attributes:
-        device: Where batches are finished.
-        streams: Names of the streams.
-        views: (V,) if each row is V clips of one sample, else ().
-        mask: Whether to say which frames are real, because shorter clips are padded.
-        annotations: The entries that come from the annotations.
-        stage: Transforms of all streams but flow and depth; None for none.
-        seed: The seed of transforms and texts.
-        epoch: The epoch.
-        patches: How clips are cut into patches and packed; None if they are not.
-        signals: The signals of each row; None for none.
-    """
+    """Makes the batches of an epoch from complete canvases."""
 
     device: LoaderStream
     streams: tuple[str, ...]
-    views: tuple[int, ...]
-    mask: bool
+    views: tuple[int, ...]  # (V,) if each row is V clips of one sample, else ()
+    mask: bool  # whether to say which frames are real, because shorter clips are padded
     annotations: RowAnnotations
     stage: TransformStage | None
     seed: int
     epoch: int
     patches: Patches | None = None
-    signals: SignalRows | None = None
+    signals: SignalRows | None = None  # the signals of each row; None for none
     depth: Collection[str] = ()
 
     @property
@@ -241,15 +208,8 @@ class Assembler:
     ) -> tuple[Batch, torch.cuda.Event | None]:
         """Finish a batch on the loader's stream, without waiting for it.
 
-        Args:
-            plan: The plan of the batch.
-            canvas: Its memory, with every row done.
-            shown: Frames of each canvas row.
-            errors: Canvas rows that failed.
-            sound: Its sound; None for none.
-
-        Returns:
-            The batch, and an event after its last operation; None on a CPU.
+        `canvas`: its memory, with every row done. `shown`: frames of each canvas row. `errors`: canvas rows
+        that failed. Returns the batch, and an event after its last operation; None on a CPU.
         """
         with self.device.use():
             # If one stream or view of a clip failed, the whole clip failed.
@@ -330,21 +290,15 @@ class Assembler:
 def _seconds(frames: IntArray, rates: IntArray) -> FloatArray:
     """Return the time at which each frame begins; -1 where there is none.
 
-    Args:
-        frames: int64 [B, ...], -1 for none.
-        rates: Exact frames per second as numerator and denominator, int64 [B, 2].
+    `frames`: int64 [B, ...], -1 for none. `rates`: exact frames per second as numerator and denominator, int64 [B,
+    2].
     """
     numerator, denominator = (part.reshape(-1, *[1] * (frames.ndim - 1)) for part in rates.T)
     return np.where(frames < 0, -1.0, frames * denominator / numerator)
 
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
-    """Return arrays as tensors on the device: views of one block that is copied once.
-
-    Args:
-        parts: In decreasing order of their item sizes, so that each begins at a multiple of its own.
-        device: The device.
-    """
+    """Return arrays as tensors on the device: views of one block that is copied once."""
     host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=device.is_asynchronous)
     packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]

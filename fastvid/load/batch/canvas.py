@@ -27,14 +27,7 @@ _CUT: Final = frozenset({Planes, Rgb})
 
 
 class Finisher:
-    """Opens the canvas of each batch, and keeps the memory that canvases reuse.
-
-    Args:
-        streams: Functions that open the sinks of each stream of a sample, one sink for each way in which the decoders
-            write it.
-        threads: Number of concurrent decode threads.
-        stream: Where batches are allocated and finished.
-    """
+    """Opens the canvas of each batch, and keeps the memory that canvases reuse."""
 
     def __init__(self, streams: Sequence[Sequence[OpenSink]], *, threads: int, stream: LoaderStream) -> None:
         self.streams, self.stream = streams, stream
@@ -44,12 +37,7 @@ class Finisher:
     def open(self, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> Canvas:
         """Open a canvas for these rows; None is a masked row, which stays zero.
 
-        Args:
-            clips: The rows.
-            shape: Shape that all rows get, if the plan decides it.
-
-        Raises:
-            UsageError: If the rows' shapes differ and may not.
+        `clips`: the rows. `shape`: shape that all rows get, if the plan decides it.
         """
         with self.stream.use():
             return Canvas(self, clips, shape)

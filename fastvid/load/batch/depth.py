@@ -25,18 +25,10 @@ from fastvid.load.order.batches import ClipShape
 
 @dataclass(frozen=True, slots=True)
 class DepthSpec:
-    """Shape, type and device of a batch's depth tensor.
-
-    Attributes:
-        scale: How levels become distances.
-        shape: Frames per clip, height and width in pixels; None if the plan of each batch decides them.
-        layout: Order of the axes.
-        dtype: A floating type.
-        stream: Where the tensor is allocated and filled.
-    """
+    """Shape, type and device of a batch's depth tensor."""
 
     scale: DepthScale
-    shape: ClipShape | None
+    shape: ClipShape | None  # frames per clip, height and width in pixels; None if the plan of each batch decides them
     layout: Layout
     dtype: torch.dtype
     stream: LoaderStream
@@ -77,13 +69,8 @@ class DepthSink(HostPlanes):
 def to_depth(levels: Tensor, request: ClipRequest, table: Tensor) -> Tensor:
     """Convert levels to distances.
 
-    Args:
-        levels: int16 [T, h, w], 0 to 4095, cropped.
-        request: The request that was decoded.
-        table: The distance of each level, [4096].
-
-    Returns:
-        [T, H, W] of the table's type.
+    `levels`: int16 [T, h, w], 0 to 4095, cropped. `table`: the distance of each level, [4096]. Returns [T, H, W] of
+    the table's type.
     """
     size = request.size
     if size != levels.shape[1:]:

@@ -25,10 +25,7 @@ from fastvid.load.order.batches import ClipShape
 class DeviceRgbSink:
     """Collects RGB from decoders that write it to the device.
 
-    Args:
-        spec: The batch tensor to make.
-        clips: The clip of each row; None for a masked row.
-        shape: Shape that all rows get, if the plan decides it.
+    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
     """
 
     kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
@@ -73,10 +70,7 @@ class DeviceRgbSink:
 class DevicePlanesSink(PlanesBuffer):
     """Collects NV12 planes from decoders that write them to the device, 1.5 bytes per pixel.
 
-    Args:
-        spec: The batch tensor to make.
-        clips: The clip of each row; None for a masked row.
-        shape: Shape that all rows get, if the plan decides it.
+    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
     """
 
     kinds: ClassVar[frozenset[type]] = frozenset({DevicePlanes})

@@ -26,18 +26,9 @@ from fastvid.load.order.batches import ClipShape
 
 @dataclass(frozen=True, slots=True)
 class FlowSpec:
-    """Shape, type and device of a batch's flow tensor.
+    """Shape, type and device of a batch's flow tensor."""
 
-    Attributes:
-        shape: Frames per clip, height and width in pixels; None if the plan of each batch decides them.
-        stack: Flows per frame, L.
-        layout: Order of the axes.
-        dtype: A floating type.
-        stream: Where the tensor is allocated and filled.
-        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
-    """
-
-    shape: ClipShape | None
+    shape: ClipShape | None  # frames per clip, height and width in pixels; None if the plan of each batch decides them
     stack: int
     layout: Layout
     dtype: torch.dtype
@@ -75,13 +66,7 @@ class FlowSink(HostPlanes):
 def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
     """Convert pictures of x above y to flow in pixels of the output picture.
 
-    Args:
-        luma: uint8 [N, h', w], cropped by `flow_request`.
-        info: The flow stream.
-        request: The request that was decoded.
-
-    Returns:
-        float32 [N, 2, H, W]: x and y, in pixels per frame.
+    `luma`: uint8 [N, h', w], cropped by `flow_request`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
     """
     half = info.height // 2
     rows = request.box.height - half

@@ -15,17 +15,11 @@ from fastvid.runtime.arrays import BoolArray, IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FramePads:
-    """Computes the masks of a batch.
-
-    Attributes:
-        items: The items.
-        deltas: Where the frames of a clip are.
-        names: Entries of the batch that show these frames.
-    """
+    """Computes the masks of a batch."""
 
     items: EveryFrame
-    deltas: Deltas
-    names: tuple[str, ...]
+    deltas: Deltas  # where the frames of a clip are
+    names: tuple[str, ...]  # entries of the batch that show these frames
 
     @classmethod
     def of(cls, dataset: object, frames: object, streams: Sequence[str]) -> FramePads | None:
@@ -38,9 +32,7 @@ class FramePads:
     def rows(self, samples: IntArray, valid: BoolArray) -> dict[str, BoolArray]:
         """Return ``NAME_is_pad`` for each entry, bool [B, T]; True in masked rows.
 
-        Args:
-            samples: Item of each row, int64 [B].
-            valid: Which rows are not masked, bool [B].
+        `samples`: item of each row, int64 [B]. `valid`: which rows are not masked, bool [B].
         """
         of, frames = self.items.place(np.where(valid, samples, 0))
         counts = self.items.samples.num_frames[of]

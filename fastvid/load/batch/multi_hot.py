@@ -61,16 +61,7 @@ class MultiHot:
 class MultiHotLabels:
     """The labels of a dataset's samples.
 
-    Args:
-        labels: Which of them to deliver.
-        dataset: The samples.
-
-    Raises:
-        UsageError: If the column does not exist or has no lists of names or numbers, or if a selected sample has a
-            value that is no class; names its key.
-
-    Attributes:
-        labels: With its classes filled in.
+    `dataset`: the samples.
     """
 
     def __init__(self, labels: MultiHot, dataset: Dataset | Mixture) -> None:
@@ -108,9 +99,7 @@ class MultiHotLabels:
     def rows(self, samples: IntArray, valid: BoolArray) -> Float32Array:
         """Return the labels of a batch's rows, float32 [B, C].
 
-        Args:
-            samples: Sample of each row, int64 [B].
-            valid: Which rows are not masked, bool [B].
+        `samples`: sample of each row, int64 [B]. `valid`: which rows are not masked, bool [B].
         """
         assert self.labels.classes is not None
         made = np.zeros((len(samples), len(self.labels.classes)), dtype=np.float32)

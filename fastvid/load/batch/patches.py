@@ -17,16 +17,10 @@ from fastvid.runtime.arrays import IntArray
 
 @dataclass(frozen=True, slots=True)
 class Patches:
-    """How clips are cut into patches.
+    """How clips are cut into patches."""
 
-    Attributes:
-        patch: Frames pt, height ph and width pw of a patch.
-        merge: Patches in each direction of a picture that follow each other; 1 for row after row.
-        layout: Order of the axes of the clips.
-    """
-
-    patch: ClipShape
-    merge: int
+    patch: ClipShape  # frames pt, height ph and width pw of a patch
+    merge: int  # patches in each direction of a picture that follow each other; 1 for row after row
     layout: Layout
 
     def grids(self, clips: Sequence[Tensor]) -> IntArray:
@@ -49,11 +43,8 @@ class Patches:
         each of them. This is the order of Qwen2-VL's processor. Where a clip is not a multiple of the patch, its last
         frame is repeated, and zeros are added on the right and below.
 
-        Args:
-            clips: Tensors of one dtype and device, each [3, T, H, W] or [T, 3, H, W]; at least one.
-
-        Returns:
-            The patches [N, 3 * pt * ph * pw], and `grids`.
+        `clips`: tensors of one dtype and device, each [3, T, H, W] or [T, 3, H, W]; at least one. Returns the
+        patches [N, 3 * pt * ph * pw], and `grids`.
         """
         grids = self.grids(clips)
         ends = np.cumsum(grids.prod(axis=1)).tolist()

@@ -23,27 +23,18 @@ SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SignalRows:
-    """Delivers signals.
+    """Delivers signals."""
 
-    Attributes:
-        dataset: The samples, or items.
-        wanted: Where the values of each signal are; None for those of the frames that a clip shows.
-        pads: The masks of the frames around items; None without items.
-    """
-
-    dataset: Dataset
+    dataset: Dataset  # the samples, or items
+    # where the values of each signal are; None for those of the frames that a clip shows.
     wanted: Mapping[str, Deltas | None]
-    pads: FramePads | None = None
+    pads: FramePads | None = None  # the masks of the frames around items; None without items
 
     @classmethod
     def of(
         cls, dataset: Dataset | Mixture, frames: object, streams: Sequence[str], asked: SignalsAsked, *, views: bool
     ) -> SignalRows | None:
-        """Build from a loader's arguments; None without signals and items.
-
-        Raises:
-            UsageError: If there is no such signal, or it cannot be delivered.
-        """
+        """Build from a loader's arguments; None without signals and items."""
         wanted = (
             dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
         )
@@ -71,10 +62,8 @@ class SignalRows:
         """Return the signals, [B, T] or [B, T, A], zero in masked rows; and ``NAME_is_pad``, bool [B, T], for each with
         Deltas, and for the streams of items.
 
-        Args:
-            samples: Sample or item of each row, int64 [B].
-            valid: Which rows are not masked, bool [B].
-            shown: Frames that each row shows, int64 [B, T]; -1 for none.
+        `samples`: sample or item of each row, int64 [B]. `valid`: which rows are not masked, bool [B]. `shown`:
+        frames that each row shows, int64 [B, T]; -1 for none.
         """
         chosen = np.where(valid, samples, 0)
         items = self.dataset if isinstance(self.dataset, EveryFrame) else None

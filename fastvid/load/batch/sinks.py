@@ -37,11 +37,7 @@ _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 
 
 class Sink(Protocol):
-    """The memory of one stream of a batch in the making.
-
-    Attributes:
-        kinds: What it can return from `output`: decoder outputs, and `SharedRow`.
-    """
+    """The memory of one stream of a batch in the making."""
 
     kinds: ClassVar[frozenset[type]]
 
@@ -64,13 +60,7 @@ row, which stays zero."""
 
 
 class RgbMemory:
-    """Host memory for the RGB clips of a loader's batches.
-
-    Args:
-        spec: The batch tensor to make.
-        batches: Allocator of batch memory.
-        threads: Number of concurrent decode threads.
-    """
+    """Host memory for the RGB clips of a loader's batches."""
 
     def __init__(self, spec: VideoSpec, batches: BufferPool, *, threads: int) -> None:
         self.spec, self.batches, self.clips = spec, batches, BufferPool(threads)
@@ -180,11 +170,7 @@ class RgbSink:
 class PlanesBuffer:
     """A buffer for the planes of a batch's clips, one clip after the other.
 
-    Args:
-        clips: The clip of each row; None for a masked row.
-        stream: The stream of the batch.
-        on_device: Whether the buffer is on the device of the batch, otherwise on the host: pinned if it is copied to a
-            CUDA device.
+    `clips`: the clip of each row; None for a masked row.
     """
 
     def __init__(self, clips: Sequence[BatchRow | None], stream: LoaderStream, *, on_device: bool = False) -> None:
@@ -220,9 +206,7 @@ class PlanesBuffer:
 class HostPlanes(PlanesBuffer):
     """Collects YUV 4:2:0 planes from decoders on the host, 1.5 bytes per pixel.
 
-    Args:
-        clips: The clip of each row; None for a masked row.
-        stream: The stream of the batch.
+    `clips`: the clip of each row; None for a masked row.
     """
 
     kinds: ClassVar[frozenset[type]] = frozenset({Planes})
@@ -244,10 +228,7 @@ class HostPlanes(PlanesBuffer):
 class PlanesSink(HostPlanes):
     """Makes the video of a batch from planes on the host.
 
-    Args:
-        spec: The batch tensor to make.
-        clips: The clip of each row; None for a masked row.
-        shape: Shape that all rows get, if the plan decides it.
+    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
     """
 
     def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:

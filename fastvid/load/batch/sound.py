@@ -17,13 +17,7 @@ from fastvid.load.memory.device import LoaderStream
 
 
 class SoundMemory:
-    """Allocates the sound of batches.
-
-    Args:
-        audio: Rate and channels.
-        pool: The host memory; shared with worker processes if they decode.
-        stream: Where batches are finished.
-    """
+    """Allocates the sound of batches."""
 
     def __init__(self, audio: Audio, pool: BufferPool, stream: LoaderStream) -> None:
         self.audio, self.stream = audio, stream
@@ -33,10 +27,7 @@ class SoundMemory:
     def open(self, clips: Sequence[BatchRow | None], rows: int, samples: int) -> BatchSound:
         """Allocate the sound of a batch.
 
-        Args:
-            clips: The planned clips of its canvas.
-            rows: Rows of the batch.
-            samples: Samples of the longest sound of the global batch.
+        `rows`: rows of the batch. `samples`: samples of the longest sound of the global batch.
         """
         size = rows * samples * (4 * self.audio.channels + 1)
         if self._is_pinned:
@@ -64,8 +55,7 @@ class BatchSound:
     def finish(self, failed: Collection[int]) -> dict[str, Tensor]:
         """Return the entries of the batch, on the device. Called once, within `LoaderStream.use`.
 
-        Args:
-            failed: Rows that failed, which become silent.
+        `failed`: rows that failed, which become silent.
         """
         data, mask = self._split(self._memory.stream.upload(self._host))
         for row in failed:

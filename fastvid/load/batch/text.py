@@ -75,15 +75,7 @@ class Text:
 class TextColumns:
     """The texts of a dataset's samples.
 
-    Args:
-        text: Which of them to deliver.
-        dataset: The samples.
-
-    Raises:
-        UsageError: If a column does not exist or contains no text; names those that do.
-
-    Attributes:
-        text: Which of them to deliver.
+    `dataset`: the samples.
     """
 
     def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
@@ -102,9 +94,7 @@ class TextColumns:
     def row(self, sample: int | None, draws: Draws) -> str:
         """Return the text of a row.
 
-        Args:
-            sample: The sample; None for padding.
-            draws: The random numbers of the row's position.
+        `draws`: the random numbers of the row's position.
         """
         text = self.text
         if sample is None:

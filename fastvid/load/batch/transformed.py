@@ -29,12 +29,7 @@ _UNIT: Final = Pixels((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 @dataclass(frozen=True)
 class TransformStage:
-    """Applies the transforms of a loader to the RGB of its batches, then normalises it.
-
-    Attributes:
-        chain: The transforms.
-        spec: The video of the batch.
-    """
+    """Applies the transforms of a loader to the RGB of its batches, then normalises it."""
 
     chain: TransformChain
     spec: VideoSpec
@@ -54,14 +49,8 @@ class TransformStage:
     ) -> Video:
         """Return the video of a batch; masked rows are zero.
 
-        Args:
-            video: What decoders made, see `decoded`; may be changed.
-            clips: The planned clip of each row.
-            planned: The shape that the plan gives all rows, if any.
-            draws: The random numbers of each row; None for a masked row.
-
-        Raises:
-            UsageError: If a transform resizes clips that are padded to a planned shape.
+        `clips`: the planned clip of each row. `planned`: the shape that the plan gives all rows, if any.
+        `draws`: the random numbers of each row; None for a masked row.
         """
         if isinstance(video, Tensor):
             return self._stacked(video, draws)

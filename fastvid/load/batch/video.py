@@ -31,28 +31,17 @@ _SMALLEST: Final = (1, 2, 2)
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """Shapes of a batch's rows, each (T, H, W) in pixels.
+    """Shapes of a batch's rows, each (T, H, W) in pixels."""
 
-    Attributes:
-        rows: Shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ.
-        uniform: The shape of all rows; None if they differ, or are delivered as a list.
-        padded: The shape that rows are padded to; None if they are not.
-    """
-
-    rows: list[ClipShape]
-    uniform: ClipShape | None
-    padded: ClipShape | None = None
+    rows: list[ClipShape]  # shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ
+    uniform: ClipShape | None  # the shape of all rows; None if they differ, or are delivered as a list
+    padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not
 
 
 def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> ClipShape:
     """Return the shape of all clips.
 
-    Args:
-        clips: The clip of each row; None for a masked row.
-        planned: Shape of the largest clip of the global batch; None if it is not known before clips are planned.
-
-    Raises:
-        UsageError: If their shapes differ.
+    `clips`: the clip of each row; None for a masked row.
     """
     shapes = [planned, *(one.clip_shape for one in clips if isinstance(one, Clip))]
     kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [_SMALLEST]
@@ -66,34 +55,20 @@ def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Cl
 
 @dataclass(frozen=True)
 class VideoSpec:
-    """Shape, normalisation and device of a batch's video tensor.
+    """Shape, normalisation and device of a batch's video tensor."""
 
-    Attributes:
-        shape: Frames per clip, height and width in pixels; None if they differ between clips.
-        layout: Order of the axes.
-        pixels: How values are normalised; None for uint8 levels 0 to 255 as decoded.
-        stream: Where the tensor is allocated and filled.
-        channels_last: Memory format, see `fastvid.decode.colours.empty_batch`.
-        collate: How rows are put together.
-    """
-
-    shape: ClipShape | None
+    shape: ClipShape | None  # frames per clip, height and width in pixels; None if they differ between clips
     layout: Layout
-    pixels: Pixels | None
+    pixels: Pixels | None  # how values are normalised; None for uint8 levels 0 to 255 as decoded
     stream: LoaderStream
     channels_last: bool = False
-    collate: Collate = "stack"
+    collate: Collate = "stack"  # how rows are put together
 
     def shapes(self, clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Shapes:
         """Return the shapes of a batch's rows.
 
-        Args:
-            clips: The clip of each row; None for a masked row.
-            planned: Shape of the largest clip of the global batch, of which these are one rank's rows; None if it is
-                not known before clips are planned.
-
-        Raises:
-            UsageError: If rows differ and are not to be padded or listed, or if one is larger than planned.
+        `clips`: the clip of each row; None for a masked row. `planned`: shape of the largest clip of the global
+        batch, of which these are one rank's rows; None if it is not known before clips are planned.
         """
         whole = self.shape if planned is None else planned
         if self.collate == "stack":
@@ -125,9 +100,7 @@ class VideoSpec:
     def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
         """Put rows of different shapes together.
 
-        Args:
-            rows: Tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
-            shapes: Their shapes.
+        `rows`: tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
         """
         if shapes.padded is None:
             return rows
@@ -145,14 +118,7 @@ def check_collate(
 ) -> Collate:
     """Return how a loader puts rows together: as asked, or as a list from which packed patches are made.
 
-    Args:
-        collate: The argument of the loader.
-        streams: Streams of each sample.
-        views: Whether each row is several clips of one sample.
-        batches: How batches of varying shape are planned, if they are.
-
-    Raises:
-        UsageError: If rows cannot be put together in this way.
+    `views`: whether each row is several clips of one sample.
     """
     check_choice("collate", collate, get_args(Collate))
     if batches is not None and collate != "stack":

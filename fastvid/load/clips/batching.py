@@ -17,12 +17,7 @@ from fastvid.runtime.world import World
 
 
 class EpochPlans:
-    """The batches of any epoch of a loader.
-
-    Args:
-        orders: The sample orders.
-        batching: How an epoch is divided into batches.
-    """
+    """The batches of any epoch of a loader."""
 
     def __init__(self, orders: EpochOrders, batching: Batching) -> None:
         self.orders, self.batching = orders, batching
@@ -43,19 +38,7 @@ class EpochPlans:
     ) -> EpochPlans:
         """Return batches of one size, or planned from the sizes of all clips.
 
-        Args:
-            orders: The sample orders.
-            dataset: The samples.
-            rules: Sampler, crop and flip.
-            world: The rank and the world size.
-            last: How to treat the rest of an epoch.
-            size: Clips of a global batch; None if batches are planned.
-            group: Consecutive clips that stay on one rank.
-            planned: Batches of varying shape; None for one size.
-
-        Raises:
-            UsageError: If not exactly one of `size` and `planned` is given, if a sampler or crop cannot make one of
-                the shapes; see also `Batches`, `Buckets.plan`, `Packed.plan` and `clip_sizes`.
+        `dataset`: the samples.
         """
         if planned is None:
             size = check_integer("global_batch_size", size, 1)
@@ -82,11 +65,7 @@ class EpochPlans:
 
     @property
     def of_one_size(self) -> Batches:
-        """The batches of every epoch.
-
-        Raises:
-            UsageError: If their shapes vary.
-        """
+        """The batches of every epoch."""
         if not isinstance(self.batching, Batches):
             raise UsageError(
                 "batches of varying shape have no global_batch_size",

@@ -17,28 +17,17 @@ from fastvid.runtime.arrays import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRow:
-    """A row of a batch whose clip is not planned yet.
+    """A row of a batch whose clip is not planned yet."""
 
-    Attributes:
-        row: Row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`.
-        key: The sample's key.
-        shard: Shard that contains the sample.
-        shard_row: Row of the sample in the shard.
-        sample: Number of the sample in the dataset.
-        position: Position of the row in the epoch's order.
-        annotations: The sample's annotations by column; empty in worker processes.
-        shape: Shape that the plan of the batch gives the clip; None if sampler and crop decide it.
-        anchor: Frame of the video that the row is about; None if it is about the video.
-    """
-
-    row: int
+    row: int  # row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`
     key: str
     shard: Shard
-    shard_row: int
+    shard_row: int  # row of the sample in the shard
     sample: int
-    position: int
+    position: int  # position of the row in the epoch's order
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
     shape: ClipShape | None = field(default=None, kw_only=True)
+    # frame of the video that the row is about; None if it is about the video.
     anchor: int | None = field(default=None, kw_only=True)
 
     @property
@@ -49,23 +38,13 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip(BatchRow):
-    """One planned stream of one row of a batch.
-
-    Attributes:
-        info: The stream.
-        request: The frames, crop and flip to decode.
-        frames: Frames that the clip shows, int64 [T].
-        parts: If this is a joint clip, the clips that are cut out of it.
-        rows: Rows of the batch that fail if this clip does; empty means only `row`.
-        window: The sound of the clip; None if it was not asked for, and for streams after the first.
-        read: The joint clip that is decoded for this one; None if this clip is decoded by itself.
-    """
+    """One planned stream of one row of a batch."""
 
     info: StreamInfo
-    request: ClipRequest
-    frames: IntArray
+    request: ClipRequest  # the frames, crop and flip to decode
+    frames: IntArray  # frames that the clip shows, int64 [T]
     parts: tuple[Clip, ...] = ()
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()  # rows of the batch that fail if this clip does; empty means only `row`
     read: Clip | None = None
     window: AudioWindow | None = None
 

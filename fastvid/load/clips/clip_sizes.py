@@ -22,13 +22,7 @@ from fastvid.runtime.arrays import AnyArray, IntArray
 def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
     """Return the frames, heights and widths of the clips of all samples, computed from the annotations.
 
-    Args:
-        dataset: The samples.
-        rules: Sampler, crop and flip. A sampler without a fixed length needs ``count(num_frames, fps)``. If a crop
-            takes its size from a bucket, the sides are those of the videos.
-
-    Raises:
-        UsageError: If the dataset's annotations lack the facts, or a sampler cannot tell how many frames it makes.
+    `dataset`: the samples.
     """
     if isinstance(dataset, EveryFrame):
         raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
@@ -53,14 +47,7 @@ def varying_sizes(
 ) -> ClipSizes | None:
     """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
 
-    Args:
-        dataset: The samples.
-        rules: Sampler, crop and flip.
-        streams: Streams of each sample.
-        required: Whether a sampler or crop that cannot tell its sizes is an error, otherwise None.
-
-    Raises:
-        UsageError: If a crop takes its size from a bucket; or see `clip_sizes`.
+    `dataset`: the samples.
     """
     for _, spatial in rules.pairs:
         if spatial.output is None:

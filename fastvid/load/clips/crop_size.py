@@ -16,14 +16,9 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sized:
-    """A crop with a size, or with none until it is given that of a bucket.
+    """A crop with a size, or with none until it is given that of a bucket."""
 
-    Attributes:
-        size: (height, width) in pixels; None if it comes from a bucket.
-        from_bucket: Whether the size came from a bucket, so that regions are relative to `largest`.
-    """
-
-    size: int | Size | None = None
+    size: int | Size | None = None  # (height, width) in pixels; None if it comes from a bucket
     from_bucket: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -39,11 +34,7 @@ class Sized:
         return self.size
 
     def output_of(self, _height: int, _width: int, /) -> Size:
-        """Return the height and width of a clip in pixels.
-
-        Raises:
-            UsageError: If the size comes from a bucket.
-        """
+        """Return the height and width of a clip in pixels."""
         if self.output is None:
             raise UsageError(
                 f"{self!r} has no size, which only a bucket can give it", hint="set size=, or use batches=Buckets(...)"
@@ -58,11 +49,7 @@ class Sized:
         return np.full_like(heights, self.output[0]), np.full_like(widths, self.output[1])
 
     def of_size(self, size: Size) -> Self:
-        """Return this crop with the size of a bucket.
-
-        Raises:
-            UsageError: If it has another size.
-        """
+        """Return this crop with the size of a bucket."""
         if self.output == tuple(size):
             return self
         if self.output is not None:
@@ -82,11 +69,7 @@ class Sized:
 
 
 def check_size(size: int | Size) -> Size:
-    """Return a size as (height, width).
-
-    Raises:
-        UsageError: If it is not positive.
-    """
+    """Return a size as (height, width)."""
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or min(pair) < 1:
         raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")

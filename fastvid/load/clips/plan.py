@@ -39,51 +39,35 @@ MOST_FETCHERS: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """One rank's share of a batch.
+    """One rank's share of a batch."""
 
-    Attributes:
-        share: Positions of the rows.
-        samples: Number of the sample in each row; MASKED for an empty row.
-        keys: Key of each row's sample; "" for an empty row.
-        clips: The clip of each canvas row, see `ClipPlanner.decide`; a `BatchRow` if it is not planned yet; None if it
-            is masked or planning it failed.
-        errors: Planning errors, by canvas row.
-        rates: Exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty
-            row, and if its shard cannot be read.
-        sizes: Height and width of each row's video in pixels, int64 [B, 2]; -1 likewise.
-        sound_samples: Samples of the longest sound of the global batch; 0 without sound.
-    """
-
-    share: Share
-    samples: list[int]
-    keys: list[str]
+    share: Share  # positions of the rows
+    samples: list[int]  # number of the sample in each row; MASKED for an empty row
+    keys: list[str]  # key of each row's sample; "" for an empty row
+    # the clip of each canvas row, see `ClipPlanner.decide`; a `BatchRow` if it is not planned yet; None if it is
+    # masked or planning it failed.
     clips: list[BatchRow | None]
-    errors: dict[int, Exception]
+    errors: dict[int, Exception]  # planning errors, by canvas row
+    # exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty row,
+    # and if its shard cannot be read.
     rates: IntArray
-    sizes: IntArray
-    sound_samples: int = 0
+    sizes: IntArray  # height and width of each row's video in pixels, int64 [B, 2]; -1 likewise
+    sound_samples: int = 0  # samples of the longest sound of the global batch; 0 without sound
 
 
 @dataclass(frozen=True)
 class BatchPlanner:
-    """Computes the batch plans of an epoch.
+    """Computes the batch plans of an epoch."""
 
-    Attributes:
-        dataset: The samples.
-        order: Order of the samples.
-        clips: Plans frames, crop and flip.
-        join: Whether to decode neighbours that show one sample together, as for views.
-        decide: Whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
-            plans its clip.
-        clip_sizes: The sizes of all samples' clips, if they differ: each share then gets the shape of the largest clip
-            of its global batch, which ranks cannot know from their own rows.
-    """
-
-    dataset: Dataset | Mixture
-    order: EpochOrder
-    clips: ClipPlanner
+    dataset: Dataset | Mixture  # the samples
+    order: EpochOrder  # order of the samples
+    clips: ClipPlanner  # plans frames, crop and flip
     join: bool = False
+    # whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
+    # plans its clip.
     decide: bool = True
+    # the sizes of all samples' clips, if they differ: each share then gets the shape of the largest clip of its
+    # global batch, which ranks cannot know from their own rows.
     clip_sizes: ClipSizes | None = None
 
     def plans(self, batches: EpochBatches, position: int) -> Iterator[BatchPlan]:

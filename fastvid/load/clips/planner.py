@@ -27,22 +27,10 @@ from fastvid.load.order.random_draws import Draws
 
 @dataclass(frozen=True)
 class ClipPlanner:
-    """Plans clips.
+    """Plans clips."""
 
-    Attributes:
-        rules: Choose the frames, crop and flip.
-        seed: Seed of the random draws, which also depend on the epoch and the row's position.
-        epoch: The epoch.
-        backend: The decoder back-end; a codec that it does not support is rejected here.
-        streams: Streams of a sample to decode.
-        flow_stack: Flow pictures per frame.
-        views: Clips and crops of each sample.
-        audio: The sound of a clip; None for none.
-        depth: The streams that show depth.
-    """
-
-    rules: ClipRules
-    seed: int
+    rules: ClipRules  # choose the frames, crop and flip
+    seed: int  # seed of the random draws, which also depend on the epoch and the row's position
     epoch: int
     backend: Backend
     streams: tuple[str, ...] = ("rgb",)
@@ -76,14 +64,8 @@ class ClipPlanner:
     def decide(self, row: BatchRow, rows: int = 1, infos: Mapping[str, StreamInfo] | None = None) -> list[Clip]:
         """Plan the clips of a row: for each stream all views, with the same frames and crops.
 
-        Args:
-            row: The row.
-            rows: Rows of its batch. View v of stream s of row r is written to canvas row (s * rows + r) * V + v.
-            infos: The streams of its video, if the caller has them.
-
-        Raises:
-            UsageError: If the back-end does not support the codec, or no crop fits.
-            FormatError: If the streams do not match each other.
+        `row`: the row. `rows`: rows of its batch. View v of stream s of row r is written to canvas row (s *
+        rows + r) * V + v.
         """
         infos = infos or self.infos(row)
         self._check_codecs(infos)

@@ -27,25 +27,16 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ClipRules:
-    """The sampler and the transforms of each dataset. Worker processes use it too, so it contains no dataset.
+    """The sampler and the transforms of each dataset. Worker processes use it too, so it contains no dataset."""
 
-    Attributes:
-        samplers: Sampler of each dataset, or one for all samples.
-        spatials: Transforms of each dataset, or one for all samples.
-        ends: One past the last sample of each dataset; empty if there is one sampler and one crop for all samples.
-    """
-
-    samplers: tuple[Sampler, ...]
-    spatials: tuple[Spatial, ...]
+    samplers: tuple[Sampler, ...]  # sampler of each dataset, or one for all samples
+    spatials: tuple[Spatial, ...]  # transforms of each dataset, or one for all samples
+    # one past the last sample of each dataset; empty if there is one sampler and one crop for all samples.
     ends: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, dataset: Dataset | Mixture, frames: Frames, spatial: Crops) -> ClipRules:
-        """Build from a loader's arguments.
-
-        Raises:
-            UsageError: If a mapping does not name exactly the datasets of a mixture, or transforms are invalid.
-        """
+        """Build from a loader's arguments."""
         if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
             raise UsageError(
                 f"EveryFrame has items, whose frames {frames!r} does not choose",

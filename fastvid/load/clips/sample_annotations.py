@@ -11,12 +11,7 @@ from fastvid.load.order.mixture import Mixture, part_of
 
 
 class SampleAnnotations(Mapping[str, Any]):
-    """The annotations of one sample, read column by column when they are used.
-
-    Args:
-        dataset: The dataset.
-        sample: Number of the sample.
-    """
+    """The annotations of one sample, read column by column when they are used."""
 
     __slots__ = ("_dataset", "_sample")
 

@@ -48,13 +48,7 @@ def clip_length(sampler: Sampler) -> int | None:
 def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> IntArray:
     """Return the number of frames that a sampler makes of each video, int64 [N].
 
-    Args:
-        sampler: The sampler.
-        num_frames: Frames of each video, int64 [N].
-        fps: Frames per second of each video, float64 [N].
-
-    Raises:
-        UsageError: If the sampler cannot tell, or its answer is wrong.
+    `num_frames`: frames of each video, int64 [N]. `fps`: frames per second of each video, float64 [N].
     """
     length = clip_length(sampler)
     if length is not None:
@@ -76,11 +70,7 @@ def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> Int
 
 
 def with_length(sampler: Sampler, length: int) -> Sampler:
-    """Return the sampler making clips of `length` frames.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """Return the sampler making clips of `length` frames."""
     if clip_length(sampler) == length:
         return sampler
     of_length = getattr(sampler, "of_length", None)
@@ -92,16 +82,7 @@ def with_length(sampler: Sampler, length: int) -> Sampler:
 
 
 def draw_frames(sampler: Sampler, video: VideoInfo, draw: Callable[[], Any]) -> list[IntArray]:
-    """Return the frame indices of a video's clips, each int64 [T].
-
-    Args:
-        sampler: The sampler, for messages and T.
-        video: The video.
-        draw: Returns what the sampler chose for each clip.
-
-    Raises:
-        UsageError: If the sampler fails, or anything but frames of the video was chosen; names sampler and key.
-    """
+    """Return the frame indices of a video's clips, each int64 [T]."""
     return [_checked(sampler, clip, video) for clip in _called(sampler, draw, key=video.key or None)]
 
 

@@ -30,37 +30,22 @@ _LARGEST_DENOMINATOR: Final = 100_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SoundTask:
-    """The sound of one row of a batch, to be read and decoded.
+    """The sound of one row of a batch, to be read and decoded."""
 
-    Attributes:
-        window: The samples.
-        data: Where to write them, float32 [C, S] with S at least that of the window; zeros.
-        mask: Where to write which samples are heard, bool [S]; False.
-        source: The row to read, or its packets; None if its sample has no audio.
-    """
-
-    window: AudioWindow
-    data: Float32Array
-    mask: BoolArray
-    source: BatchRow | EncodedAudio | None
+    window: AudioWindow  # the samples
+    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros
+    mask: BoolArray  # where to write which samples are heard, bool [S]; False
+    source: BatchRow | EncodedAudio | None  # the row to read, or its packets; None if its sample has no audio
 
     def fetched(self) -> SoundTask:
-        """Return the task with its packets read and checked.
-
-        Raises:
-            FastvidError: See `fastvid.audio.packets.fetch_audio`.
-        """
+        """Return the task with its packets read and checked."""
         source = self.source
         if not isinstance(source, BatchRow):
             return self
         return replace(self, source=fetch_audio(source.shard, source.shard_row, self.window, key=source.key))
 
     def decode(self) -> None:
-        """Decode and write the sound.
-
-        Raises:
-            DecodeError: If the packets do not decode.
-        """
+        """Decode and write the sound."""
         assert not isinstance(self.source, BatchRow)
         if self.source is not None:
             clip = decode_audio(self.source, self.window)
@@ -77,23 +62,15 @@ def sounding(clips: Sequence[BatchRow | None], rows: int) -> Iterator[tuple[int,
 
 @dataclass(frozen=True)
 class LongestSound:
-    """Finds the longest sound of a global batch, which ranks cannot know from their own rows, from facts and draws.
+    """Finds the longest sound of a global batch, which ranks cannot know from their own rows, from facts and draws."""
 
-    Attributes:
-        dataset: The samples.
-        order: Their order in the epoch.
-    """
-
-    dataset: Dataset | Mixture
+    dataset: Dataset | Mixture  # the samples
     order: EpochOrder
 
     def samples(self, share: Share, clips: Sequence[BatchRow | None], planner: ClipPlanner) -> int:
         """Return the samples of the longest sound, S; of this rank's rows alone in a batch planned by shape.
 
-        Args:
-            share: This rank's rows, as the batches made it.
-            clips: Their clips.
-            planner: Draws the frames of the other ranks' rows.
+        `share`: this rank's rows, as the batches made it. `planner`: draws the frames of the other ranks' rows.
         """
         longest = max(
             (clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window), default=0

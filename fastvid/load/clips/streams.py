@@ -23,11 +23,7 @@ from fastvid.runtime.checks import check_least
 
 
 def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequence[str]) -> tuple[str, ...]:
-    """Return the stream names that a user requested; by default all but flow.
-
-    Raises:
-        UsageError: If a stream does not exist or is listed twice.
-    """
+    """Return the stream names that a user requested; by default all but flow."""
     if streams is None:
         streams = [name for name in present if name != FLOW] or present[:1]
     names = (streams,) if isinstance(streams, str) else tuple(streams)
@@ -44,15 +40,7 @@ def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequ
 
 
 def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
-    """Return the streams that show depth, and how their levels become distances.
-
-    Args:
-        dataset: A dataset, a view of one, or a mixture.
-        streams: The streams of the loader.
-
-    Raises:
-        UsageError: If the datasets of a mixture differ in it.
-    """
+    """Return the streams that show depth, and how their levels become distances."""
     parts = [part.depth for part in getattr(dataset, "datasets", [dataset])]
     found = {stream: parts[0][stream] for stream in streams if stream in parts[0]}
     for part in parts[1:]:
@@ -81,10 +69,7 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
     many before the frame as after it, for L = 1 the flow to the next frame. Beyond the ends of the video the first and
     the last flow are repeated.
 
-    Args:
-        frames: int64 [T].
-        num_frames: Frames of the video.
-        stack: L >= 1.
+    `frames`: int64 [T]. `num_frames`: frames of the video.
     """
     first = frames[:, None] - stack // 2 + np.arange(stack, dtype=np.int64)
     flows: IntArray = np.clip(first, 0, num_frames - 1).reshape(-1)
@@ -96,13 +81,7 @@ def flow_request(
 ) -> ClipRequest:
     """Return the request for both halves (x above y) of the stacked flow picture, as a single tall crop.
 
-    Args:
-        sample: Row of the sample.
-        frames: Flows, int64 [T * L].
-        box: Crop of the picture.
-        size: Output height and width of the picture.
-        info: The flow stream.
-        flip: Whether to mirror left and right.
+    `sample`: row of the sample. `frames`: flows, int64 [T * L].
     """
     half = info.height // 2
     tall = Box(box.y, box.x, half + box.height, box.width)
@@ -110,11 +89,7 @@ def flow_request(
 
 
 def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
-    """Check that the streams of a sample belong together.
-
-    Raises:
-        FormatError: If they do not.
-    """
+    """Check that the streams of a sample belong together."""
     flow = infos.get(FLOW)
     if flow is not None:
         check_flow(flow, infos.get(PICTURES))
@@ -130,11 +105,7 @@ def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
 
 
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
-    """Check that a stream is optical flow and matches the picture stream.
-
-    Raises:
-        FormatError: If it does not.
-    """
+    """Check that a stream is optical flow and matches the picture stream."""
     if not info.flow_bound or info.height % 4:
         raise FormatError(
             f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",

@@ -115,11 +115,7 @@ ONE_VIEW: Final = Views()
 def check_views(
     views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1, audio: bool = False
 ) -> None:
-    """Check that a loader can produce these views.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """Check that a loader can produce these views."""
     if audio:
         raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
     if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):

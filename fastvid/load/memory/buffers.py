@@ -53,11 +53,7 @@ def _take(free: deque[_Block], size: int) -> _Block | None:
 
 
 class BufferPool:
-    """Page-aligned byte arrays, recycled. Thread-safe.
-
-    Args:
-        keep: Number of free buffers to keep, of whatever size; more are released to the system.
-    """
+    """Page-aligned byte arrays, recycled. Thread-safe."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -100,15 +96,7 @@ class SharedBufferPool(BufferPool):
     All buffers are in one anonymous file, mapped once by each process and much larger than needed: pages are allocated
     on first write and released when unused. Forked children share the file too, so their writes are visible here.
 
-    Args:
-        keep: Number of free buffers whose memory is kept.
-
-    Raises:
-        WorkerError: If the system cannot reserve the address space.
-
-    Attributes:
-        file: Descriptor of the file, for child processes.
-        size: Size of the file in bytes.
+    `size`: size of the file in bytes.
     """
 
     def __init__(self, keep: int) -> None:

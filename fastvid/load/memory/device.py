@@ -31,9 +31,6 @@ def resolve(device: str | torch.device) -> torch.device:
     """Return a device with its index, which for "cuda" is the calling thread's current one.
 
     Other threads have a current device of their own, GPU 0 at first, so the index has to be known before they start.
-
-    Raises:
-        UsageError: If there is no such GPU.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -57,11 +54,7 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 class LoaderStream:
-    """The stream of a loader's batches. On a CPU every method returns at once.
-
-    Args:
-        device: The device of the batches, from `resolve`.
-    """
+    """The stream of a loader's batches. On a CPU every method returns at once."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -90,12 +83,7 @@ class LoaderStream:
         return upload(host, self.device)
 
     def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
-        """Give tensors of this stream to the calling thread's current stream.
-
-        Args:
-            tensors: Tensors allocated on this stream.
-            done: From `mark`, after they were written.
-        """
+        """Give tensors of this stream to the calling thread's current stream."""
         if done is None:
             return
         consumer = torch.cuda.current_stream(self.device)

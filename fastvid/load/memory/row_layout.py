@@ -15,18 +15,12 @@ from fastvid.runtime.arrays import UInt8Array
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """Layout of one row of a batch.
-
-    Attributes:
-        num_frames: T.
-        size: Height and width in pixels.
-        order: Order of the axes in memory: "CTHW", "TCHW" or "THWC".
-        channels: Scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
-    """
+    """Layout of one row of a batch."""
 
     num_frames: int
-    size: tuple[int, int]
+    size: tuple[int, int]  # height and width in pixels
     order: str = "CTHW"
+    # scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     channels: tuple[tuple[float, float], ...] | None = None
 
     @property
@@ -71,9 +65,7 @@ class RowLayout:
     def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
         """Convert decoded values and write them to the row.
 
-        Args:
-            row: Viewed as [3, T, H, W].
-            levels: Decoded values, uint8 [3, T, H, W].
+        `row`: viewed as [3, T, H, W]. `levels`: decoded values, uint8 [3, T, H, W].
         """
         if self.channels is None:
             row[...] = levels
@@ -90,12 +82,7 @@ class RowLayout:
 
 @dataclass(frozen=True, slots=True)
 class SharedRow:
-    """A row in memory shared between processes.
+    """A row in memory shared between processes."""
 
-    Attributes:
-        offset: Offset of its first byte.
-        layout: Its layout.
-    """
-
-    offset: int
+    offset: int  # offset of its first byte
     layout: RowLayout

@@ -40,14 +40,9 @@ def rank_slice(batch: int, rank: int, world: int, group: int = 1) -> tuple[int, 
 def rank_rows(rows: int, samples: int, world: World, group: int = 1) -> IntArray:
     """Return which samples of a global batch a rank gets.
 
-    Args:
-        rows: Rows of the global batch over all ranks.
-        samples: Samples in it, at most `rows`; the rows after them are masked.
-        world: The rank and the world size.
-        group: Consecutive rows that stay on one rank.
-
-    Returns:
-        Numbers of the samples within the batch, int64 [b], b >= 1; MASKED for a row without a sample.
+    `rows`: rows of the global batch over all ranks. `samples`: samples in it, at most `rows`; the rows after them
+    are masked. `group`: consecutive rows that stay on one rank. Returns numbers of the samples within the batch,
+    int64 [b], b >= 1; MASKED for a row without a sample.
     """
     first, end = rank_slice(rows, world.rank, world.size, group)
     # An empty share gets one group of masked rows, which must not be those of the next rank.
@@ -58,21 +53,15 @@ def rank_rows(rows: int, samples: int, world: World, group: int = 1) -> IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Share:
-    """One rank's rows of one global batch.
-
-    Attributes:
-        start: The global batch's first position.
-        stop: One past its last position.
-        positions: Positions of this rank's rows in the epoch's order, int64 [b], b >= 1; MASKED for a row without a
-            sample. Those of a planned batch are not consecutive.
-        shape: Shape that all rows of the global batch get; None if sampler and crop decide it.
-        bins: First row of each of this rank's bins, and the number of rows, int64 [n + 1]; None if rows are not packed.
-    """
+    """One rank's rows of one global batch."""
 
     start: int
     stop: int
+    # positions of this rank's rows in the epoch's order, int64 [b], b >= 1; MASKED for a row without a sample.
+    # Those of a planned batch are not consecutive.
     positions: IntArray
-    shape: ClipShape | None = None
+    shape: ClipShape | None = None  # shape that all rows of the global batch get; None if sampler and crop decide it
+    # first row of each of this rank's bins, and the number of rows, int64 [n + 1]; None if rows are not packed.
     bins: IntArray | None = None
 
     @property
@@ -98,11 +87,7 @@ class EpochBatches(Protocol):
         ...
 
     def shares(self, position: int, /) -> Iterator[Share]:
-        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily.
-
-        Raises:
-            StateError: If no batch begins at `position`.
-        """
+        """Yield this rank's rows of each global batch from `position` to the end of the epoch, computed lazily."""
         ...
 
 
@@ -116,35 +101,22 @@ class Batching(Protocol):
         ...
 
     def epoch(self, order: EpochOrder, /) -> EpochBatches:
-        """Return the batches of an epoch.
-
-        Raises:
-            UsageError: If its samples do not fill one batch.
-        """
+        """Return the batches of an epoch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of an epoch: ranges of its order. Any position may begin a batch.
+    """The batches of an epoch: ranges of its order. Any position may begin a batch."""
 
-    Attributes:
-        num_samples: Samples per epoch.
-        size: Samples per global batch.
-        last: How to treat the remaining samples at the end of the epoch: "drop" discards them; "mask" pads the batch
-            with masked rows, so that every batch has the same shape; "keep" makes a smaller batch in which every rank
-            has at least one row, masked if there are fewer samples than ranks, or `clips_per_video` of them.
-        world: The rank and the world size.
-        group: Consecutive rows that stay on one rank; must divide `size`, and above 1 requires last="drop".
-        clips_per_video: Consecutive positions of the same video, which stay on one rank too; must divide `size` and
-            `num_samples`.
-    """
-
-    num_samples: int
-    size: int
+    num_samples: int  # samples per epoch
+    size: int  # samples per global batch
+    # how to treat the remaining samples at the end of the epoch: "drop" discards them; "mask" pads the batch with
+    # masked rows, so that every batch has the same shape; "keep" makes a smaller batch in which every rank has at
+    # least one row, masked if there are fewer samples than ranks, or `clips_per_video` of them.
     last: Last
     world: World
-    group: int = 1
+    group: int = 1  # consecutive rows that stay on one rank; must divide `size`, and above 1 requires last="drop"
     clips_per_video: int = 1
 
     def __post_init__(self) -> None:
@@ -189,11 +161,7 @@ class Batches:
         return self
 
     def count(self, position: int) -> int:
-        """Return the number of batches from `position` to the end of the epoch.
-
-        Raises:
-            StateError: If `position` is between the clips of a video.
-        """
+        """Return the number of batches from `position` to the end of the epoch."""
         if position % self.clips_per_video:
             raise StateError(
                 f"position {position} is between the {self.clips_per_video} clips of a video",

@@ -52,11 +52,8 @@ class BlockShuffle:
 class BlockOrder:
     """Block-shuffled order of one epoch.
 
-    Args:
-        sizes: Samples in each shard, int64 [S]; samples are numbered through the shards in this order.
-        window: Maximum samples per window; window sizes of an epoch differ by at most one sample.
-        seed: 0 <= seed < 2**64.
-        epoch: 0 <= epoch < 2**64.
+    `sizes`: samples in each shard, int64 [S]; samples are numbered through the shards in this order. `window`:
+    maximum samples per window; window sizes of an epoch differ by at most one sample.
     """
 
     def __init__(self, sizes: IntArray, window: int, seed: int, epoch: int) -> None:

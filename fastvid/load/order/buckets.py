@@ -183,11 +183,7 @@ class Buckets:
 class PlannedBuckets:
     """The buckets of a dataset's samples, see `fastvid.load.order.batches.Batching`.
 
-    Args:
-        buckets: The shapes.
-        assigned: The bucket of each sample, int16 [N]; -1 for none.
-        world: The rank and the world size.
-        last: How to treat incomplete batches.
+    `assigned`: the bucket of each sample, int16 [N]; -1 for none.
     """
 
     def __init__(self, buckets: Buckets, assigned: npt.NDArray[np.int16], world: World, last: Last) -> None:

@@ -74,19 +74,7 @@ class _GroupShares:
 class EpochOrders:
     """The sample orders of a loader's epochs.
 
-    Args:
-        dataset: The samples.
-        shuffle: True for a uniform order, a `BlockShuffle`, or False for dataset order.
-        balance: Class shares.
-        clips_per_video: Consecutive positions that visit the same sample.
-
-    Raises:
-        UsageError: If arguments contradict each other, or if `balance` is given and no sample has a label.
-
-    Attributes:
-        num_samples: Positions per epoch.
-        clips_per_video: Consecutive positions that visit the same sample.
-        text: Everything that determines the order besides seed and epoch, for the loader's fingerprint.
+    `dataset`: the samples.
     """
 
     def __init__(

@@ -19,12 +19,11 @@ _S16, _S13 = np.uint32(16), np.uint32(13)
 def mix64(words: UInt64Array) -> UInt64Array:
     """Apply SplitMix64's finaliser, a bijection of 64-bit words.
 
-    Args:
-        words: uint64, at least one dimension (numpy warns when a scalar overflows, not when an array does).
-
     Source:
         Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014; constants of variant 13 of
         Stafford's "Better bit mixing".
+
+    `words`: uint64, at least one dimension (numpy warns when a scalar overflows, not when an array does).
     """
     words = (words ^ (words >> _S30)) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> _S27)) * np.uint64(0x94D049BB133111EB)
@@ -41,11 +40,10 @@ def mix64_int(word: int) -> int:
 def mix32(words: UInt32Array) -> UInt32Array:
     """Apply MurmurHash3's 32-bit finaliser, a bijection of 32-bit words.
 
-    Args:
-        words: uint32, at least one dimension.
-
     Source:
         Appleby: MurmurHash3, fmix32.
+
+    `words`: uint32, at least one dimension.
     """
     words = (words ^ (words >> _S16)) * np.uint32(0x85EBCA6B)
     words = (words ^ (words >> _S13)) * np.uint32(0xC2B2AE35)

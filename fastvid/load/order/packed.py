@@ -117,11 +117,7 @@ class Packed:
 class PlannedBins:
     """The tokens of a dataset's samples, see `fastvid.load.order.batches.Batching`.
 
-    Args:
-        packed: The bins.
-        tokens: Tokens of each sample, int64 [N]; 0 for a clip that is larger than a bin.
-        world: The rank and the world size.
-        last: How to treat the bins that do not fill a batch.
+    `tokens`: tokens of each sample, int64 [N]; 0 for a clip that is larger than a bin.
     """
 
     def __init__(self, packed: Packed, tokens: IntArray, world: World, last: Last) -> None:
@@ -218,16 +214,10 @@ class _PackedEpoch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """The steps of a block.
-
-    Attributes:
-        steps: The steps; their clips are indices of `positions`.
-        positions: Positions of the block's clips in the epoch's order, int64 [N].
-        begin: First position of the first step in the planned order.
-    """
+    """The steps of a block."""
 
     steps: Steps
-    positions: IntArray
+    positions: IntArray  # positions of the block's clips in the epoch's order, int64 [N]
     begin: int
 
     def left(self, position: int) -> int:

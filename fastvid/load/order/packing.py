@@ -17,14 +17,8 @@ from fastvid.runtime.world import World
 def best_fit(lengths: IntArray, capacity: int, window: int) -> list[list[int]]:
     """Pack clips into bins, each clip in the fullest bin that has room for it, the longest clips first.
 
-    Args:
-        lengths: Tokens of each clip, int64 [N], each 1 to `capacity`.
-        capacity: Tokens of a bin.
-        window: Clips that are packed together. The emptiest bin of a window is packed again with the next one, so that
-            only the last window leaves a bin with much room.
-
-    Returns:
-        The clips of each bin, indices of `lengths`; each clip in one bin, no bin empty.
+    `lengths`: tokens of each clip, int64 [N], each 1 to `capacity`. Returns the clips of each bin, indices of
+    `lengths`; each clip in one bin, no bin empty.
     """
     bins: list[list[int]] = []
     for begin in range(0, len(lengths), window):
@@ -62,30 +56,20 @@ def _best_fit(clips: Sequence[int], lengths: Sequence[int], capacity: int) -> li
 def cost(lengths: IntArray, quadratic_from: int) -> IntArray:
     """Return what clips cost a transformer that attends within each clip, in units of 1 / quadratic_from tokens.
 
-    Args:
-        lengths: Tokens of each clip, int64 [N].
-        quadratic_from: Tokens from which on attention costs more than the rest of the model.
-
-    Returns:
-        lengths * quadratic_from + lengths**2, int64 [N]: integers, so that sums are the same on any machine.
+    `lengths`: tokens of each clip, int64 [N]. Returns lengths * quadratic_from + lengths**2, int64 [N]: integers,
+    so that sums are the same on any machine.
     """
     return lengths * quadratic_from + lengths * lengths
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The bins of some steps, each step of the same number of bins.
+    """The bins of some steps, each step of the same number of bins."""
 
-    Attributes:
-        clips: The clips of all bins one after the other, int64 [N].
-        edges: The clips of bin b are clips[edges[b]:edges[b + 1]], int64 [S * R + 1]; bins are in the order of steps.
-        costs: Cost of each bin, int64 [S * R].
-        bins: Bins of a step, R.
-    """
-
-    clips: IntArray
+    clips: IntArray  # the clips of all bins one after the other, int64 [N]
+    # the clips of bin b are clips[edges[b]:edges[b + 1]], int64 [S * R + 1]; bins are in the order of steps.
     edges: IntArray
-    costs: IntArray
+    costs: IntArray  # cost of each bin, int64 [S * R]
     bins: int
 
     def __len__(self) -> int:
@@ -99,13 +83,9 @@ class Steps:
     def rows(self, step: int, world: World) -> tuple[IntArray, IntArray]:
         """Return what a rank gets of a step.
 
-        Args:
-            step: The step.
-            world: The rank and the world size, at most R.
-
-        Returns:
-            The clips of the rank's bins, int64 [b], b >= 1, and where they begin in it and where the last one ends,
-            int64 [n + 1]. If all its bins are empty, there is one clip -1 in the first.
+        `world`: the rank and the world size, at most R. Returns the clips of the rank's bins, int64 [b], b >=
+        1, and where they begin in it and where the last one ends, int64 [n + 1]. If all its bins are empty,
+        there is one clip -1 in the first.
         """
         first = step * self.bins
         own = bins_of_rank(self.costs[first : first + self.bins].tolist(), world)
@@ -134,15 +114,7 @@ class Steps:
 def in_steps(packed: list[list[int]], costs: IntArray, bins: int, *, split: bool) -> Steps:
     """Order bins by cost and cut them into steps, so that the bins of a step cost about the same.
 
-    Args:
-        packed: The clips of each bin.
-        costs: Cost of each clip.
-        bins: Bins of a step.
-        split: Whether to split bins in two, those with the most clips first, until the last step is complete.
-            Otherwise its missing bins are empty.
-
-    Returns:
-        The steps, most expensive first; only the last one can have empty bins.
+    Returns the steps, most expensive first; only the last one can have empty bins.
     """
     missing = -len(packed) % bins
     if split and missing:
@@ -175,16 +147,11 @@ def _split(packed: list[list[int]], costs: IntArray, more: int) -> list[list[int
 def bins_of_rank(costs: Sequence[int], world: World) -> list[int]:
     """Return the bins of a step that a rank gets: the longest processing time first, each to the least loaded rank.
 
-    Args:
-        costs: Cost of each bin, at least as many as ranks.
-        world: The rank and the world size.
-
-    Returns:
-        Numbers of the rank's bins, ascending. All ranks get the same number of bins if the world size divides it, else
-        numbers that differ by one.
-
     Source:
         Graham, Bounds on multiprocessing timing anomalies, SIAM J. Appl. Math. 1969, here with equal numbers of jobs.
+
+    `costs`: cost of each bin, at least as many as ranks. Returns numbers of the rank's bins, ascending. All ranks
+    get the same number of bins if the world size divides it, else numbers that differ by one.
     """
     room = [stop - start for start, stop in (rank_slice(len(costs), other, world.size) for other in range(world.size))]
     loads = [(0, other) for other in range(world.size)]

@@ -35,14 +35,7 @@ SORTED_LIMIT: Final = 65_536
 class Order:
     """The order in which one epoch visits the samples.
 
-    Args:
-        num_samples: Samples in the epoch, >= 0.
-        seed: 0 <= seed < 2**64.
-        epoch: 0 <= epoch < 2**64.
-        shuffle: False visits the samples in dataset order.
-
-    Raises:
-        UsageError: If an argument is out of range.
+    `num_samples`: samples in the epoch, >= 0. `shuffle`: false visits the samples in dataset order.
     """
 
     __slots__ = ("_half", "_keys", "_sorted", "epoch", "num_samples", "seed", "shuffle")
@@ -69,14 +62,8 @@ class Order:
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions of the epoch.
 
-        Args:
-            positions: Integers, 0 <= p < num_samples, any order, int64 [N].
-
-        Returns:
-            Rows of the dataset, int64 [N]. Over all positions each row occurs exactly once.
-
-        Raises:
-            UsageError: If a position is out of range.
+        `positions`: integers, 0 <= p < num_samples, any order, int64 [N]. Returns rows of the dataset, int64
+        [N]. Over all positions each row occurs exactly once.
         """
         wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):

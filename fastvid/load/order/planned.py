@@ -26,16 +26,7 @@ PLAN_VERSION: Final = "fastvid-plan-1"
 def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: Callable[[int], str], hint: str) -> None:
     """Log samples that no batch can contain, or raise.
 
-    Args:
-        fits: Whether each sample fits, bool [N].
-        sizes: The sizes of the clips.
-        unfit: What to do.
-        what: What is wrong with the samples.
-        key: Returns the key of a sample.
-        hint: How to avoid it.
-
-    Raises:
-        UsageError: If there are some and `unfit` is "raise", or if no sample fits.
+    `fits`: whether each sample fits, bool [N]. `what`: what is wrong with the samples.
     """
     found = np.flatnonzero(~fits)
     if not len(found):
@@ -49,13 +40,8 @@ def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: C
 def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
     """Return the number of the batch that follows `position`, `len(starts)` if none does.
 
-    Args:
-        position: Samples delivered.
-        starts: First position of each batch, int64 [S], ascending.
-        stops: One past the last position of each batch, int64 [S].
-
-    Raises:
-        StateError: If a batch contains `position`.
+    `position`: samples delivered. `starts`: first position of each batch, int64 [S], ascending. `stops`: one past
+    the last position of each batch, int64 [S].
     """
     number = int(np.searchsorted(starts, position))
     if number and stops[number - 1] > position:

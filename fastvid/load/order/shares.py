@@ -35,12 +35,7 @@ class Members(Protocol):
 class GroupedOrder:
     """The order of one epoch over groups with fixed shares.
 
-    Args:
-        sizes: Samples in each group, >= 1.
-        counts: Positions of each group in an epoch, >= 0.
-        members: Maps a group and an index in it to the sample.
-        seed: 0 <= seed < 2**64.
-        epoch: 0 <= epoch < 2**64.
+    `sizes`: samples in each group, >= 1.
     """
 
     def __init__(self, sizes: Sequence[int], counts: Sequence[int], members: Members, seed: int, epoch: int) -> None:
@@ -95,12 +90,7 @@ class GroupedOrder:
 def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """Divide `total` positions in proportion to the weights, by largest remainders (ties go to the first group).
 
-    Args:
-        total: Positions, >= 0.
-        weights: Non-negative, at least one positive.
-
-    Returns:
-        Integers that add up to `total`.
+    `weights`: non-negative, at least one positive. Returns integers that add up to `total`.
     """
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights]

@@ -22,17 +22,11 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipSizes:
-    """What sampler and crop make of each sample.
+    """What sampler and crop make of each sample."""
 
-    Attributes:
-        frames: Frames, int64 [N].
-        heights: Height in pixels, int64 [N].
-        widths: Width in pixels, int64 [N].
-    """
-
-    frames: IntArray
-    heights: IntArray
-    widths: IntArray
+    frames: IntArray  # frames, int64 [N]
+    heights: IntArray  # height in pixels, int64 [N]
+    widths: IntArray  # width in pixels, int64 [N]
 
     def __post_init__(self) -> None:
         shapes = {getattr(self, one.name).shape for one in fields(self)}
@@ -47,9 +41,7 @@ class ClipSizes:
     def tokens(self, patch: ClipShape, merge: int = 1) -> IntArray:
         """Return the patches that cover each clip, int64 [N].
 
-        Args:
-            patch: Frames, height and width of a patch.
-            merge: Heights and widths are rounded up to this number of patches.
+        `patch`: frames, height and width of a patch.
         """
         count = -(-self.frames // patch[0]) * merge**2
         count *= -(-self.heights // (patch[1] * merge))
@@ -69,11 +61,7 @@ def patches(shape: ClipShape, patch: ClipShape) -> int:
 def report_unfit(samples: IntArray, total: int, what: str, describe: Callable[[int], str]) -> str:
     """Return a message about samples that no batch can contain; it names the first few.
 
-    Args:
-        samples: The samples, int64 [M], M >= 1.
-        total: Samples of the dataset.
-        what: What is wrong with them.
-        describe: Returns a sample's key and size.
+    `samples`: the samples, int64 [M], M >= 1. `total`: samples of the dataset.
     """
     named = "; ".join(describe(sample) for sample in samples[:_NAMED].tolist())
     more = f"; and {len(samples) - _NAMED:,} more" if len(samples) > _NAMED else ""
@@ -81,11 +69,7 @@ def report_unfit(samples: IntArray, total: int, what: str, describe: Callable[[i
 
 
 def check_shape(name: str, shape: object) -> ClipShape:
-    """Return three positive integers as a tuple.
-
-    Raises:
-        UsageError: If they are not.
-    """
+    """Return three positive integers as a tuple."""
     if not isinstance(shape, Sequence) or len(shape) != 3:
         raise UsageError(f"{name} is {shape!r}, expected (frames, height, width)", hint="give three integers")
     frames, height, width = (check_integer(name, side, 1) for side in shape)

@@ -32,12 +32,7 @@ def resolve_subset(dataset: _Other) -> _Other: ...
 
 
 def resolve_subset(dataset: Any) -> Any:
-    """Return the samples that a `Subset` of a dataset selects, in its order; any other dataset as it is.
-
-    Raises:
-        UsageError: If it is neither, or selects a sample twice.
-        SampleNotFoundError: If the subset has an index outside its dataset.
-    """
+    """Return the samples that a `Subset` of a dataset selects, in its order; any other dataset as it is."""
     # Worker processes use mixtures without torch; where nobody has imported torch, nothing is its Subset.
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(dataset, torch_data.Subset):

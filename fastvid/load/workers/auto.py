@@ -44,31 +44,17 @@ _MARGIN: Final = 1.5
 
 @dataclass(frozen=True, slots=True)
 class BackendChoice:
-    """The chosen back-end and the reason.
-
-    Attributes:
-        name: Name of the back-end, or of several joined by "+".
-        rates: Clips per second of each measured back-end; 0 if it failed.
-        reason: One line for users.
-    """
+    """The chosen back-end and the reason."""
 
     name: str
-    rates: dict[str, float]
+    rates: dict[str, float]  # clips per second of each measured back-end; 0 if it failed
     reason: str
 
 
 def agree(
     clips: Sequence[Clip], world: World, stream: LoaderStream, num_threads: int, kinds: frozenset[type]
 ) -> BackendChoice:
-    """Return rank 0's choice on every rank. Collective if torch's process group has the size of `world`.
-
-    Args:
-        clips: Clips of this rank to decode.
-        world: Rank and world size.
-        stream: Where batches are allocated.
-        num_threads: Threads that decode on the CPU.
-        kinds: Output types that a back-end must support; empty allows any.
-    """
+    """Return rank 0's choice on every rank. Collective if torch's process group has the size of `world`."""
     if world.size == 1:
         return choose(clips, stream, num_threads, kinds)
     import torch.distributed as dist
@@ -100,14 +86,7 @@ def _collective_device() -> torch.device:
 def choose(
     clips: Sequence[Clip], stream: LoaderStream, num_threads: int, kinds: frozenset[type] = frozenset()
 ) -> BackendChoice:
-    """Measure the back-ends that can decode the clips and return the fastest.
-
-    Args:
-        clips: Clips to decode; a few dozen.
-        stream: Where batches are allocated.
-        num_threads: Threads that decode on the CPU.
-        kinds: Output types that a back-end must support; empty allows any.
-    """
+    """Measure the back-ends that can decode the clips and return the fastest."""
     able = candidates(clips, stream.device, kinds)
     if len(able) < 2:
         return BackendChoice(able[0][0].name if able else DEFAULT, {}, "no other back-end to measure on this machine")

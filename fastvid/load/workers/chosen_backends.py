@@ -32,26 +32,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class BatchShape:
-    """Contents of a batch.
-
-    Attributes:
-        product: Specification of a clip's tensor.
-        dtype: Data type of optical flow.
-        streams: The streams of each sample.
-        flow_stack: Flow pictures per frame.
-        depth: The streams that show depth, and how their levels become distances.
-        views: Whether each row is several clips of one sample.
-        clips_per_video: Neighbouring rows that show the same sample.
-        planned: Whether the plan of each batch decides the shape of its clips.
-        stage: Transforms of RGB, between its decoding and `product`; None for none.
-    """
+    """Contents of a batch."""
 
     product: VideoSpec
     dtype: torch.dtype
     streams: tuple[str, ...]
     flow_stack: int
-    views: bool
-    clips_per_video: int
+    views: bool  # whether each row is several clips of one sample
+    clips_per_video: int  # neighbouring rows that show the same sample
     planned: bool
     stage: TransformStage | None = None
     depth: Mapping[str, DepthScale] = field(default_factory=dict)
@@ -73,21 +61,7 @@ class BatchShape:
 
 
 class ActiveBackends:
-    """The back-ends in use, once chosen.
-
-    Args:
-        shape: Contents of a batch.
-        num_threads: Threads that decode on the CPU.
-        workers: Who decodes, and how far ahead.
-
-    Attributes:
-        backend: The back-ends in use, combined into one; `AUTO` before any is chosen.
-        chosen: Whether they were chosen by measurement.
-        join: Whether clips of the same sample are decoded together and cut out of shared planes.
-        pool: Host memory that all decode threads and processes can write to.
-        lanes: For each decode thread, the pool that it takes its lane from.
-        finisher: Allocates the batches' memory.
-    """
+    """The back-ends in use, once chosen."""
 
     def __init__(
         self,
@@ -114,11 +88,7 @@ class ActiveBackends:
         return self._shared and not shape.together and shape.streams == ("rgb",) and known
 
     def use(self, chosen: Sequence[Backend]) -> None:
-        """Use these back-ends from now on.
-
-        Raises:
-            UsageError: If they do not support the output that a batch needs.
-        """
+        """Use these back-ends from now on."""
         shape, name = self._shape, merge(chosen).name
         planes = all(Planes in one.load().outputs for one in chosen)
         if shape.depths and not all(Levels in one.load().outputs for one in chosen):

@@ -32,34 +32,21 @@ class Target(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipTask:
-    """One clip to make.
+    """One clip to make."""
 
-    Attributes:
-        row: Its row of the target.
-        source: A row to plan, a `Clip` to fetch, or packets to decode.
-        target: Where to write it.
-        sounds: Sounds to make with it, one for each of the batch's rows that it becomes.
-    """
-
-    row: int
-    source: BatchRow | EncodedClip
+    row: int  # its row of the target
+    source: BatchRow | EncodedClip  # A row to plan, a `Clip` to fetch, or packets to decode
     target: Target
+    # sounds to make with it, one for each of the batch's rows that it becomes.
     sounds: Sequence[SoundTask] = field(default=(), kw_only=True)
 
 
 class ClipResult(NamedTuple):
-    """The result of a task.
-
-    Attributes:
-        number: Number of the task.
-        error: Why it failed; None if it did not.
-        frames: Frames shown, int64 [T]; None if the worker did not plan the clip.
-        counters: Cost of the task, or on the first result the cost of several; None if counted elsewhere.
-    """
+    """The result of a task."""
 
     number: int
     error: Exception | None
-    frames: IntArray | None
+    frames: IntArray | None  # frames shown, int64 [T]; None if the worker did not plan the clip
     counters: Counters | None
 
 
@@ -87,12 +74,7 @@ class Lane(Protocol):
 
 
 class ClipWorker:
-    """A decoder and the memory that clips are read into. For one thread at a time.
-
-    Args:
-        decoder: The decoder; closed with the worker.
-        max_clips: Maximum number of clips per decoder call; by default the decoder's own maximum.
-    """
+    """A decoder and the memory that clips are read into. For one thread at a time."""
 
     at_once: int = FETCH_CLIPS
 

@@ -50,19 +50,7 @@ _JOIN_SECONDS: Final = 10.0
 
 
 class BatchPipeline:
-    """The threads of one iteration, and what they have prefetched of the next.
-
-    Args:
-        parts: The epochs in order, each begun when all batches of those before it are planned.
-        lanes: For each decode thread, the pool that it takes its lane from.
-        finisher: Allocates the batches' memory.
-        prefetch: Maximum number of batches in progress or ready.
-        follows: Whether there are several epochs.
-        finishes_ahead: Whether a thread may finish batches.
-        sounds: Allocates the sound of batches; None for none.
-        num_fetchers: Threads that prefetch for the decode threads, for storage with high latency. If 0, each decode
-            thread reads its own clips, which keeps them in its CPU cache.
-    """
+    """The threads of one iteration, and what they have prefetched of the next."""
 
     def __init__(
         self,
@@ -100,11 +88,7 @@ class BatchPipeline:
         )
 
     def start(self, epoch: int) -> None:
-        """Start the threads, which continue with what was prefetched before.
-
-        Args:
-            epoch: The epoch that `next` delivers.
-        """
+        """Start the threads, which continue with what was prefetched before."""
         # A child of a fork between two iterations continues by itself: no thread was running.
         self._pid, self._epoch, self._stopped = os.getpid(), epoch, False
         self._fetching, self._active = self._ahead, {}
@@ -136,12 +120,7 @@ class BatchPipeline:
         return len(self._tasks)
 
     def next(self, timeout: float) -> PendingBatch | None:
-        """Return the next batch, complete and if possible finished, or None after the last of the epoch.
-
-        Raises:
-            WorkerError: If it takes longer than `timeout` seconds, or another process began the iteration.
-            Exception: The error that ended a thread.
-        """
+        """Return the next batch, complete and if possible finished, or None after the last of the epoch."""
         if os.getpid() != self._pid:
             raise WorkerError(
                 f"process {self._pid} began the iteration; process {os.getpid()} has none of its threads",

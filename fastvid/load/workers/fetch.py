@@ -31,20 +31,8 @@ def fetch(
 ) -> tuple[EncodedClip, Counters]:
     """Read and check the packets needed to decode a request; return them and their cost without times.
 
-    Args:
-        shard: Shard that contains the sample.
-        row: Row of the sample in the shard.
-        request: Frames and crop to decode.
-        key: The sample's key, for messages.
-        info: The stream, if the caller has it already.
-        gap: Packets at most this many bytes apart are read together; by default the storage's own value.
-        scratch: Memory to read into; by default new memory.
-
-    Raises:
-        StorageError: If the shard is missing or ends inside a packet.
-        ChecksumError: If a packet differs from the indexed one.
-        FormatError: If the packet table points outside the sample's bytes.
-        UsageError: If a frame or the crop is outside the stream.
+    `row`: row of the sample in the shard. `request`: frames and crop to decode. `gap`: packets at most this many
+    bytes apart are read together; by default the storage's own value.
     """
     try:
         reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
@@ -90,11 +78,7 @@ def are_near(one: Clip, other: Clip) -> bool:
 
 
 def fetch_together(clips: Sequence[Clip]) -> list[tuple[EncodedClip, Counters]]:
-    """Run `fetch_clip` for clips of one file: bytes that several need, or that are near each other, are read once.
-
-    Raises:
-        FastvidError: If a clip cannot be read; fetch each by itself to know which.
-    """
+    """Run `fetch_clip` for clips of one file: bytes that several need, or that are near each other, are read once."""
     shard = clips[0].shard
     readers = [shard.reader(clip.shard_row, clip.request.stream) for clip in clips]
     tables = [shard.table(clip.shard_row, clip.request.stream) for clip in clips]
@@ -137,11 +121,7 @@ def fetch_together(clips: Sequence[Clip]) -> list[tuple[EncodedClip, Counters]]:
 
 
 def fetch_sounds(sounds: Sequence[SoundTask], counters: Counters) -> tuple[SoundTask, ...]:
-    """Read and check the packets of sounds, and add their cost, without `fetch_seconds`, to `counters`.
-
-    Raises:
-        FastvidError: See `fastvid.audio.packets.fetch_audio`.
-    """
+    """Read and check the packets of sounds, and add their cost, without `fetch_seconds`, to `counters`."""
     if not sounds:
         return ()
     begun = time.perf_counter()

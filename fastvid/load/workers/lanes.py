@@ -28,11 +28,7 @@ AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec)
 
 
 class Lanes:
-    """A pool of lanes with one back-end, kept open between iterations.
-
-    Args:
-        open_lane: Opens a lane, see `open_lane`.
-    """
+    """A pool of lanes with one back-end, kept open between iterations."""
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
         self._open = open_lane
@@ -64,11 +60,7 @@ def open_lane(
 ) -> Lane:
     """Open a lane with its own decoder, in the thread that uses it.
 
-    Args:
-        one: The back-end.
-        device: Device of the batches, with its index.
-        clip_timeout: Seconds without progress after which a worker process is killed.
-        memory: If given, decode in a worker process that writes to this memory; otherwise decode in this process.
+    `clip_timeout`: seconds without progress after which a worker process is killed.
     """
     return ClipWorker(open_decoder(one, device)) if memory is None else ProcessLane(one, clip_timeout, memory)
 
@@ -79,16 +71,7 @@ def open_decoder(one: Backend, device: torch.device) -> Decoder:
 
 
 def choose_backends(decoder: str | Backend, device: torch.device) -> tuple[Backend, ...]:
-    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu".
-
-    Args:
-        decoder: The names, or a back-end.
-        device: Device of the batches, with its index.
-
-    Raises:
-        UsageError: If a name is unknown or listed twice.
-        MissingDependency: If a back-end is not available on this machine.
-    """
+    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu"."""
     chosen = (decoder,) if isinstance(decoder, Backend) else tuple(backend(name) for name in decoder.split("+"))
     if len({one.name for one in chosen}) < len(chosen):
         raise UsageError(f"decoder {decoder!r} names a back-end twice")
@@ -115,14 +98,7 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 def split_lanes(
     chosen: Sequence[Backend], num_threads: int, device_lanes: int | None, device: torch.device
 ) -> list[Backend]:
-    """Return the back-end of each decode thread.
-
-    Args:
-        chosen: The back-ends. CPU back-ends share the threads equally.
-        num_threads: Total threads of the CPU back-ends.
-        device_lanes: Lanes of each GPU back-end; by default the number that the back-end recommends.
-        device: Device of the batches, with its index.
-    """
+    """Return the back-end of each decode thread."""
     on_cpu = sum(not on_device(one) for one in chosen)
     split: list[Backend] = []
     for one in chosen:

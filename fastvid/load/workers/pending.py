@@ -20,14 +20,7 @@ from fastvid.runtime.arrays import IntArray
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EpochPart:
-    """One epoch of a pipeline, or the rest of one.
-
-    Attributes:
-        epoch: The epoch.
-        plans: Its batches in order; computed in the planner thread.
-        assembler: Makes its batches of complete canvases.
-        planner: Plans, in worker processes, the clips that `plans` left unplanned.
-    """
+    """One epoch of a pipeline, or the rest of one."""
 
     epoch: int
     plans: Iterator[BatchPlan]
@@ -37,26 +30,14 @@ class EpochPart:
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
-    """A batch in progress.
-
-    Attributes:
-        part: Its epoch.
-        plan: Its samples and clips.
-        canvas: Its memory.
-        pending: Number of clips not finished.
-        errors: Errors by row.
-        frames: Frames shown by each row, filled as clips are planned.
-        sound: Its sound; None for none.
-        counters: Its cost.
-        finished: The finished batch, with an event of the loader's stream behind its work, until it is delivered.
-    """
+    """A batch in progress."""
 
     part: EpochPart
-    plan: BatchPlan
+    plan: BatchPlan  # its samples and clips
     canvas: Canvas
     pending: int
-    errors: dict[int, Exception]
-    frames: dict[int, IntArray]
+    errors: dict[int, Exception]  # errors by row
+    frames: dict[int, IntArray]  # frames shown by each row, filled as clips are planned
     sound: BatchSound | None = None
     counters: Counters = field(default_factory=Counters)
     finished: tuple[Batch, torch.cuda.Event | None] | None = None

@@ -79,13 +79,7 @@ _HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and
 
 
 class ProcessLane:
-    """A worker process, used by one thread at a time.
-
-    Args:
-        backend: The worker's decoder back-end.
-        clip_seconds: Maximum time for reading, and for decoding, a clip.
-        memory: Memory that the worker writes into.
-    """
+    """A worker process, used by one thread at a time."""
 
     max_clips: int = 1
     at_once: int = PROCESS_CLIPS
@@ -103,10 +97,6 @@ class ProcessLane:
         """See `fastvid.load.workers.clip_worker.Lane`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
-
-        Raises:
-            MissingDependency: If the decoder cannot be opened in the worker.
-            WorkerError: If no worker starts.
         """
         # One batch at a time, because costs are counted per batch.
         for _, group in itertools.groupby(range(len(tasks)), key=lambda number: tasks[number].target):
@@ -232,9 +222,7 @@ class _NoAnswer(Exception):
 class _WorkerProcess:
     """A worker process and what it has been sent.
 
-    Args:
-        words: For its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
-        place: The `Status` array.
+    `words`: for its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
     """
 
     def __init__(self, words: tuple[int, int, int, float], status: npt.NDArray[np.int64]) -> None:
@@ -290,15 +278,7 @@ class _WorkerProcess:
     ) -> Answer:
         """Send a message and return the worker's answer.
 
-        Args:
-            message: The back-end, or the orders.
-            frames: For each order, how many frames the worker plans.
-            seconds: Maximum time without progress.
-            at: Called with the order being processed; returns False if the answer is no longer needed.
-
-        Raises:
-            _NoAnswer: If the worker made no progress for `seconds`, died or sent an invalid answer, or the answer is no
-                longer needed.
+        `frames`: for each order, how many frames the worker plans.
         """
         status = self._status
         status[Status.STOP] = 0

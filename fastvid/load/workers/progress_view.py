@@ -39,11 +39,7 @@ def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | No
 
 
 class JsonLines:
-    """Appends a line for each batch to a file.
-
-    Args:
-        path: The file; its folder must exist.
-    """
+    """Appends a line for each batch to a file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -115,9 +111,6 @@ class CopyClock:
     """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
 
     The host never waits: each measurement is read after the stream has passed it.
-
-    Args:
-        device: The device; on a CPU nothing is copied, so nothing is measured.
     """
 
     def __init__(self, device: torch.device) -> None:

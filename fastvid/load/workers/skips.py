@@ -18,14 +18,7 @@ fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer tha
 
 
 class Skips:
-    """A loader's policy for failed clips.
-
-    Args:
-        on_error: "raise", or how many to skip.
-
-    Raises:
-        UsageError: If it is something else.
-    """
+    """A loader's policy for failed clips."""
 
     def __init__(self, on_error: OnError) -> None:
         if on_error != "raise" and not isinstance(on_error, Skip):
@@ -37,19 +30,8 @@ class Skips:
     ) -> dict[int, Exception]:
         """Count the failed clips of a batch.
 
-        Args:
-            errors: By row of the canvas, see `fastvid.load.batch.canvas`.
-            rows: Rows of the batch.
-            step: Counters of this batch; updated.
-            total: Counters of all batches before.
-            views: Canvas rows for each row of each stream.
-
-        Returns:
-            The first error of each masked row.
-
-        Raises:
-            FastvidError: If errors are raised, or too many clips were skipped.
-            Exception: If the error is not the clip's fault.
+        `errors`: by row of the canvas, see `fastvid.load.batch.canvas`. `rows`: rows of the batch. `views`:
+        canvas rows for each row of each stream. Returns the first error of each masked row.
         """
         first: dict[int, Exception] = {}
         for row in sorted(errors):

@@ -59,71 +59,38 @@ STATUS_BYTES: Final = 8 * len(Status)
 
 
 class SoundOrder(NamedTuple):
-    """The sound of one row of a batch, sent with the order of its clip.
+    """The sound of one row of a batch, sent with the order of its clip."""
 
-    Attributes:
-        offset: Offset of the samples, float32 [C, S], in the shared memory.
-        mask: Offset of the mask, bool [S].
-        channels: C.
-        samples: S.
-        window: Which samples to make.
-        packets: Their packets, if the parent has read those of the clip; None if the sample has no audio.
-    """
-
-    offset: int
-    mask: int
+    offset: int  # offset of the samples, float32 [C, S], in the shared memory
+    mask: int  # offset of the mask, bool [S]
     channels: int
     samples: int
-    window: AudioWindow
+    window: AudioWindow  # which samples to make
     packets: EncodedAudio | None
 
 
 class ClipOrder(NamedTuple):
-    """One clip to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold.
-
-    Attributes:
-        offset: Offset of the output in the shared memory.
-        layout: Number of the output's `RowLayout`; -1 for packed planes.
-        stem: Name of the shard.
-        row: Row of the sample in the shard.
-        key: The sample's key, for messages.
-        sample: The sample's number.
-        position: Position in the epoch's order.
-        folder: Number of the folder of shards.
-        tar_sha256: SHA-256 of the shard's tar: the worker opens the shard that the parent has checked.
-        request: Frames and crop to decode; None if the worker plans the clip.
-        info: The stream, if the clip is planned.
-        packets: The clip's packets, if the parent has read them; None if the worker reads them.
-        shape: Shape that the plan of the batch gives a clip that the worker plans; None if sampler and crop decide it.
-        sounds: The sounds of the rows that the clip becomes.
-        anchor: Frame of the video that the row is about, if the worker plans the clip; None for none.
-    """
+    """One clip to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
 
     offset: int
     layout: int
     stem: str = ""
-    row: int = 0
+    row: int = 0  # row of the sample in the shard
     key: str = ""
     sample: int = 0
     position: int = 0
     folder: int = 0
     tar_sha256: str = ""
-    request: ClipRequest | None = None
+    request: ClipRequest | None = None  # frames and crop to decode; None if the worker plans the clip
     info: StreamInfo | None = None
     packets: EncodedClip | None = None
     shape: ClipShape | None = None
-    sounds: Sequence[SoundOrder] = ()
-    anchor: int | None = None
+    sounds: Sequence[SoundOrder] = ()  # the sounds of the rows that the clip becomes
+    anchor: int | None = None  # frame of the video that the row is about, if the worker plans the clip; None for none
 
 
 class Answer(NamedTuple):
-    """The results of some orders.
-
-    Attributes:
-        made: By number of the order, in order of completion, without counters. Fewer than the orders if the worker was
-            told to stop.
-        costs: Total cost.
-    """
+    """The results of some orders."""
 
     made: list[ClipResult]
     costs: Counters
@@ -141,14 +108,7 @@ class Answer(NamedTuple):
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview, frames: Sequence[int], pid: int) -> Answer:
         """Parse and check the result of `to_bytes`.
 
-        Args:
-            header: Header of the message.
-            blobs: Blobs of the message.
-            frames: For each order, how many frames the worker plans.
-            pid: The worker's process id, for error notes.
-
-        Raises:
-            FormatError: If the answer is invalid.
+        `frames`: for each order, how many frames the worker plans.
         """
         try:
             made, start = dict[int, ClipResult](), 0
@@ -170,12 +130,7 @@ class Answer(NamedTuple):
 class WorkerState:
     """State of a worker process; also the `Target` of its tasks.
 
-    Args:
-        backend: The decoder back-end.
-        memory: Descriptor of the shared memory.
-        size: Size of the shared memory in bytes.
-        place: Offset of the `Status` array in it.
-        clip_seconds: Maximum time per step.
+    `size`: size of the shared memory in bytes.
     """
 
     def __init__(self, backend: Backend, memory: int, size: int, status: int, clip_seconds: float) -> None:

@@ -34,23 +34,14 @@ SHORT: Final = 64
 
 
 class Comparison:
-    """Decodes frames of a file in two ways.
-
-    Args:
-        file: The file.
-        tables: Its tables.
-    """
+    """Decodes frames of a file in two ways."""
 
     def __init__(self, file: FileReader, tables: Tables) -> None:
         self.file, self.tables = file, tables
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
     def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode packets; yield their numbers and frames, in display order.
-
-        Raises:
-            SourceError: If a packet does not decode.
-        """
+        """Decode packets; yield their numbers and frames, in display order."""
         chosen = records[packets]
         places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
         context = open_context(self.tables.codec, self.tables.extradata)
@@ -85,13 +76,8 @@ class Comparison:
     def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:
         """Return the first of some frames that differs from what FFmpeg makes of the file; None if none does.
 
-        Args:
-            info: The stream, of the file or a part of it.
-            records: Its PACKET_DTYPE records [P], with offsets from the start of the file.
-            frames: Frames of the stream.
-
-        Raises:
-            SourceError: If FFmpeg does not show such a frame.
+        `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
+        the stream.
         """
         table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         rows = np.flatnonzero(np.isin(records["frame"], frames)).tolist()

@@ -20,13 +20,7 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
 
     Packets before the first frame on which it depends are kept, but show no frame of the part.
 
-    Args:
-        found: The index of the video.
-        first: First frame of the part.
-        count: Number of its frames, at least 1.
-
-    Raises:
-        SourceError: If the video does not have these frames.
+    `count`: number of its frames, at least 1.
     """
     total = found.info.num_frames
     if count < 1 or first < 0 or first + count > total:
@@ -49,11 +43,7 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
 
 
 def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame and the number of frames that are shown from `start` until before `end`, in seconds.
-
-    Raises:
-        SourceError: If there is none.
-    """
+    """Return the first frame and the number of frames that are shown from `start` until before `end`, in seconds."""
     times = found.seconds
     if times is None:
         times = np.arange(found.info.num_frames) / float(found.info.fps)

@@ -25,18 +25,8 @@ KEPT: Final = 1 << 26
 class FileReader(io.RawIOBase):
     """One version of a file: read by ranges, or like an open file by a demuxer.
 
-    Args:
-        storage: Folder of the file.
-        name: Its name there.
-        version: Its version, which every read requests.
-        check: Called before every read from the storage; may raise.
-        head: Its first bytes, if they were read with the version.
-
-    Attributes:
-        version: The version.
-        size: Size in bytes.
-        bytes_read: Bytes that were read from the storage.
-        reads: Reads from the storage.
+    `head`: its first bytes, if they were read with the version. `size`: size in bytes. `bytes_read`: bytes that
+    were read from the storage.
     """
 
     def __init__(
@@ -64,13 +54,8 @@ class FileReader(io.RawIOBase):
     def part(self, offset: int, size: int, *, ahead: int = 0) -> bytes:
         """Return a range of the file, cut at its end; neighbours of what was read are read along and kept.
 
-        Args:
-            offset: First byte.
-            size: Number of bytes.
-            ahead: Bytes from `offset` that are read along if the range must be read.
-
-        Raises:
-            StorageError: If the file cannot be read, or is no longer of the version.
+        `offset`: first byte. `size`: number of bytes. `ahead`: bytes from `offset` that are read along if the
+        range must be read.
         """
         stop = min(offset + size, self.size)
         if offset >= stop:
@@ -84,11 +69,7 @@ class FileReader(io.RawIOBase):
         return joined[offset - first * BLOCK : stop - first * BLOCK]
 
     def whole(self) -> bytes:
-        """Return all of the file, without keeping it.
-
-        Raises:
-            StorageError: If the file cannot be read, or is no longer of the version.
-        """
+        """Return all of the file, without keeping it."""
         (data,) = self.parts([(0, self.size)]) if self.size else (b"",)
         return data
 
@@ -96,9 +77,6 @@ class FileReader(io.RawIOBase):
         """Return several ranges, given as (offset, size), with one read of the storage, which may be many requests.
 
         What was kept is not read again.
-
-        Raises:
-            StorageError: If a range is not inside the file, the file cannot be read, or is no longer of the version.
         """
         kept = [self._in_blocks(offset, size) for offset, size in ranges]
         missing = [one for one, known in zip(ranges, kept, strict=True) if not known]

@@ -60,14 +60,7 @@ class Proof(StrEnum):
 def index_in_place(file: FileReader, limits: Limits, proof: Proof) -> IndexedVideo:
     """Index the first video stream of a file.
 
-    Args:
-        file: The file.
-        limits: Limits on its size and number of frames.
-        proof: How much is compared with an independent decode.
-
-    Raises:
-        SourceError: If it is no video, is damaged, or cannot be indexed.
-        StorageError: If it cannot be read, or is no longer of the version.
+    `limits`: limits on its size and number of frames.
     """
     if proof is Proof.ALL or sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
         return _index_whole(file, limits)
@@ -238,15 +231,7 @@ def _early(records: RecordArray) -> list[int]:
 def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits: Limits) -> Iterator[str]:
     """Yield what is wrong with the index of a file, or of a part of it.
 
-    Args:
-        file: The file.
-        info: The stream.
-        records: Its PACKET_DTYPE records [P].
-        limits: Limits on the size and number of frames.
-
-    Raises:
-        SourceError: If the file is damaged.
-        StorageError: If it cannot be read, or is no longer of the version.
+    `records`: its PACKET_DTYPE records [P]. `limits`: limits on the size and number of frames.
     """
     for number, (offset, size, expected) in enumerate(
         zip(packet_offsets(records), records["size"].tolist(), records["crc32"].tolist(), strict=True)

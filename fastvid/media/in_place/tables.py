@@ -42,46 +42,25 @@ _TABLES_AHEAD: Final = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """The packets of a file's first video stream, in decode order.
-
-    Attributes:
-        container: FFmpeg's demuxer.
-        codec: The codec.
-        extradata: The decoder's configuration record; may be empty.
-        rate: Mean frames per second of the shown frames.
-        time_base: Seconds per tick.
-        offsets: First byte of each packet in the file, int64 [P].
-        sizes: Size of each packet in bytes, int64 [P].
-        pts: Presentation time of each packet in ticks, int64 [P].
-        shown: Whether the packet's frame is shown, bool [P]: an edit list hides others.
-        sync: Whether the container calls it a key packet, bool [P].
-        heads: First bytes of each packet, None for those not read.
-        checksums: CRC-32 of each packet, uint32 [P]; None if the packets were not read.
-        notes: What is unusual.
-    """
+    """The packets of a file's first video stream, in decode order."""
 
     container: str
     codec: Codec
     extradata: bytes
-    rate: Fraction
-    time_base: Fraction
-    offsets: IntArray
-    sizes: IntArray
-    pts: IntArray
-    shown: BoolArray
-    sync: BoolArray
-    heads: Sequence[bytes | None]
-    checksums: UInt32Array | None = None
+    rate: Fraction  # mean frames per second of the shown frames
+    time_base: Fraction  # seconds per tick
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    pts: IntArray  # presentation time of each packet in ticks, int64 [P]
+    shown: BoolArray  # whether the packet's frame is shown, bool [P]: an edit list hides others
+    sync: BoolArray  # whether the container calls it a key packet, bool [P]
+    heads: Sequence[bytes | None]  # first bytes of each packet, None for those not read
+    checksums: UInt32Array | None = None  # CRC-32 of each packet, uint32 [P]; None if the packets were not read
     notes: tuple[str, ...] = ()
 
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
-    """Read where the packets of a file are.
-
-    Raises:
-        SourceError: If the file is no video, is damaged, or its packets cannot be located.
-        StorageError: If it cannot be read.
-    """
+    """Read where the packets of a file are."""
     container = sniff(file.part(0, CONTAINER_BYTES))
     if container == "mov":
         try:
@@ -95,11 +74,7 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
 
 
 def _moov(file: FileReader) -> bytes:
-    """Return the body of the file's ``moov`` box.
-
-    Raises:
-        FormatError: If there is none, or a box exceeds the file.
-    """
+    """Return the body of the file's ``moov`` box."""
     position = 0
     while position + 8 <= file.size:
         # Boxes behind the frames are the tables and little else: read them at once.

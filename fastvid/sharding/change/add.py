@@ -50,15 +50,9 @@ _HASH_DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The result of `add_sources`.
+    """The result of `add_sources`."""
 
-    Attributes:
-        report: Report of the job; its ledger contains only the rows of the new sources.
-        generation: Number of the current generation.
-        known: Number of sources that the dataset contained already.
-    """
-
-    report: JobReport
+    report: JobReport  # report of the job; its ledger contains only the rows of the new sources
     generation: int
     known: int
 
@@ -94,40 +88,10 @@ def add_sources(
     A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
     again. New class names are appended to the existing ones.
 
-    Args:
-        dataset: Folder of the dataset.
-        sources: Folders of videos, or single files.
-        annotations: ``format:path``, one or several; by default the class of a video is its folder.
-        columns: Names for the columns of annotation tables, such as ``path=videoid,caption=text``.
-        class_names: Names for integer labels.
-        engine: Where to encode; see `fastvid.sharding.job.job.run_job`.
-        ray_address: Address of the Ray cluster's head.
-        workers: Sources encoded in parallel; by default one per core.
-        part: Make only every N-th of the new shards, from the I-th, as ``I/N``, and add nothing yet. Parts may run in
-            parallel; after they have finished, the same call without `part` makes the remaining shards and adds all.
-        samples_per_shard: Maximum number of sources in a shard.
-        max_seconds: Longer videos are split into segments of equal length, none longer than this.
-        max_bad_frames: The most frames that may be left out of a damaged video, as for
-            `fastvid.sharding.job.job.run_job`.
-        seed: Seed of the order of samples in the new shards.
-        follow_links: Whether to follow symbolic links that point outside their folder.
-        prefix: Prepended to the names of all sources, with a slash.
-        retry_rejected: Whether to retry sources that were rejected before.
-        allow_encoder_change: Whether to encode although the dataset, or the unfinished addition, was encoded by another
-            build of ffmpeg; each shard records its build.
-        reject_unreadable: Whether to reject sources that their disk does not deliver; see
-            `fastvid.sharding.job.job.run_job`.
-        drop_duplicates: Whether to hide samples of sources with the same bytes as another one: one that the dataset
-            has already, or the first of the new ones by id.
-        limits: Limits per source.
-
-    Raises:
-        UsageError: If an argument is wrong, or a new source has the name of a known one.
-        MissingDependency: If no ffmpeg can encode the dataset's profile.
-        JobError: If another job is running here, the unfinished one differs, or ffmpeg is another build.
-        StorageError: If there is no dataset, it cannot be written, or a disk does not deliver sources; run again to
-            resume.
-        WorkerError: If workers cannot be started.
+    `max_bad_frames`: the most frames that may be left out of a damaged video, as for
+    `fastvid.sharding.job.job.run_job`. `seed`: seed of the order of samples in the new shards. `drop_duplicates`:
+    whether to hide samples of sources with the same bytes as another one: one that the dataset has already, or the
+    first of the new ones by id.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
@@ -247,11 +211,7 @@ def _delete_shards(scratch: Storage) -> None:
 def _new_sources(
     storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, retry_rejected: bool
 ) -> SourceList:
-    """Return the sources that the dataset does not know, with unused keys and valid labels.
-
-    Raises:
-        UsageError: If a new source has the name of a known one, or a label is no class.
-    """
+    """Return the sources that the dataset does not know, with unused keys and valid labels."""
     sources = every.sources
     if prefix is not None:
         sources = assign_keys([source.below(prefix) for source in sources])

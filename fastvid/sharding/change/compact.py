@@ -49,34 +49,21 @@ _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The result of `compact_shards`.
-
-    Attributes:
-        generation: Number of the current generation.
-        rewritten: Rewritten shards, old name to new name; None if no sample is left.
-        samples: Number of removed samples that the new generation no longer contains.
-        bytes: Bytes saved in tars.
-    """
+    """The result of `compact_shards`."""
 
     generation: int
     rewritten: Mapping[str, str | None]
-    samples: int
-    bytes: int
+    samples: int  # number of removed samples that the new generation no longer contains
+    bytes: int  # bytes saved in tars
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """Files and generations that no kept generation refers to.
-
-    Attributes:
-        kept: Numbers of the kept generations, newest first.
-        dropped: Numbers of the deleted generations, newest first, including interrupted commits.
-        files: Names and sizes in bytes of the deleted files.
-    """
+    """Files and generations that no kept generation refers to."""
 
     kept: tuple[int, ...]
     dropped: tuple[int, ...]
-    files: Mapping[str, int]
+    files: Mapping[str, int]  # names and sizes in bytes of the deleted files
 
     @property
     def bytes(self) -> int:
@@ -90,18 +77,6 @@ def compact_shards(
     """Rewrite the shards that contain removed samples without them. Kept samples keep their streams and order.
 
     The annotations in rewritten tars are the current ones.
-
-    Args:
-        storage: The dataset's folder.
-        annotations: Whether to rewrite also shards whose tars contain other annotations than the current ones, as after
-            a relabel. Every tar is read to find them; those of other tools stay as they are.
-        progress: Called before each shard with the number of finished shards and the total number.
-
-    Raises:
-        UsageError: If a shard to rewrite is another tool's tar; nothing is changed.
-        FormatError: If a shard to rewrite is damaged; copying it would give the damage a valid checksum.
-        ConflictError: If the dataset has been changed in the meantime; nothing is changed.
-        StorageError: If there is no dataset, or a file cannot be read or written.
     """
     _sweep(storage)
     complete_takedowns(storage)
@@ -180,25 +155,12 @@ def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.
 
 
 def find_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Return what `collect_garbage` would delete.
-
-    Raises:
-        UsageError: If `keep_generations` is below one.
-        StorageError: If there is no dataset.
-        FormatError: If a generation's record is broken, so the files it refers to are unknown.
-    """
+    """Return what `collect_garbage` would delete."""
     return _find(storage, read_head(storage), keep_generations)
 
 
 def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Delete all generations but the newest and those with a tag, and every file that only they refer to.
-
-    Raises:
-        UsageError: If `keep_generations` is below one.
-        JobError: If a sharding job is unfinished here; no generation contains its shards yet.
-        ConflictError: If the dataset has been changed in the meantime; nothing is deleted.
-        StorageError: If there is no dataset, or a file cannot be deleted.
-    """
+    """Delete all generations but the newest and those with a tag, and every file that only they refer to."""
     if storage.list(f"{LEDGER_PARTS}/"):
         raise JobError(
             "a sharding job is unfinished here; no generation contains its shards yet",
@@ -290,11 +252,7 @@ def _rewrite(
 
 
 def map_checked(storage: Storage, shard: ShardRecord) -> memoryview:
-    """Return a shard's tar after checking its checksum.
-
-    Raises:
-        FormatError: If the tar is damaged.
-    """
+    """Return a shard's tar after checking its checksum."""
     view = storage.map(f"{shard.name}.tar")
     if sha256(view) != shard.sha256:
         raise FormatError(

@@ -26,18 +26,11 @@ from fastvid.storage.transfer import read_pieces, sha256_of
 
 @dataclass(frozen=True, slots=True)
 class DatasetCopy:
-    """The result of `copy_dataset`.
-
-    Attributes:
-        generations: Numbers of the generations that the copy has, the current one first.
-        copied: Number of files that were copied.
-        bytes: Their size in bytes.
-        present: Number of files that an earlier copy had left complete.
-    """
+    """The result of `copy_dataset`."""
 
     generations: tuple[int, ...]
     copied: int
-    bytes: int
+    bytes: int  # their size in bytes
     present: int
 
 
@@ -46,18 +39,6 @@ def copy_dataset(source: Storage, target: Storage, *, every: bool = False, concu
 
     Tars and annotations are checked against the SHA-256 in their generation, other files against the source, and each
     file is read back from the target. Calling again resumes: files that are complete are kept after the same check.
-
-    Args:
-        source: The dataset's folder.
-        target: The folder of the copy: new, of an interrupted copy, or a copy of the same state.
-        every: Whether to copy all generations that still exist.
-        concurrency: Number of files that are copied at the same time.
-
-    Raises:
-        UsageError: If the target is the source, or contains another dataset or another state of this one.
-        StorageError: If there is no dataset, or a file is missing.
-        FormatError: If a file differs from its SHA-256, before or after the copy.
-        ConflictError: If another process created a dataset in the target in the meantime.
     """
     if source.url.rstrip("/") == target.url.rstrip("/"):
         raise UsageError("the copy would be the dataset itself", file=target.url, hint="choose another folder")

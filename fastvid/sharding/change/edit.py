@@ -29,44 +29,25 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The result of `remove_samples`.
-
-    Attributes:
-        generation: Number of the current generation.
-        removed: Number of samples that it hides and the one before did not.
-        already: Number of samples that were hidden already.
-    """
+    """The result of `remove_samples`."""
 
     generation: int
-    removed: int
-    already: int
+    removed: int  # number of samples that it hides and the one before did not
+    already: int  # number of samples that were hidden already
 
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """The result of `relabel_samples`.
-
-    Attributes:
-        generation: Number of the current generation.
-        samples: Number of rows that differ from the generation before.
-        columns: Columns in which they differ.
-        new_classes: Class names appended to the existing ones.
-    """
+    """The result of `relabel_samples`."""
 
     generation: int
-    samples: int
+    samples: int  # number of rows that differ from the generation before
     columns: tuple[str, ...]
     new_classes: tuple[str, ...]
 
 
 def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
-    """Hide samples from now on. Their bytes are deleted by `compact_shards` and `collect_garbage`.
-
-    Raises:
-        UsageError: If a key is unknown, or none is given; nothing is changed.
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
+    """Hide samples from now on. Their bytes are deleted by `compact_shards` and `collect_garbage`."""
     wanted = pa.array(list(dict.fromkeys(keys)), pa.string())
     if not len(wanted):
         raise UsageError("no keys given")
@@ -91,20 +72,7 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
 def relabel_samples(
     storage: Storage, rows: Mapping[str, Mapping[str, Any]], *, new_classes: bool = False, note: str = "relabel"
 ) -> Relabelled:
-    """Change column values of samples; samples that are not named keep theirs.
-
-    Args:
-        storage: The dataset's folder.
-        rows: For each key its new values by column. ``label`` is a class name, an index into the classes, or None for
-            no label; ``labels`` is a list of such; other columns are changed, or added if new.
-        new_classes: Whether to append unknown class names. A dataset without classes accepts any.
-        note: Origin that the generation records.
-
-    Raises:
-        UsageError: If a key, class or column is wrong; nothing is changed.
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
+    """Change column values of samples; samples that are not named keep theirs."""
     if not rows:
         raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
@@ -150,11 +118,7 @@ def relabel_samples(
 
 
 def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
-    """Return the row of each key.
-
-    Raises:
-        UsageError: If a key is unknown.
-    """
+    """Return the row of each key."""
     rows = pc.index_in(keys, value_set=table["key"].combine_chunks())
     if rows.null_count:
         unknown = keys.filter(pc.is_null(rows)).to_pylist()
@@ -187,11 +151,7 @@ class ClassNames:
         self._grow = grow or not names
 
     def index(self, value: Any, key: str) -> int | None:
-        """Return the index of a class given by name or index; None for None.
-
-        Raises:
-            UsageError: If the class is unknown and may not be added.
-        """
+        """Return the index of a class given by name or index; None for None."""
         if value is None:
             return None
         text = str(value)
@@ -212,11 +172,7 @@ class ClassNames:
         return len(self.names) - 1
 
     def name(self, value: Any, key: str) -> str:
-        """Return the name of a class given by name or index; without class names, the index as text.
-
-        Raises:
-            UsageError: If the class is unknown and may not be added.
-        """
+        """Return the name of a class given by name or index; without class names, the index as text."""
         index = self.index(value, key)
         return str(value) if index is None or index >= len(self.names) else self.names[index]
 

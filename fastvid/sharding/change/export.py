@@ -48,15 +48,9 @@ Members = tuple[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of `export_samples`.
+    """The result of `export_samples`."""
 
-    Attributes:
-        samples: Number of samples by folder.
-        files: Names of the tars or videos, in order.
-        bytes: Size of all of them.
-    """
-
-    samples: Mapping[str, int]
+    samples: Mapping[str, int]  # number of samples by folder
     files: tuple[str, ...]
     bytes: int
 
@@ -73,19 +67,6 @@ def export_samples(
     "lerobot" writes a LeRobot dataset, see `fastvid.sharding.lerobot.export.write_lerobot`.
     ``classes.txt`` has a class name per line; ``export.json`` is written last, so a folder without it is incomplete,
     and the same call completes it. The same dataset gives the same bytes.
-
-    Args:
-        dataset: Folder of the dataset, local or in an object store.
-        out: An empty or new folder, local or in an object store, or one in which the same export was interrupted.
-        to: One of LAYOUTS.
-        split: As for `fastvid.open`.
-        where: As for `fastvid.open`.
-
-    Raises:
-        UsageError: If the layout is unknown or cannot contain the dataset, `out` is not empty, a split cannot name a
-            folder, or no sample matches.
-        FormatError: If a tar is damaged; copying it would hide the damage.
-        StorageError: If a file cannot be read or written.
     """
     if to not in LAYOUTS:
         raise UsageError(f"unknown layout {to!r}", hint=f"use one of {', '.join(LAYOUTS)}")
@@ -150,11 +131,7 @@ def _check_cameras(source: Dataset, to: str) -> None:
 
 
 def _begin(target: Storage, record: bytes) -> None:
-    """Note which export the folder is for; one that was interrupted is written again, with the same bytes.
-
-    Raises:
-        UsageError: If the folder contains anything else.
-    """
+    """Note which export the folder is for; one that was interrupted is written again, with the same bytes."""
     names = target.list()
     if names and not (_UNFINISHED in names and target.read(_UNFINISHED) == record):
         raise UsageError(

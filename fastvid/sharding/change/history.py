@@ -26,26 +26,14 @@ _CLASS: Final = "class"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One generation of a dataset.
-
-    Attributes:
-        number: Its number.
-        time: When it was committed, in UTC; empty if an earlier fastvid did it.
-        note: What was done, such as "remove 3 samples".
-        reason: Why, in the user's words; may be empty.
-        samples: Number of samples that it shows; None if an earlier fastvid wrote it.
-        removed: Number of samples that it hides; None likewise.
-        shards: Number of shards.
-        bytes: Size of all tars.
-        tags: Its names, sorted.
-    """
+    """One generation of a dataset."""
 
     number: int
     time: str
-    note: str
+    note: str  # what was done, such as "remove 3 samples"
     reason: str
-    samples: int | None
-    removed: int | None
+    samples: int | None  # number of samples that it shows; None if an earlier fastvid wrote it
+    removed: int | None  # number of samples that it hides; None likewise
     shards: int
     bytes: int
     tags: tuple[str, ...]
@@ -57,12 +45,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """The samples of which a column differs.
-
-    Attributes:
-        column: Its name; ``class`` for labels, which are compared by the names of their classes.
-        values: Key, old value and new value of each sample, in the order of the older generation.
-    """
+    """The samples of which a column differs."""
 
     column: str
     values: tuple[tuple[str, Any, Any], ...]
@@ -70,26 +53,17 @@ class ColumnChange:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What differs between two generations. Samples are compared by key; hidden ones count as absent.
-
-    Attributes:
-        old: Number of the first generation.
-        new: Number of the second.
-        added: Keys that only the second has, in its order.
-        removed: Keys that only the first has, in its order.
-        changed: Columns of samples in both that differ, in the order of the columns.
-        samples: Number of samples in both of which anything differs.
-        classes: Class names that only the second has, and those that only the first has.
-        shards: Shards that only the second has, and those that only the first has.
-    """
+    """What differs between two generations. Samples are compared by key; hidden ones count as absent."""
 
     old: int
-    new: int
-    added: tuple[str, ...]
+    new: int  # number of the second
+    added: tuple[str, ...]  # keys that only the second has, in its order
     removed: tuple[str, ...]
-    changed: tuple[ColumnChange, ...]
-    samples: int
+    changed: tuple[ColumnChange, ...]  # columns of samples in both that differ, in the order of the columns
+    samples: int  # number of samples in both of which anything differs
+    # class names that only the second has, and those that only the first has.
     classes: tuple[tuple[str, ...], tuple[str, ...]]
+    # shards that only the second has, and those that only the first has.
     shards: tuple[tuple[str, ...], tuple[str, ...]]
 
     @property
@@ -114,12 +88,7 @@ class Difference:
 
 
 def list_generations(storage: Storage) -> list[Entry]:
-    """Return the generations of a dataset that can be opened, newest first.
-
-    Raises:
-        StorageError: If there is no dataset.
-        FormatError: If a record is broken.
-    """
+    """Return the generations of a dataset that can be opened, newest first."""
     head = read_head(storage)
     names: dict[int, list[str]] = {}
     for tag, number in sorted(head.tags.items()):
@@ -130,15 +99,7 @@ def list_generations(storage: Storage) -> list[Entry]:
 def compare_generations(storage: Storage, old: int | str, new: int | str | None = None) -> Difference:
     """Return what differs between two generations of a dataset.
 
-    Args:
-        storage: The dataset's folder.
-        old: Number or tag of the first generation.
-        new: Number or tag of the second; the current one by default.
-
-    Raises:
-        StorageError: If there is no dataset or no such generation.
-        UsageError: If no generation has a tag.
-        FormatError: If a record or annotations are broken.
+    `new`: number or tag of the second; the current one by default.
     """
     first, second = (read_generation(storage, which)[1] for which in (old, new))
     before, after = (_visible(storage, generation) for generation in (first, second))
@@ -172,19 +133,7 @@ def compare_generations(storage: Storage, old: int | str, new: int | str | None 
 def tag_generation(storage: Storage, tag: str, which: int | str | None = None, *, move: bool = False) -> int:
     """Give a generation a name, by which it can be opened and which keeps it from `collect_garbage`.
 
-    Args:
-        storage: The dataset's folder.
-        tag: 1 to 64 letters, digits, ``.``, ``_`` and ``-``; the first is a letter.
-        which: Number or another tag of the generation; the current one by default.
-        move: Whether the name may be taken from another generation.
-
-    Returns:
-        The number of the generation.
-
-    Raises:
-        UsageError: If the name is invalid, or is that of another generation.
-        StorageError: If there is no dataset or no such generation.
-        ConflictError: If other changes kept winning the race to commit.
+    Returns the number of the generation.
     """
     if not _TAG.fullmatch(tag):
         raise UsageError(
@@ -204,13 +153,7 @@ def tag_generation(storage: Storage, tag: str, which: int | str | None = None, *
 
 
 def delete_tag(storage: Storage, tag: str) -> int:
-    """Take a name from its generation, and return the generation's number.
-
-    Raises:
-        UsageError: If no generation has it.
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
+    """Take a name from its generation, and return the generation's number."""
     found = 0
 
     def edit(tags: dict[str, int]) -> None:

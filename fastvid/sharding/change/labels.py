@@ -24,30 +24,15 @@ from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Annotation rows matched to the samples of a dataset.
-
-    Attributes:
-        rows: New column values by key.
-        unmatched: Names in the annotations without a sample: rejected sources, or other videos.
-        ambiguous: Names that match samples of several sources; their samples are not changed.
-    """
+    """Annotation rows matched to the samples of a dataset."""
 
     rows: Mapping[str, Mapping[str, Any]]
     unmatched: tuple[str, ...]
-    ambiguous: tuple[str, ...]
+    ambiguous: tuple[str, ...]  # names that match samples of several sources; their samples are not changed
 
 
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
-
-    Args:
-        place: A file, or its URL, that ends with .csv, .json, .jsonl or .parquet; any other ending is read as CSV.
-        columns: Names for its columns, such as ``key=clip,caption=text``, see `Columns`.
-
-    Raises:
-        UsageError: If the table does not parse, has no column key, or a duplicate key.
-        StorageError: If a store does not deliver it.
-    """
+    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change."""
     file, names = AnnotationFile(place), Columns.parse(columns)
     form = file.suffix[1:]
     try:
@@ -88,9 +73,6 @@ def read_label_csv(data: bytes, *, file: str, columns: Columns | None = None) ->
 
     An empty field is None. Columns of whole or decimal numbers become numbers, except ``label``, whose text is first
     looked up as a class name.
-
-    Raises:
-        UsageError: If the CSV has no key column, a duplicate key, or a row with a wrong number of fields.
     """
     try:
         reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
@@ -127,10 +109,6 @@ def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
 
     A row's name is a source's path or the end of it, with or without the file extension. All segments of a source get
     its row.
-
-    Args:
-        table: Annotations of a generation, with the columns ``key`` and ``source_id``.
-        annotations: Result of `read_annotations`.
     """
     by_name: dict[str, dict[str, list[str]]] = {}
     for key, source in zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True):

@@ -40,19 +40,11 @@ from fastvid.storage.transfer import copy_file, sha256_of
 
 @dataclass(frozen=True, slots=True)
 class KnownSource:
-    """The ledger's record of a source.
-
-    Attributes:
-        path: Path of the file.
-        bytes_in: Size of the file in bytes.
-        key: Key of its samples; None if it was not packed.
-        reason: Why it was rejected; None if it was not.
-        seconds: Encoding time.
-    """
+    """The ledger's record of a source."""
 
     path: str
-    bytes_in: int
-    key: str | None
+    bytes_in: int  # size of the file in bytes
+    key: str | None  # key of its samples; None if it was not packed
     reason: str | None
     seconds: float | None
 
@@ -78,16 +70,8 @@ def merge_parts(
 ) -> tuple[int, pa.Table]:
     """Add the shards of a finished job to a dataset.
 
-    Args:
-        storage: The dataset's folder.
-        scratch: Folder of the job's shards.
-        parts: Records of the shards.
-        found: The job's sources.
-        profile: How they were encoded, as records of shards say it.
-        drop_duplicates: Whether to hide samples of sources with the same bytes as an earlier one.
-
-    Returns:
-        The number of the current generation, and the ledger rows of the job's sources.
+    `drop_duplicates`: whether to hide samples of sources with the same bytes as an earlier one. Returns the number
+    of the current generation, and the ledger rows of the job's sources.
     """
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]

@@ -53,17 +53,11 @@ _TYPES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """The result of `restore_dataset`.
-
-    Attributes:
-        dataset: Folder of the dataset.
-        generation: Its generation.
-        replaced: Tars that were left out, because later ones contain their samples.
-    """
+    """The result of `restore_dataset`."""
 
     dataset: str
     generation: Generation
-    replaced: tuple[str, ...]
+    replaced: tuple[str, ...]  # tars that were left out, because later ones contain their samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +72,7 @@ class _Tar:
 
 
 def are_own(sources: Sequence[str]) -> bool:
-    """Return whether all tars of the sources say which dataset they are of.
-
-    Raises:
-        UsageError: If only some do, or there is no tar.
-    """
+    """Return whether all tars of the sources say which dataset they are of."""
     paths = find_tars(sources)
     foreign = [path for path in paths if _read(path) is None]
     if foreign and len(foreign) < len(paths):
@@ -103,15 +93,6 @@ def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
     right. If a sample is in two tars, as after `fastvid compact`, the tar of the older generation is left out. Later
     relabels are lost, and removed samples come back unless `fastvid compact` deleted them or they are blocked in the
     folder.
-
-    Args:
-        sources: Tars, or folders of tars, on a local disk.
-        out: Folder of the dataset, into which the tars are linked; by default the folder of the tars.
-
-    Raises:
-        UsageError: If there is no tar, the folder contains a dataset, or two tars have the same name.
-        FormatError: If a tar is damaged.
-        StorageError: If a file cannot be read or written.
     """
     tars = sorted(filter(None, map(_read, find_tars(sources))), key=lambda tar: tar.stem)
     storage = open_storage(out if out is not None else tars[0].folder.url)
@@ -174,11 +155,7 @@ def _read(path: str) -> _Tar | None:
 
 
 def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:
-    """Take over the signals of a tar, which are in a file beside it; return their SHA-256, "" if there is no file.
-
-    Raises:
-        FormatError: If they are not those of the tar.
-    """
+    """Take over the signals of a tar, which are in a file beside it; return their SHA-256, "" if there is no file."""
     name = signals_file(tar.stem)
     if not tar.folder.exists(name):
         return ""

@@ -305,11 +305,7 @@ def _hashed_ledger(
 
 
 def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, selection: SourceSelection) -> BoolArray:
-    """Return which samples the selection names, before equal copies are looked for; bool [N].
-
-    Raises:
-        UsageError: If a hash is none, a key is unknown, or the condition is wrong.
-    """
+    """Return which samples the selection names, before equal copies are looked for; bool [N]."""
     check_hashes(selection.hashes)
     names = pa.array([encode_name(name) for name in selection.sources], pa.string())
     whole = pc.replace_substring_regex(table["source_id"], pattern=CLIP, replacement="")
@@ -326,11 +322,7 @@ def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, s
 
 
 def _named_in_ledger(storage: Storage, table: pa.Table, ledger: Sequence[Row], named: SourceSelection) -> Iterable[Row]:
-    """Return the rows of sources that the selection names, also of those that were never packed.
-
-    Raises:
-        UsageError: If neither the ledger nor the annotations know a name.
-    """
+    """Return the rows of sources that the selection names, also of those that were never packed."""
     found: dict[str, Row] = {}
     for name in map(encode_name, named.sources):
         rows = [row for row in ledger if name in (row["source_id"], row["path"], whole_name(row["source_id"]))]

@@ -19,19 +19,11 @@ from fastvid.sharding.encode.profile import Profile
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Properties of an encoded sample that passed the check.
+    """Properties of an encoded sample that passed the check."""
 
-    Attributes:
-        num_frames: Number of displayed frames.
-        width: Width in pixels.
-        height: Height in pixels.
-        num_keys: Number of key packets.
-        num_droppable: Number of packets that no other packet references.
-    """
-
-    num_frames: int
-    width: int
-    height: int
+    num_frames: int  # number of displayed frames
+    width: int  # width in pixels
+    height: int  # height in pixels
     num_keys: int
     num_droppable: int
 
@@ -48,17 +40,9 @@ def verify(
 ) -> Verified:
     """Decode every frame of an encoded sample; check what the job asked for, then what the format promises.
 
-    Args:
-        data: The MP4.
-        profile: The profile with which it was encoded.
-        frames: Minimum and maximum number of frames.
-        rate: Required frames per second.
-        size: Required width and height in pixels; by default those that the profile writes for RGB.
-        full_range: Whether its luma must range from 0 to 255; by default as the profile writes RGB.
-        on_frame: Called with the number of every decoded frame and the frame.
-
-    Raises:
-        SourceError: If a check fails; the message says which.
+    `frames`: minimum and maximum number of frames. `rate`: required frames per second. `size`: required width and
+    height in pixels; by default those that the profile writes for RGB. `full_range`: whether its luma must range
+    from 0 to 255; by default as the profile writes RGB.
     """
     try:
         info, records = index_mp4(data, conforms=True)

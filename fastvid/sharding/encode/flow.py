@@ -53,19 +53,10 @@ Method = Literal["dis", "tvl1"]
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """How optical flow is estimated and stored.
-
-    Attributes:
-        method: "dis" (Kroeger et al. 2016, "Fast Optical Flow using Dense Inverse Search") or "tvl1" (Zach et al. 2007,
-            "A Duality Based Approach for Realtime TV-L1 Optical Flow").
-        bound: Largest motion that can be stored, in pixels per frame of the encoded video; larger ones are clipped.
-        parameters: Parameters of the method, by OpenCV's names.
-        opencv: OpenCV's version.
-        machine: Instruction set, such as "x86_64"; another one may round differently.
-    """
+    """How optical flow is estimated and stored."""
 
     method: Method
-    bound: float
+    bound: float  # largest motion that can be stored, in pixels per frame of the encoded video; larger ones are clipped
     parameters: Mapping[str, float]
     opencv: str
     machine: str
@@ -78,12 +69,7 @@ class FlowSettings:
 
 
 def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
-    """Return the settings of a method with this machine's OpenCV.
-
-    Raises:
-        UsageError: If the method is unknown or the bound is out of range.
-        MissingDependency: If OpenCV is not installed or was built without the method.
-    """
+    """Return the settings of a method with this machine's OpenCV."""
     checked: Any = method
     cv2 = _opencv("")
     chosen = FlowSettings(
@@ -96,12 +82,7 @@ def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
 def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Iterator[UInt8Array]:
     """Yield the flow from each frame to the next as stacked levels; the last frame repeats a flow.
 
-    Args:
-        frames: uint8 [H, W] each, in display order.
-        settings: Method and parameters.
-
-    Yields:
-        uint8 [2H, W] for every frame, see `fastvid.format.flow`.
+    `frames`: uint8 [H, W] each, in display order. Yields uint8 [2H, W] for every frame, see `fastvid.format.flow`.
     """
     cv2 = _opencv(settings.method)
     estimate = _ESTIMATORS[settings.method](cv2, settings)

@@ -51,21 +51,7 @@ def encode_flow(
 ) -> bytes:
     """Encode the flow stream of an encoded sample, in the same profile.
 
-    Args:
-        build: The ffmpeg to run.
-        profile: The profile to encode with.
-        settings: How flow is estimated.
-        video: The sample's MP4.
-        shape: Result of the sample's verification.
-        rate: Frames per second.
-        limits: Resource limits.
-        patience: Factor on the time limit.
-
-    Returns:
-        An MP4 with the same number of frames and width, and twice the height.
-
-    Raises:
-        SourceError: If it takes too long, or the encoded flow differs from the estimated flow.
+    `rate`: frames per second. Returns an MP4 with the same number of frames and width, and twice the height.
     """
     seconds = patience * flow_seconds(settings, limits, frames=shape.num_frames, pixels=shape.width * shape.height)
     size = (shape.width, 2 * shape.height)

@@ -17,12 +17,7 @@ _KNOWN: Final = ", ".join(_NAMES)
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """The streams of a job's samples.
-
-    Attributes:
-        audio: "drop", "copy" or "aac", see `fastvid.sharding.encode.audio`.
-        flow: How optical flow is estimated and stored; None for no flow.
-    """
+    """The streams of a job's samples."""
 
     audio: Audio = "drop"
     flow: FlowSettings | None = None
@@ -53,17 +48,7 @@ PICTURES: Final = Streams()
 
 
 def same_streams(record: Mapping[str, Any], *, allow_encoder_change: bool = False) -> Streams:
-    """Return the streams of an existing dataset, to add samples to it.
-
-    Args:
-        record: A generation's `extras`.
-        allow_encoder_change: Allow another OpenCV or instruction set; the JSON of each sample records those of its
-            flow.
-
-    Raises:
-        MissingDependency: If no OpenCV is installed that computes the dataset's flow.
-        JobError: If OpenCV on this machine has another version or instruction set.
-    """
+    """Return the streams of an existing dataset, to add samples to it."""
     streams = Streams.from_json(record)
     if streams.flow is None:
         return streams
@@ -83,15 +68,7 @@ def choose_streams(
 ) -> Streams:
     """Return the streams that a user selected, with this machine's OpenCV.
 
-    Args:
-        streams: Names, or one comma-separated string such as "rgb,flow".
-        audio: "drop", "copy" or "aac".
-        method: Flow method, "dis" or "tvl1".
-        bound: Largest stored flow in pixels per frame; None for the default of `fastvid.format.flow`.
-
-    Raises:
-        UsageError: If a name is unknown or duplicate, or "rgb" is missing.
-        MissingDependency: If flow is selected, but no OpenCV is installed that computes it.
+    `bound`: largest stored flow in pixels per frame; None for the default of `fastvid.format.flow`.
     """
     names = streams.split(",") if isinstance(streams, str) else list(streams)
     unknown = [name for name in names if name not in _NAMES]

@@ -54,16 +54,10 @@ _MPEG4_SLACK: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class Transcoded:
-    """Result of one run of ffmpeg.
-
-    Attributes:
-        videos: An MP4 for each requested part.
-        decoded: Number of frames decoded from the source.
-        seconds: Wall time of ffmpeg.
-    """
+    """Result of one run of ffmpeg."""
 
     videos: tuple[bytes, ...]
-    decoded: int
+    decoded: int  # number of frames decoded from the source
     seconds: float
 
 
@@ -80,18 +74,7 @@ def transcode(
 ) -> Transcoded:
     """Encode a source, or parts of it, in one pass.
 
-    Args:
-        build: The ffmpeg to run.
-        profile: The profile to encode with.
-        source: The open source.
-        info: Result of `probe`.
-        parts: Frames of each MP4, see `build_command`.
-        limits: Resource limits of the source.
-        window: What to decode; by default as `plan_window` chooses.
-        patience: Factor on the time limit.
-
-    Raises:
-        SourceError: If ffmpeg fails, exceeds a limit or reports damage; its output is discarded.
+    `parts`: frames of each MP4, see `build_command`.
     """
     seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     with contextlib.ExitStack() as stack:
@@ -108,11 +91,7 @@ def transcode(
 def decode_fully(
     build: FfmpegBuild, source: OpenSource, info: SourceInfo, limits: Limits, *, patience: float = 1.0
 ) -> int:
-    """Decode a source without writing anything; check it like `transcode` and return the number of frames.
-
-    Raises:
-        SourceError: If ffmpeg fails, exceeds a limit or reports damage.
-    """
+    """Decode a source without writing anything; check it like `transcode` and return the number of frames."""
     seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     log = run_ffmpeg(build_check(build, info, source.url, limits), [source.descriptor], seconds, limits)
     return _check_log(log, info, whole=True)
@@ -121,11 +100,7 @@ def decode_fully(
 class FfmpegLog:
     """The log of one run of ffmpeg, its statistics and exit status.
 
-    Attributes:
-        lines: The first lines that have a log level.
-        last: The last such lines.
-        statistics: Number of packets and frames of the video stream, if it was decoded.
-        status: The exit status.
+    `statistics`: number of packets and frames of the video stream, if it was decoded.
     """
 
     def __init__(self) -> None:
@@ -155,18 +130,7 @@ def run_ffmpeg(
     *,
     stdin: Iterable[bytes] | None = None,
 ) -> FfmpegLog:
-    """Run ffmpeg within resource limits.
-
-    Args:
-        command: The program and its arguments.
-        descriptors: Open files that it inherits.
-        seconds: Limit on wall time.
-        limits: Limits on its memory and its output.
-        stdin: Data for its standard input, generated while it runs.
-
-    Raises:
-        SourceError: If it takes too long, or the disk is full. Other failures are only recorded in the log.
-    """
+    """Run ffmpeg within resource limits."""
     log = FfmpegLog()
     # ffmpeg stays in this process's group, so that killing the group also kills ffmpeg.
     process = subprocess.Popen(
@@ -220,11 +184,7 @@ def _too_slow(seconds: float) -> SourceError:
 
 
 def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
-    """Return the number of decoded frames if ffmpeg reported no problem.
-
-    Raises:
-        SourceError: If it did.
-    """
+    """Return the number of decoded frames if ffmpeg reported no problem."""
     complaints = [text for line in log.lines if (text := _video_error(line, info.others)) is not None]
     said = "; ".join(list(dict.fromkeys(complaints or log.last))[:_EXCERPT_LINES])[:_EXCERPT_CHARS]
     if log.status < 0:
@@ -271,11 +231,7 @@ def _video_error(line: str, others: frozenset[str]) -> str | None:
 
 
 def read_back(file: IO[bytes]) -> bytes:
-    """Return all bytes of a file that another process has written.
-
-    Args:
-        file: The file, open in this process; its position is ignored.
-    """
+    """Return all bytes of a file that another process has written."""
     # ffmpeg has written through its own descriptor of the same file.
     size = os.fstat(file.fileno()).st_size
     data = bytearray(size)

@@ -30,21 +30,13 @@ Part = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class DecodeWindow:
-    """The part of a source that one run of ffmpeg decodes.
-
-    Attributes:
-        first: Number of the first source frame that the parts need.
-        last: Number after that of the last source frame that they need.
-        key: Number of the source frame at which decoding begins; 0 is the first packet.
-        seek: Where ffmpeg must seek, in seconds of the container's clock; None to begin at the first packet.
-        trims: Whether frames outside `first` to `last` can be dropped before they are filtered.
-    """
+    """The part of a source that one run of ffmpeg decodes."""
 
     first: int
     last: int
     key: int
-    seek: float | None
-    trims: bool
+    seek: float | None  # where ffmpeg must seek, in seconds of the container's clock; None to begin at the first packet
+    trims: bool  # whether frames outside `first` to `last` can be dropped before they are filtered
 
     def from_start(self) -> DecodeWindow:
         """Return the same window, decoded from the first packet."""
@@ -54,10 +46,7 @@ class DecodeWindow:
 def plan_window(info: SourceInfo, profile: Profile, parts: Sequence[Part | None]) -> DecodeWindow:
     """Return what ffmpeg must decode for parts of a source.
 
-    Args:
-        info: The source.
-        profile: The profile to encode with.
-        parts: Frames at the rate that is written, half-open; None for all.
+    `parts`: frames at the rate that is written, half-open; None for all.
     """
     shown = info.timing.shown
     ranges = [part for part in parts if part is not None]
@@ -90,11 +79,6 @@ def plan_runs(info: SourceInfo, profile: Profile, clips: Sequence[Sequence[Part 
     """Divide the clips of a source into runs of ffmpeg, each of consecutive clips.
 
     Clips share a run if decoding on to the next one costs less than another run for it.
-
-    Args:
-        info: The source.
-        profile: The profile to encode with.
-        clips: The parts of each clip, see `plan_window`, in order of their starts.
     """
     start = _START_PIXELS / max(1, info.width * info.height)
     runs: list[range] = []

@@ -30,12 +30,7 @@ _FRAME: Final = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+)')
 
 
 class Child:
-    """The job's end of the connection: starts a child process and exchanges messages with it.
-
-    Args:
-        module: The module that it runs, such as ``fastvid.sharding.engines.worker``.
-        environment: Environment variables to add to those of this process.
-    """
+    """The job's end of the connection: starts a child process and exchanges messages with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
         # A file, not a pipe, so that nothing has to read it while the child runs.
@@ -67,12 +62,7 @@ class Child:
             self._input.flush()
 
     def receive(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
-        """Read once, blocking if `output` is empty, and yield the complete messages.
-
-        Raises:
-            EOFError: If the child has closed its output.
-            FormatError: If the child violates the protocol.
-        """
+        """Read once, blocking if `output` is empty, and yield the complete messages."""
         data = os.read(self.output.fileno(), _READ_BYTES)
         if not data:
             raise EOFError

@@ -21,11 +21,6 @@ class Engine(Protocol):
 
     Tasks of one file are a call of `fastvid.sharding.work.encode_source.encode_clips`, which may crash, hang or return
     garbage; bytes and verdicts are the same if each task is called by itself.
-
-    Args:
-        settings: Settings that all tasks share.
-        workers: Number of sources encoded at the same time; by default one per available core.
-        address: Address of the machines, in the engine's own format; the default depends on the engine.
     """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
@@ -34,10 +29,6 @@ class Engine(Protocol):
         """Encode the tasks' sources, taking a task only when a worker has room for it. May be called again.
 
         If a task's process or machine died, its outcome is transient.
-
-        Raises:
-            MissingDependency: If a package or program that the engine needs is missing.
-            WorkerError: If no more sources can be encoded.
         """
         ...
 
@@ -54,12 +45,7 @@ ENGINES: Final = {
 
 
 def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Engine:
-    """Create an engine by name; it starts no process before `run`.
-
-    Raises:
-        UsageError: If there is no such engine, or it does not support an address.
-        MissingDependency: If a package that it needs is not installed.
-    """
+    """Create an engine by name; it starts no process before `run`."""
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")

@@ -24,13 +24,7 @@ _EXIT_SECONDS: Final = 2.0
 
 
 class LocalEngine:
-    """Encodes in processes on this machine, one file at a time in each.
-
-    Args:
-        settings: Settings that all tasks share.
-        workers: Number of processes; by default one per core that this process may use.
-        address: Must be None.
-    """
+    """Encodes in processes on this machine, one file at a time in each."""
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:
         if address is not None:
@@ -161,12 +155,7 @@ class _WorkerProcess:
         self.child.send({"tasks": [task.to_json() for task in tasks]})
 
     def receive(self) -> Iterator[Outcome]:
-        """Process the messages that have arrived; yield the outcomes that are complete.
-
-        Raises:
-            EOFError: If the worker has closed its output.
-            FormatError: If it violates the protocol.
-        """
+        """Process the messages that have arrived; yield the outcomes that are complete."""
         header: dict[str, Any]
         for header, blobs in self.child.receive():
             if not self.tasks:

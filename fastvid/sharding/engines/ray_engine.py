@@ -43,16 +43,6 @@ class RayEngine:
 
     Every node needs the same fastvid, the same build of ffmpeg, and the sources at the same paths. Only this process
     writes to the dataset.
-
-    Args:
-        settings: Settings that all tasks share.
-        workers: Number of files encoded at the same time; by default the cluster's number of CPUs, which is updated
-            when the cluster grows or shrinks.
-        address: Address of the cluster's head, ``host:port`` or ``auto``; by default RAY_ADDRESS if set, else a cluster
-            is started on this machine and stopped at the end.
-
-    Raises:
-        MissingDependency: If Ray is not installed.
     """
 
     def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:

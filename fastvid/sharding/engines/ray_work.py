@@ -22,12 +22,7 @@ _engines: dict[str, LocalEngine] = {}
 
 
 def encode(version: str, settings: str, tasks: str) -> tuple[str, list[bytes]]:
-    """Run tasks of one file, given as JSON; return the node's name and the bytes of each outcome.
-
-    Raises:
-        MissingDependency: If there is no ffmpeg on this node.
-        WorkerError: If this node's software differs from the job's.
-    """
+    """Run tasks of one file, given as JSON; return the node's name and the bytes of each outcome."""
     node = socket.gethostname()
     if version != __version__:
         raise WorkerError(f"node {node} has fastvid {__version__}, but the job runs {version}")

@@ -29,19 +29,7 @@ _ANY_BYTES = 2**62
 class IndexFiles:
     """Indexes sources in place: a `ShardWork` whose shards are lists of files.
 
-    Args:
-        storage: Folder of the dataset.
-        found: The sources.
-        settings: How they are indexed; has a proof.
-        seed: Seed of the order of samples in the shards.
-        samples_per_shard: Maximum number of sources in a shard.
-        shards: The sources of each shard, in order; by default they are planned.
-
-    Raises:
-        UsageError: If a source has a URL with a query, which may be a secret and ends with time.
-
-    Attributes:
-        root: Folder or URL that all files are below.
+    `seed`: seed of the order of samples in the shards.
     """
 
     suffix = IN_PLACE_SUFFIXES[0]

@@ -40,13 +40,7 @@ _NAMES: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Reindexed:
-    """The result of `reindex`.
-
-    Attributes:
-        generation: Number of the current generation.
-        shards: Names of the shards that were indexed again, old to new.
-        changed: Number of files that were not the version that had been indexed.
-    """
+    """The result of `reindex`."""
 
     generation: int
     shards: Mapping[str, str]
@@ -64,19 +58,6 @@ def reindex(
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
     Keys, labels and other annotations are kept. Without arguments, the shards that list a changed file are indexed.
-
-    Args:
-        url: The dataset's folder.
-        root: Folder or URL where all videos are now.
-        shards: Names of shards to index whether or not their files changed, for damaged sidecars.
-        workers: Worker processes; by default one per core.
-        limits: Limits per video.
-
-    Raises:
-        UsageError: If a root is given, and no shard lists videos in place.
-        FormatError: If a video can no longer be indexed; nothing is changed.
-        StorageError: If there is no dataset, or it cannot be written.
-        ConflictError: If other changes kept winning the race to commit.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)

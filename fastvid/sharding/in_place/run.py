@@ -51,20 +51,6 @@ def index_videos(
     Only lists, indexes and annotations are written. Run again with the same arguments after an interruption, it
     resumes; ``engine``, ``workers``, ``part`` and ``limits`` may differ. Arguments that are not listed are those of
     `fastvid.sharding.job.job.run_job`.
-
-    Args:
-        sources: Folders of videos, or single files; paths, or URLs ``s3://``, ``gs://``, ``http(s)://``. Not needed if
-            the annotations name URLs.
-        out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
-        proof: How much of each video is compared with an independent decode: "none", "sample" or "all", see
-            `fastvid.media.in_place.index_video`.
-
-    Raises:
-        UsageError: If an argument is wrong, or there is nothing to do.
-        JobError: If another job, or the same part, is running in `out`, the unfinished job there differs, or no source
-            could be indexed.
-        StorageError: If `out` cannot be written, or a disk or store does not deliver sources; run again to resume.
-        WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=MAX_SECONDS)
     if proof not in list(Proof):

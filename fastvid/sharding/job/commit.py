@@ -39,19 +39,8 @@ def commit_job(
 ) -> pa.Table:
     """Write the ledger, commit the first generation, and return the ledger.
 
-    Args:
-        storage: The dataset's folder, which contains the shards.
-        identity: The job's identity; determines the dataset's id.
-        found: The job's sources.
-        parts: The records of the shards, in order.
-        profile: How the shards were encoded.
-        streams: Video streams of every sample.
-        extras: What else the generation says of its samples, such as how flow and sound were made.
-        note: Origin of the generation.
-        drop_duplicates: Whether to hide samples of sources with the same bytes as an earlier one.
-
-    Raises:
-        JobError: If no source could be packed; the ledger is written and lists the reasons.
+    `extras`: what else the generation says of its samples, such as how flow and sound were made. `drop_duplicates`:
+    whether to hide samples of sources with the same bytes as an earlier one.
     """
     rows = [row for part in parts for row in part.rows]
     rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]

@@ -37,17 +37,7 @@ _FIRST_SECONDS: Final = 2.0  # the second record, which has the results of earli
 
 
 class Heartbeat:
-    """Records the progress of one process of a job, while the block runs and once at its end.
-
-    Args:
-        storage: Folder of the job.
-        command: The command that runs it.
-        part: The part of the job; None for all of it.
-        progress: Counts its sources.
-        parts: Its finished shards by number.
-        shards: Number of its shards.
-        all_shards: Number of shards of the whole job.
-    """
+    """Records the progress of one process of a job, while the block runs and once at its end."""
 
     def __init__(
         self,

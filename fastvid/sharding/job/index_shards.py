@@ -27,20 +27,12 @@ from fastvid.storage import LocalStorage
 
 @dataclass(frozen=True, slots=True)
 class IndexedTar:
-    """A tar to index.
-
-    Attributes:
-        stem: Stem of its sidecars.
-        path: Its path, for the ledger.
-        version: Its size in bytes and modification time in nanoseconds.
-        samples: Its samples, in order.
-        problem: Why it cannot be read; empty if it can.
-    """
+    """A tar to index."""
 
     stem: str
     path: str
-    version: tuple[int, int]
-    samples: Sequence[TarSample] = ()
+    version: tuple[int, int]  # its size in bytes and modification time in nanoseconds
+    samples: Sequence[TarSample] = ()  # its samples, in order
     problem: str = ""
 
 
@@ -57,15 +49,8 @@ def open_tar(storage: LocalStorage, stem: str, path: str) -> IndexedTar:
 class IndexShards:
     """Indexes the videos of tars: a `ShardWork` whose shards are the tars.
 
-    Args:
-        storage: Folder of the tars.
-        tars: The tars; keys are unique among the samples of all.
-        chosen: Stems of those to index, with the keys that they must contain, or None; by default all tars.
-        classes: Classes of the dataset; they do not change the index, but the annotations.
-        blocked: SHA-256 of sources that are refused, hex.
-
-    Attributes:
-        sources: The samples of all tars as sources, for the annotations.
+    `tars`: the tars; keys are unique among the samples of all. `sources`: the samples of all tars as sources, for
+    the annotations.
     """
 
     suffix = "tar"
@@ -118,11 +103,7 @@ class IndexShards:
         return SourceTask(index, name, source.path, source.key, size=source.size, member=source.member, indexes=True)
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
-        """Write the sidecars of a tar; its part has no digest if there is nothing to index.
-
-        Raises:
-            FormatError: If the tar's samples do not have the keys that they must have.
-        """
+        """Write the sidecars of a tar; its part has no digest if there is nothing to index."""
         tar = self._tars[shard]
         if tar.problem:
             broken = Source(os.path.basename(tar.path), tar.path)

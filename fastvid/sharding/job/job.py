@@ -221,12 +221,7 @@ def choose_settings(
     max_bad_frames: int | str | None,
     limits: Limits | None,
 ) -> Settings:
-    """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`.
-
-    Raises:
-        UsageError: If an argument is wrong.
-        MissingDependency: If there is no ffmpeg, or no OpenCV for flow.
-    """
+    """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`."""
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     build = find_ffmpeg()
     if not chosen.runs_on(build):

@@ -33,49 +33,28 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PackedSample:
-    """A sample of a shard, for the annotations.
-
-    Attributes:
-        source_id: Its source.
-        key: Its key.
-        num_frames: Frames of its first video stream.
-        fps: Frames per second of that stream, as a fraction such as ``30000/1001``.
-        width: Width of its frames in pixels.
-        height: Height of its frames in pixels.
-        parent: The source that it is a segment of; None if it is a whole source.
-        start_seconds: Start time of the segment in the parent.
-        end_seconds: End time of the segment in the parent.
-        bad_frames: Frames of the parent that were left out because of damage; None if the parent is not damaged.
-    """
+    """A sample of a shard, for the annotations."""
 
     source_id: str
     key: str
-    num_frames: int
-    fps: str
-    width: int
-    height: int
+    num_frames: int  # frames of its first video stream
+    fps: str  # frames per second of that stream, as a fraction such as ``30000/1001``
+    width: int  # width of its frames in pixels
+    height: int  # height of its frames in pixels
     parent: str | None = None
     start_seconds: float | None = None
     end_seconds: float | None = None
+    # frames of the parent that were left out because of damage; None if the parent is not damaged.
     bad_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The record of one finished shard.
-
-    Attributes:
-        stem: Name of the shard.
-        rows: Ledger rows of the sources assigned to it.
-        samples: Its samples, in the order of the tar.
-        digest: Digest of its tar; None if none of its sources could be packed, so there is no tar.
-        encoder: Build of the encoder that wrote it.
-        signals: SHA-256 of its signals, hex; empty if it has none.
-    """
+    """The record of one finished shard."""
 
     stem: str
-    rows: Sequence[Row]
-    samples: Sequence[PackedSample]
+    rows: Sequence[Row]  # ledger rows of the sources assigned to it
+    samples: Sequence[PackedSample]  # its samples, in the order of the tar
     digest: TarDigest | None
     encoder: Mapping[str, Any] = field(default_factory=dict)
     signals: str = ""
@@ -121,10 +100,8 @@ def blocked_row(digest: str) -> Row:
 def removed_row(digest: str | None, message: str, *, number: int = 0) -> Row:
     """Return the row of a source that was taken down; it names nothing.
 
-    Args:
-        digest: SHA-256 of the source's bytes, hex; None if nobody has hashed them.
-        message: When and why.
-        number: Distinguishes the rows of sources without a hash.
+    `digest`: SHA-256 of the source's bytes, hex; None if nobody has hashed them. `number`: distinguishes the rows
+    of sources without a hash.
     """
     name = f"{_GONE}unknown-{number}" if digest is None else f"{_GONE}{digest[:_ID_DIGITS]}"
     return _nameless(name, digest) | {"status": "removed", "message": message}
@@ -145,12 +122,9 @@ def settle_rows(
     same bytes as another one (and, for a clip, the same seconds) gets the warning ``duplicate``; the first by its id
     is the original, so the result does not depend on who encoded what and when.
 
-    Args:
-        rows: One per source.
-        blocked: SHA-256 of blocked sources.
-        before: Rows of the dataset that the job adds to; their sources come first.
-        drop_duplicates: Whether to hide duplicates. Their bytes are in the shards until `fastvid compact`: which are
-            duplicates is known only after all sources were read, by any number of machines.
+    `before`: rows of the dataset that the job adds to; their sources come first. `drop_duplicates`: whether to hide
+    duplicates. Their bytes are in the shards until `fastvid compact`: which are duplicates is known only after all
+    sources were read, by any number of machines.
     """
     first: dict[tuple[str, str], str] = {}
     for row in sorted(before, key=lambda row: row["source_id"]):
@@ -214,11 +188,7 @@ def write_part(storage: Storage, part: Part) -> None:
 
 
 def read_part(storage: Storage, stem: str) -> Part:
-    """Return the part that `write_part` wrote.
-
-    Raises:
-        FormatError: If it is broken.
-    """
+    """Return the part that `write_part` wrote."""
     table, extra = _read(storage, part_name(stem))
     digest = extra["digest"]
     return Part(
@@ -239,13 +209,7 @@ def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, A
 
 
 def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None]) -> None:
-    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retry if another writer was first.
-
-    Raises:
-        StorageError: If there is no ledger.
-        FormatError: If it is broken.
-        ConflictError: If other writers kept winning the race.
-    """
+    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retries if another was first."""
     for _ in range(_ATTEMPTS):
         content = storage.read(LEDGER)
         table, extra = _parse(content, LEDGER)
@@ -264,12 +228,7 @@ def rows_table(rows: Iterable[Row]) -> pa.Table:
 
 
 def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the ledger of a finished job, and that job's identity.
-
-    Raises:
-        StorageError: If there is no ledger.
-        FormatError: If it is broken.
-    """
+    """Return the ledger of a finished job, and that job's identity."""
     table, extra = _read(storage, LEDGER)
     return table, extra.get("job", {})
 

@@ -50,17 +50,8 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def lock_folder(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
     """Lock the folder, or one part of its job, until the block ends.
 
-    Args:
-        storage: The dataset's folder.
-        part: The part to lock; None locks the whole folder.
-
-    Yields:
-        A function that raises JobError if another job has taken over, as happens to a job on an object store that was
-        suspended for longer than a lease lasts.
-
-    Raises:
-        JobError: If another job is running there.
-        StorageError: If the folder cannot be created or written.
+    Yields A function that raises JobError if another job has taken over, as happens to a job on an object store
+    that was suspended for longer than a lease lasts.
     """
     with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
         yield check
@@ -101,8 +92,7 @@ def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | No
 def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
     """Lock a separate lock file.
 
-    Yields:
-        Its descriptor, or None if the file system has no locks.
+    Yields its descriptor, or None if the file system has no locks.
     """
     folder = path.parent.parent
     try:
@@ -150,11 +140,7 @@ class _JobLease:
         self._thread = threading.Thread(target=self._keep, name="fastvid-lease", daemon=True)
 
     def take(self) -> None:
-        """Acquire the lease, also from a dead job.
-
-        Raises:
-            JobError: If it belongs to a running job.
-        """
+        """Acquire the lease, also from a dead job."""
         content, expected = self._next(), None
         while not self.storage.swap(self.name, content, expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
@@ -203,11 +189,7 @@ class _JobLease:
 
 
 def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
-    """Watch leases until each is deleted or has expired; return the expired ones.
-
-    Raises:
-        JobError: If one belongs to a running job.
-    """
+    """Watch leases until each is deleted or has expired; return the expired ones."""
     seen = {name: content for name in names if (content := _read(storage, name)) is not None}
     waiting = {name: content for name, content in seen.items() if not _is_dead(content)}
     if waiting:

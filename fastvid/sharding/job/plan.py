@@ -22,23 +22,14 @@ SOURCE_BYTES_PER_SHARD: Final = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """One of several jobs that divide the shards of a plan among them.
+    """One of several jobs that divide the shards of a plan among them."""
 
-    Attributes:
-        index: Number of the part, from 0.
-        of: Number of parts.
-    """
-
-    index: int
+    index: int  # number of the part, from 0
     of: int
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """Parse a part such as ``3/8``.
-
-        Raises:
-            UsageError: If the text is no part.
-        """
+        """Parse a part such as ``3/8``."""
         found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
         if not found or int(found[1]) >= int(found[2]):
             raise UsageError(f"invalid part {text!r}", hint="use I/N with I from 0 to N - 1, such as 0/8 to 7/8")
@@ -65,11 +56,7 @@ def plan_shards(
     Files, and the sources of a shard, are in the order of a keyed hash: it depends on the sources and the seed, not on
     how they were listed.
 
-    Args:
-        sources: Sources without problems.
-        seed: Seed of the order.
-        samples: Maximum number of sources in a shard.
-        source_bytes: Maximum total bytes of the files of a shard; a single file may exceed it.
+    `source_bytes`: maximum total bytes of the files of a shard; a single file may exceed it.
     """
     shards: list[list[Source]] = []
     room, weight = 0, 0

@@ -22,15 +22,7 @@ _DIGITS: Final = 12
 
 
 def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = None) -> LocalStorage | None:
-    """Return the local folder for work on a dataset; None if the dataset's own folder is used.
-
-    Args:
-        storage: The dataset's folder.
-        folder: Parent folder; by default, for a dataset in an object store, the one named by TMPDIR.
-
-    Raises:
-        StorageError: If it cannot be created, or belongs to another user.
-    """
+    """Return the local folder for work on a dataset; None if the dataset's own folder is used."""
     if folder is None:
         if isinstance(storage, LocalStorage):
             return None

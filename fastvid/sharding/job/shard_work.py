@@ -22,14 +22,7 @@ from fastvid.storage import LocalStorage, Storage
 
 
 class ShardWork(Protocol):
-    """Plans the shards of a job and writes them; `Job` does everything between.
-
-    Attributes:
-        identity: What must not change until the job is finished, under names that error messages quote.
-        shards: The sources of each shard; planned before anything is processed.
-        stems: The name of each shard.
-        suffix: Suffix of the file of each shard that its part of the ledger has the digest of.
-    """
+    """Plans the shards of a job and writes them; `Job` does everything between."""
 
     suffix: str
 
@@ -76,17 +69,7 @@ class ShardWork(Protocol):
 class EncodeShards:
     """Encodes sources into new tars.
 
-    Args:
-        storage: Folder of the shards.
-        found: The sources.
-        settings: How they are encoded.
-        seed: Seed of the order of samples in the shards.
-        samples_per_shard: Maximum number of sources in a shard.
-        scratch: See `scratch_folder`.
-        drop_duplicates: Whether whoever commits the shards will hide duplicates.
-        classes: Class names of the dataset; by default those of the sources.
-        labels: Numbers of the sources' labels in `classes`; by default their positions.
-        generation: Number of the generation that will contain the shards.
+    `seed`: seed of the order of samples in the shards.
     """
 
     suffix = "tar"

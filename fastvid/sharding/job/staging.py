@@ -24,10 +24,8 @@ _BUILD_DIGITS: Final = 8
 class Staging:
     """The record of an unfinished job, and the samples of its unfinished shards, by shard and slot.
 
-    Args:
-        storage: The dataset's folder.
-        scratch: Where samples are stored; by default the dataset's folder, so that any machine can resume the job.
-        encoder: Build of the encoder; samples of other builds are ignored.
+    `scratch`: where samples are stored; by default the dataset's folder, so that any machine can resume the job.
+    `encoder`: build of the encoder; samples of other builds are ignored.
     """
 
     def __init__(
@@ -37,11 +35,7 @@ class Staging:
         self._build = f"build-{digest(encoder or {})[:_BUILD_DIGITS]}"
 
     def job(self) -> dict[str, Any] | None:
-        """Return the identity of the unfinished job here; None if there is none.
-
-        Raises:
-            FormatError: If its record is broken.
-        """
+        """Return the identity of the unfinished job here; None if there is none."""
         if not self.storage.exists(_JOB):
             return None
         try:
@@ -53,8 +47,8 @@ class Staging:
     def begin(self, identity: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any] | None:
         """Record the unfinished job, unless one is recorded already and `replace` is false.
 
-        Returns:
-            The identity recorded already, perhaps by another part that began at the same moment; otherwise None.
+        Returns the identity recorded already, perhaps by another part that began at the same moment; otherwise
+        None.
         """
         record = (json.dumps(identity, indent=1, sort_keys=True) + "\n").encode()
         if replace:

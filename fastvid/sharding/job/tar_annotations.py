@@ -72,10 +72,7 @@ def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], class
     lacks is stored as text: dates in ISO 8601, bytes in hex; numbers that are not finite become null. What such a value
     was is in ``annotation_types``, so that `stored_row` returns it.
 
-    Args:
-        members: Members by suffix. A JSON that is no object, in a tar of another tool, becomes its field ``json``.
-        row: The sample's row of annotations.
-        classes: Class names; a label is an index into them. A label without a name has no ``class``.
+    `row`: the sample's row of annotations.
     """
     found = json.loads(members.get("json", b"{}"))
     fields = found if isinstance(found, dict) else {"json": found}
@@ -146,14 +143,8 @@ def dataset_record(
 ) -> dict[str, Any]:
     """Return what the tar of a shard says of its dataset.
 
-    Args:
-        generation: Number of the generation that the shard is written for. Of two tars the later one is right.
-        streams: Video streams of every sample.
-        classes: Class names, also those without samples.
-        extras: See `fastvid.format.generations.Generation`.
-        profile: How the shard was encoded.
-        encoder: The build that encoded it; left out of the record if the profile copies.
-        table: Annotations with the columns of the dataset; None while the rows are not complete.
+    `classes`: class names, also those without samples. `table`: annotations with the columns of the dataset; None
+    while the rows are not complete.
     """
     record: dict[str, Any] = {**_MARK, "generation": generation, "streams": list(streams), "classes": list(classes)}
     record |= {"extras": dict(extras), "profile": dict(profile)}

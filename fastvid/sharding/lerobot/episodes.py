@@ -23,9 +23,6 @@ def episode_sources(dataset: LeRobotDataset) -> SourceList:
     """Return a source for each camera of each episode, in order.
 
     If every episode has one task, tasks are the classes. Columns: ``episode_index``, ``tasks``.
-
-    Raises:
-        UsageError: If a camera has a name that no stream can have.
     """
     for camera in dataset.cameras:
         if not STREAM_PATTERN.fullmatch(camera):
@@ -70,13 +67,7 @@ def in_file_order(sources: Sequence[Source]) -> list[int]:
 def joined(
     sources: Sequence[Source], outcomes: Iterator[Outcome], cameras: int
 ) -> Iterator[list[tuple[Source, Outcome]]]:
-    """Yield the cameras of each episode with their outcomes; if one is rejected, so are the others.
-
-    Args:
-        sources: Those of a shard.
-        outcomes: Theirs, in order.
-        cameras: How many cameras an episode has.
-    """
+    """Yield the cameras of each episode with their outcomes; if one is rejected, so are the others."""
     pairs = zip(sources, outcomes, strict=True)
     while views := [pair for _, pair in zip(range(cameras), pairs, strict=False)]:
         bad = next((outcome for _, outcome in views if outcome.reason is not None), None)

@@ -42,31 +42,18 @@ _NUMBERS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode is in a file.
-
-    Attributes:
-        file: Name of the file in the dataset.
-        first: Its first frame, or row, in the file.
-    """
+    """Where an episode is in a file."""
 
     file: str
-    first: int
+    first: int  # its first frame, or row, in the file
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One episode.
-
-    Attributes:
-        index: Its number.
-        length: Number of frames.
-        tasks: What is done in it.
-        videos: Its place in a video for each camera.
-        data: Its place in a file of signals.
-    """
+    """One episode."""
 
     index: int
-    length: int
+    length: int  # number of frames
     tasks: tuple[str, ...]
     videos: Mapping[str, Place]
     data: Place
@@ -79,18 +66,7 @@ class Episode:
 
 @dataclass(frozen=True, eq=False)
 class LeRobotDataset:
-    """A LeRobot dataset.
-
-    Attributes:
-        storage: Its folder.
-        info: The content of ``meta/info.json``.
-        cameras: Names of the features that are videos.
-        signals: Names of the features that are numbers.
-        left_out: Names of other features, which are not read.
-        episodes: In order.
-        tasks: All tasks, by number.
-        stats: Statistics of each feature.
-    """
+    """A LeRobot dataset."""
 
     storage: Storage
     info: Mapping[str, Any]
@@ -127,16 +103,7 @@ def is_lerobot(source: str) -> bool:
 
 
 def read_lerobot(source: str) -> LeRobotDataset:
-    """Read the metadata of a LeRobot dataset.
-
-    Args:
-        source: ``lerobot:`` and its folder or URL.
-
-    Raises:
-        UsageError: If there is no LeRobot dataset, or one of another version.
-        FormatError: If its metadata contradicts itself.
-        StorageError: If it cannot be read.
-    """
+    """Read the metadata of a LeRobot dataset."""
     url = source.removeprefix(SCHEME)
     storage = open_storage(url)
     try:
@@ -262,12 +229,7 @@ def _firsts(
 
 
 def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.Table:
-    """Read the signals of episodes: one row per frame, in their order; vectors as lists of a fixed length.
-
-    Raises:
-        FormatError: If a file has other rows than the metadata says.
-        StorageError: If a file cannot be read.
-    """
+    """Read the signals of episodes: one row per frame, in their order; vectors as lists of a fixed length."""
     parts, files = [], dict[str, pa.Table]()
     for episode in episodes:
         name = episode.data.file

@@ -31,15 +31,7 @@ _OWN: Final = ("width", "height", "pix_fmt", "conforms", "proved")
 
 
 class IndexEpisodes(IndexFiles):
-    """Indexes episodes in place: a `ShardWork` whose samples are episodes, with a stream for each camera.
-
-    Args:
-        storage: Folder of the dataset.
-        dataset: The LeRobot dataset.
-        found: A source for each camera of each episode.
-        settings: How videos are indexed.
-        per_shard: Most episodes of a shard.
-    """
+    """Indexes episodes in place: a `ShardWork` whose samples are episodes, with a stream for each camera."""
 
     def __init__(
         self, storage: Storage, dataset: LeRobotDataset, found: SourceList, settings: Settings, per_shard: int
@@ -83,13 +75,7 @@ class IndexEpisodes(IndexFiles):
 class EncodeEpisodes(EncodeShards):
     """Encodes episodes into tars: a `ShardWork` whose samples have a stream for each camera.
 
-    Args:
-        storage: Folder of the dataset.
-        dataset: The LeRobot dataset.
-        found: A source for each camera of each episode.
-        settings: How videos are encoded; the rate of frames stays.
-        per_shard: Most episodes of a shard.
-        scratch: See `EncodeShards`.
+    `settings`: how videos are encoded; the rate of frames stays.
     """
 
     def __init__(

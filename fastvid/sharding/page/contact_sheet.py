@@ -39,22 +39,12 @@ _PACKETS: Final = 64  # packets of a sample that the page draws
 
 @dataclass(frozen=True, slots=True)
 class FrameStrip:
-    """Frames of one sample side by side.
+    """Frames of one sample side by side."""
 
-    Attributes:
-        sample: Row of the sample in the summary.
-        uri: The picture as a ``data:`` URI.
-        frames: Number of frames.
-        width: Width of one frame in pixels; the height is HEIGHT.
-        packets: Kind and size of the first packets: ``k`` for key, ``r`` for referenced, ``d`` for droppable.
-        codec: FFmpeg's name of the codec.
-        bytes: Size of the encoded video.
-    """
-
-    sample: int
+    sample: int  # row of the sample in the summary
     uri: str
-    frames: int
-    width: int
+    frames: int  # number of frames
+    width: int  # width of one frame in pixels; the height is HEIGHT
     packets: str
     codec: str
     bytes: int
@@ -62,26 +52,19 @@ class FrameStrip:
 
 @dataclass(slots=True)
 class ContactSheet:
-    """Strips by class.
+    """Strips by class."""
 
-    Attributes:
-        strips: Strips by class name, classes with most samples first.
-        failed: Number of samples that could not be decoded.
-        left_out: Number of classes with samples but without a strip, for lack of space.
-    """
-
+    # strips by class name, classes with most samples first.
     strips: dict[str, list[FrameStrip]] = field(default_factory=dict)
-    failed: int = 0
-    left_out: int = 0
+    failed: int = 0  # number of samples that could not be decoded
+    left_out: int = 0  # number of classes with samples but without a strip, for lack of space
 
 
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     """Decode strips, a few of every class, as many as fit.
 
-    Args:
-        summary: The dataset.
-        max_bytes: Maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
-            strips, then small classes get none.
+    `max_bytes`: maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
+    strips, then small classes get none.
     """
     rows = _rows_by_class(summary)
     maker = _Maker(summary)

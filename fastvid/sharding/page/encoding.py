@@ -31,13 +31,7 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """Statistics of the first stream of the visible samples of some shards.
-
-    Attributes:
-        facts: Their facts.
-        shards: Number of shards that were read.
-        of: Number of shards of the generation.
-    """
+    """Statistics of the first stream of the visible samples of some shards."""
 
     facts: pa.Table
     shards: int
@@ -120,14 +114,7 @@ class Encoding:
 def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> Encoding:
     """Read the facts of at most 64 shards, evenly spread.
 
-    Args:
-        storage: The dataset's folder.
-        generation: Its generation.
-        visible: Which of the generation's samples are not removed, bool [N].
-
-    Raises:
-        StorageError: If a shard's facts are missing.
-        FormatError: If facts are broken, or do not belong to the generation.
+    `visible`: which of the generation's samples are not removed, bool [N].
     """
     total = len(generation.shards)
     chosen = np.unique(np.linspace(0, total - 1, min(total, _MOST_SHARDS)).round().astype(np.int64)).tolist()

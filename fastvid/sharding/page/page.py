@@ -22,15 +22,7 @@ _DIALOG: Final = (
 
 
 def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
-    """Return the page, UTF-8.
-
-    Args:
-        summary: The dataset.
-        max_bytes: Maximum size of the page; strips get the space that the tables do not need.
-
-    Raises:
-        UsageError: If `max_bytes` is too small for the tables.
-    """
+    """Return the page, UTF-8."""
     if max_bytes < _SMALLEST:
         raise UsageError(f"a page of {max_bytes} bytes is too small", hint=f"allow at least {_SMALLEST}")
     ledger = ledger_section(summary, max_bytes=max_bytes // 4)

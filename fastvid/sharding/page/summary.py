@@ -35,64 +35,37 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """Number of samples of a class.
+    """Number of samples of a class."""
 
-    Attributes:
-        name: The class; UNLABELLED for samples without a label.
-        count: Number of samples.
-        seconds: Their total duration.
-        splits: Number of samples by value of the first split column; empty if there is none.
-        split_seconds: Duration by value of the first split column.
-    """
-
-    name: str
-    count: int
+    name: str  # the class; UNLABELLED for samples without a label
+    count: int  # number of samples
     seconds: float
-    splits: Mapping[str, int]
+    splits: Mapping[str, int]  # number of samples by value of the first split column; empty if there is none
     split_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An annotation column that fastvid did not compute, such as a caption.
-
-    Attributes:
-        name: Its name.
-        kind: Its type, as Arrow calls it.
-        missing: Number of samples without a value.
-        examples: Up to three different values, as text.
-    """
+    """An annotation column that fastvid did not compute, such as a caption."""
 
     name: str
     kind: str
-    missing: int
+    missing: int  # number of samples without a value
     examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Statistics of a generation. Arrays have one entry per visible sample, in the order of the shards.
-
-    Attributes:
-        url: The dataset's folder.
-        dataset_id: The dataset's id.
-        generation: The generation.
-        history: The generations that can be opened, newest first.
-        annotations: Rows of the visible samples.
-        rows: Row of each visible sample among all rows of the generation, int64 [N].
-        encoding: How samples are encoded, from the facts of some shards.
-        removed: Number of hidden samples.
-        ledger: The job's ledger; None if there is none.
-    """
+    """Statistics of a generation. Arrays have one entry per visible sample, in the order of the shards."""
 
     url: str
     dataset_id: str
     generation: Generation
     history: tuple[Generation, ...]
-    annotations: pa.Table
-    rows: IntArray
-    encoding: Encoding
-    removed: int
+    annotations: pa.Table  # rows of the visible samples
+    rows: IntArray  # row of each visible sample among all rows of the generation, int64 [N]
+    encoding: Encoding  # how samples are encoded, from the facts of some shards
+    removed: int  # number of hidden samples
     ledger: pa.Table | None
 
     @property
@@ -269,16 +242,7 @@ class Summary:
 
 
 def summarize(url: str, *, generation: int | str | None = None) -> Summary:
-    """Summarise a dataset from its tables.
-
-    Args:
-        url: The dataset's folder.
-        generation: Number or tag of the generation; the current one by default.
-
-    Raises:
-        StorageError: If there is no dataset or generation, or a table is missing.
-        FormatError: If a table is broken, or tables contradict each other.
-    """
+    """Summarise a dataset from its tables."""
     storage = open_storage(url)
     dataset_id, record = read_generation(storage, generation)
     annotations = read_annotations(storage, record)

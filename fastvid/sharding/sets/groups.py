@@ -22,30 +22,15 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Samples that stay together.
-
-    Attributes:
-        name: Its name, unique among the groups.
-        size: Number of its samples.
-        stratum: What its samples have in common with other groups, such as their class.
-    """
+    """Samples that stay together."""
 
     name: str
-    size: int
-    stratum: str = ""
+    size: int  # number of its samples
+    stratum: str = ""  # what its samples have in common with other groups, such as their class
 
 
 def group_names(table: pa.Table, by: str) -> list[str]:
-    """Return the name of each sample's group.
-
-    Args:
-        table: Annotations.
-        by: Column whose value names the group. A sample without a parent is the only one of its source, and its group
-            is ``source_id``; one without another column's value is a group of its own.
-
-    Raises:
-        UsageError: If there is no such column.
-    """
+    """Return the name of each sample's group."""
     names = table.column_names
     if by not in names and by != "parent":
         raise UsageError(f"dataset has no column {by!r} to group by", hint=f"use one of {', '.join(names)}")
@@ -78,11 +63,7 @@ def divide(
 ) -> dict[str, int]:
     """Return the side of each group, by name.
 
-    Args:
-        groups: The groups, in any order.
-        shares: Share of the samples of each side; their sum is one.
-        seed: Seed of the order in which the groups of a stratum are visited.
-        placed: Sides of groups that keep theirs. They count, so new groups fill the sides up to their shares.
+    `shares`: share of the samples of each side; their sum is one.
     """
     placed = placed or {}
     sides: dict[str, int] = {}

@@ -242,11 +242,7 @@ def _classes(urls: Sequence[str], generations: Sequence[Generation]) -> tuple[st
 
 
 def _united(parts: Sequence[_Part]) -> pa.Table:
-    """Concatenate annotations with the columns of all; whole numbers become decimals where another dataset has them.
-
-    Raises:
-        UsageError: If a column has types that do not fit.
-    """
+    """Concatenate annotations with the columns of all; whole numbers become decimals where another dataset has them."""
     kinds: dict[str, tuple[pa.Field, str]] = {}
     for part in parts:
         for field in part.table.schema:

@@ -15,12 +15,7 @@ Members = tuple[str, Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
-    """What changes in the members of a dataset's samples.
-
-    Attributes:
-        prefix: Prepended to keys and names of sources, such as ``lab/``.
-        labels: New number of each label; empty if all keep theirs.
-    """
+    """What changes in the members of a dataset's samples."""
 
     prefix: str = ""
     labels: Mapping[int, int] = field(default_factory=dict)

@@ -56,18 +56,11 @@ _ID_DIGITS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Samples of one shard of a dataset.
-
-    Attributes:
-        storage: The dataset's folder.
-        shard: The shard.
-        keep: Whether each sample is taken, bool [samples].
-        renaming: What changes in their members.
-    """
+    """Samples of one shard of a dataset."""
 
     storage: Storage
     shard: ShardRecord
-    keep: npt.NDArray[np.bool_]
+    keep: npt.NDArray[np.bool_]  # whether each sample is taken, bool [samples]
     renaming: Renaming = field(default_factory=Renaming)
 
     def opened(self) -> Shard:
@@ -96,23 +89,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A dataset to make.
-
-    Attributes:
-        identity: What determines it, as JSON values.
-        shards: The pieces of each shard.
-        table: Its annotations.
-        ledger: Its ledger rows by source, except for the names of shards.
-        streams: Video streams of every sample.
-        classes: Class names.
-        extras: See `Generation`.
-        note: Origin that the generation records.
-    """
+    """A dataset to make."""
 
     identity: Mapping[str, Any]
     shards: Sequence[Sequence[Piece]]
     table: pa.Table
-    ledger: Mapping[str, Row]
+    ledger: Mapping[str, Row]  # its ledger rows by source, except for the names of shards
     streams: tuple[str, ...]
     classes: tuple[str, ...]
     extras: Mapping[str, Any]
@@ -121,13 +103,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A dataset that was made.
-
-    Attributes:
-        dataset: Its folder.
-        generation: Its generation.
-        linked: Number of shards that are those of the sources, linked or copied; the others were packed again.
-    """
+    """A dataset that was made."""
 
     dataset: str
     generation: Generation
@@ -137,13 +113,8 @@ class Made:
 def arrange(pieces: Sequence[Piece], *, samples: int, size: int) -> list[list[Piece]]:
     """Join pieces into shards, in order. Whole shards stay as they are.
 
-    Args:
-        pieces: The pieces; empty ones are dropped.
-        samples: Maximum number of samples in a joined shard.
-        size: Maximum size of a joined shard in bytes, estimated from the mean size of samples.
-
-    Raises:
-        UsageError: If a tar of another tool would have to be rewritten.
+    `samples`: maximum number of samples in a joined shard. `size`: maximum size of a joined shard in bytes,
+    estimated from the mean size of samples.
     """
     shards: list[list[Piece]] = []
     count, weight = 0, 0.0
@@ -176,19 +147,7 @@ def arrange(pieces: Sequence[Piece], *, samples: int, size: int) -> list[list[Pi
 
 
 def make_dataset(out: str, recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> Made:
-    """Write a dataset; run again after an interruption, it resumes.
-
-    Args:
-        out: Its folder.
-        recipe: What it contains.
-        progress: Called before each shard with the number of finished shards and the total number.
-
-    Raises:
-        UsageError: If another dataset is in the folder.
-        JobError: If another job is running or unfinished there.
-        FormatError: If a shard is damaged.
-        StorageError: If a file cannot be read or written.
-    """
+    """Write a dataset; run again after an interruption, it resumes."""
     storage, dataset_id = open_storage(out), digest(recipe.identity)[:_ID_DIGITS]
     linked = sum(_is_taken_over(pieces) for pieces in recipe.shards)
     with lock_folder(storage) as check:

@@ -41,10 +41,8 @@ _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}
 def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
     """Parse Diving48's list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
 
-    Args:
-        text: The list.
-        vocabulary: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis", "FREE"]``.
-        split: Split of all rows; the file itself has none.
+    `vocabulary`: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis",
+    "FREE"]``. `split`: split of all rows; the file itself has none.
     """
     records: list[NumberedRecord]
     if text.lstrip().startswith("["):
@@ -68,12 +66,7 @@ def parse_diving48(text: str, vocabulary: str | None = None, split: str | None =
 
 
 def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
-    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept.
-
-    Args:
-        text: The table.
-        split_name: Split of files without a column ``split``.
-    """
+    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept."""
     rows = []
     for number, record in enumerate(read_text_rows(text), FIRST_ROW):
         video = record.pop("youtube_id")
@@ -89,13 +82,7 @@ def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
 
 
 def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
-    """Parse the split files of UCF101.
-
-    Args:
-        class_index: ``classInd.txt``: a number from 1 and a class name per line.
-        lists: Text of ``trainlist01.txt`` and the others by file name. Test lists have no label: the folder is the
-            class.
-    """
+    """Parse the split files of UCF101."""
     numbered = [line.split() for line in class_index.splitlines() if line.strip()]
     classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
     splits: dict[str, dict[str, str]] = {}
@@ -147,11 +134,7 @@ def parse_charades(text: str, classes: str | None = None, split: str | None = No
 
     Other columns are kept, also ``actions`` with the times of each.
 
-    Args:
-        text: The table.
-        classes: Charades_v1_classes.txt, with a line such as "c000 Holding some clothes" for each class; None to use
-            the codes.
-        split: Split of all rows; the file itself has none.
+    `split`: split of all rows; the file itself has none.
     """
     lines = [line.partition(" ") for line in (classes or "").splitlines() if line.strip()]
     names = {code: name.strip() for code, _, name in lines}
@@ -181,10 +164,7 @@ def parse_ava(text: str, action_list: str | None = None, split: str | None = Non
     JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
     the second that people judged, in the video.
 
-    Args:
-        text: The table; it has no header. Lines of test files end after the timestamp.
-        action_list: ava_action_list_v2.2.pbtxt, with name and id of each action; None to use the ids.
-        split: Split of all rows; the file itself has none.
+    `split`: split of all rows; the file itself has none.
     """
     names = {int(number): name for name, number in _AVA_ITEM.findall(action_list or "")}
     places: dict[tuple[str, str], list[tuple[int, list[str]]]] = {}

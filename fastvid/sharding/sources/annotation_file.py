@@ -12,11 +12,7 @@ from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 @dataclass(frozen=True, slots=True)
 class AnnotationFile:
-    """A file, or a folder of files.
-
-    Attributes:
-        place: Its path, or its ``s3://``, ``gs://`` or ``http(s)://`` URL.
-    """
+    """A file, or a folder of files."""
 
     place: str
 
@@ -38,12 +34,7 @@ class AnnotationFile:
         return self.place.endswith("/") or not self.suffix
 
     def read(self) -> bytes:
-        """Return its bytes.
-
-        Raises:
-            OSError: If a local file cannot be read.
-            StorageError: If a remote file cannot be read.
-        """
+        """Return its bytes."""
         if is_remote(self.place):
             url = FileUrl.parse(self.place)
             return open_root(url, RemoteOptions()).read(url.name)

@@ -261,11 +261,7 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
 
 
 def _form(file: AnnotationFile) -> str:
-    """Return the form of a table by the ending of its name.
-
-    Raises:
-        UsageError: If the ending is another.
-    """
+    """Return the form of a table by the ending of its name."""
     form = file.suffix[1:]
     if form not in _FORMS:
         raise UsageError(f"unknown ending of {file.name!r}", hint=f"use one of {', '.join(_FORMS)}")

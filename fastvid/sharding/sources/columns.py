@@ -27,24 +27,14 @@ _MISSING: Final = object()
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Names for the columns of a table.
-
-    Attributes:
-        sources: For each new name the column that it replaces. A dot reaches into nested values: ``a.b`` is field b of
-            the object in column a, or of each object if a contains a list of them.
-        optional: New names whose columns may be absent.
-    """
+    """Names for the columns of a table."""
 
     sources: Mapping[str, str] = field(default_factory=dict)
     optional: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str | Mapping[str, str] | None) -> Columns:
-        """Parse ``path=videoid,start=t0``; a mapping is taken as it is.
-
-        Raises:
-            UsageError: If an item is not NAME=COLUMN, or a name occurs twice.
-        """
+        """Parse ``path=videoid,start=t0``; a mapping is taken as it is."""
         if not isinstance(text, str):
             return cls(dict(text or {}))
         sources: dict[str, str] = {}
@@ -70,10 +60,6 @@ class Columns:
         caption, label and every column of this mapping may be lists too, with one value per segment; ``labels`` is one
         if it is a list of lists. All other columns are repeated. A list as text, as in a CSV, counts as a list. The
         fields of segments that are objects become columns, which may be renamed as well.
-
-        Raises:
-            UsageError: If a column is in no record, a new name would replace another column, the lists of a record are
-                not of equal length, or a segment has no start and end.
         """
         made, missing = self._renamed(records, self.sources)
         made = [(number, row) for number, record in made for row in self._segments(number, record)]

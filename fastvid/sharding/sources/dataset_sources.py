@@ -28,10 +28,6 @@ def dataset_sources(roots: Sequence[str]) -> SourceList:
 
     The columns of a source are its annotations, except facts of the old video; ``parent`` names the file that the
     sample was made from, so that samples of one file stay together. Its key is that of the sample.
-
-    Raises:
-        UsageError: If two datasets have a sample of the same key.
-        FastvidError: If a dataset is damaged.
     """
     sources: dict[str, Source] = {}
     classes: dict[str, None] = {}

@@ -23,34 +23,19 @@ _RECOVERED: Final = "lost+found"
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file below a root.
-
-    Attributes:
-        id: Its name among the sources.
-        root: The root's folder.
-        parts: Its folders and name below that folder.
-        path: Its path or URL.
-        size: Size in bytes, 0 if unknown.
-        problem: Reason and message if it cannot be read; None otherwise.
-        tag: The store's tag of its version (ETag), if any.
-    """
+    """A file below a root."""
 
     id: str
     root: str
     parts: tuple[str, ...]
     path: str
-    size: int
+    size: int  # size in bytes, 0 if unknown
     problem: tuple[Reason, str] | None = None
     tag: str | None = None
 
 
 def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[SourceFile], Counter[str]]:
-    """Return the files below roots, sorted by path, and the counts of ignored files by kind.
-
-    Raises:
-        UsageError: If a root is missing.
-        StorageError: If a folder or a store cannot be listed.
-    """
+    """Return the files below roots, sorted by path, and the counts of ignored files by kind."""
     ignored = Counter[str]()
     local = [root for root in roots if not is_remote(root)]
     remote = [FileUrl.parse(root) for root in roots if is_remote(root)]

@@ -21,25 +21,16 @@ RESERVED: Final = "__"
 class AnnotationRow:
     """One line of an annotation file.
 
-    Attributes:
-        name: The video's name in the annotation file: a path, or a file name without folder and suffix.
-        label: Name of its class; None if there is none.
-        columns: Its other columns.
-        start: Start of the clip in seconds; None for the start of the file.
-        end: End of the clip in seconds; None for the end of the file.
-        whole_name: Name of the uncut video that `start` and `end` refer to, if `name` is the name of a trimmed file.
-        number: Line or row of the file, from 1; 0 if unknown.
-
     Several labels are a list of class names in the column ``labels``.
     """
 
     name: str
     label: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    start: float | None = None
-    end: float | None = None
+    start: float | None = None  # start of the clip in seconds; None for the start of the file
+    end: float | None = None  # end of the clip in seconds; None for the end of the file
     whole_name: str | None = None
-    number: int = field(default=0, compare=False)
+    number: int = field(default=0, compare=False)  # line or row of the file, from 1; 0 if unknown
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -66,14 +57,7 @@ def class_names(label: str | None, columns: Mapping[str, Any]) -> tuple[str, ...
 
 
 def label_list(value: Any) -> list[str] | None:
-    """Return several labels as a list of class names, each once; None if there is no value.
-
-    Args:
-        value: A list of names or numbers, the same as text in JSON or Python, or names separated by semicolons.
-
-    Raises:
-        UsageError: If it is anything else.
-    """
+    """Return several labels as a list of class names, each once; None if there is no value."""
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     found = as_list(value)
@@ -89,11 +73,7 @@ def label_list(value: Any) -> list[str] | None:
 
 
 def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
-    """Return the classes of all rows in label order: integers up to the largest one, or sorted names.
-
-    Raises:
-        UsageError: If an integer is too large to be a label.
-    """
+    """Return the classes of all rows in label order: integers up to the largest one, or sorted names."""
     found = {name for row in rows for name in row.class_names}
     if not found or not all(name.isdecimal() and name.isascii() for name in found):
         return tuple(sorted(found))

@@ -29,39 +29,23 @@ _HASH_DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One raw video, or a clip of one.
+    """One raw video, or a clip of one."""
 
-    Attributes:
-        id: Its unique name among the sources, with the original characters and bytes (surrogateescape).
-        path: Path or URL of the file.
-        size: Size in bytes when it was listed; 0 if not yet known.
-        label: Name of its class.
-        columns: Its other annotation columns.
-        start: Start of the clip in seconds; None for the start of the file.
-        end: End of the clip in seconds; None for the end of the file.
-        member: Byte offset and size of the video if `path` is a tar.
-        sound: Byte offset and size of the M4A with its sound if that is another member of the tar.
-        problem: Reason and message if it cannot be read; None otherwise.
-        key: Name of its samples in the shards.
-        tag: The store's tag of its version (ETag) when it was listed, if any; another version is another source.
-        parent: Id of the whole file if this is a clip of it; None otherwise.
-        frames: First frame and number of frames if it is a clip that is given in frames; None otherwise.
-        stream: Name of the stream of its sample that it is.
-    """
-
-    id: str
+    id: str  # its unique name among the sources, with the original characters and bytes (surrogateescape)
     path: str
-    size: int = 0
+    size: int = 0  # size in bytes when it was listed; 0 if not yet known
     label: str | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    start: float | None = None
-    end: float | None = None
-    member: tuple[int, int] | None = None
+    start: float | None = None  # start of the clip in seconds; None for the start of the file
+    end: float | None = None  # end of the clip in seconds; None for the end of the file
+    member: tuple[int, int] | None = None  # byte offset and size of the video if `path` is a tar
+    # byte offset and size of the M4A with its sound if that is another member of the tar.
     sound: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
-    key: str = ""
+    key: str = ""  # name of its samples in the shards
     tag: str | None = None
     parent: str | None = None
+    # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     stream: str = PICTURES
 
@@ -78,13 +62,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class SourceList:
-    """All sources of a job.
-
-    Attributes:
-        sources: Sorted by id; ids and keys are unique.
-        classes: Class names, ordered by label.
-        ignored: Number of ignored files, by kind.
-    """
+    """All sources of a job."""
 
     sources: tuple[Source, ...]
     classes: tuple[str, ...]
@@ -100,16 +78,8 @@ def find_sources(
     after a split. With annotations, each row is a source and its file is looked up below the roots; a row without a
     file is a source with a problem.
 
-    Args:
-        roots: Folders, or single video files; URLs of folders and files in object stores, and of files on the web. Rows
-            whose names are URLs need no root.
-        annotations: Result of `read_annotations`.
-        follow_links: Accept links that point outside their root. Unsafe for untrusted folders: their links could make
-            you publish your own files.
-
-    Raises:
-        UsageError: If a root is missing, nothing is found, or a video has two different annotations.
-        StorageError: If a store cannot be listed.
+    `roots`: folders, or single video files; URLs of folders and files in object stores, and of files on the web.
+    Rows whose names are URLs need no root.
     """
     if not roots and annotations is None:
         raise UsageError("no source given", hint="name a folder of videos")
@@ -134,9 +104,6 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     follow each other in time, and no dot is in the key, at which webdataset would split it. If two ids have one such
     form, the one that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is a
     folder of another, because the parts of a long video are named below its key.
-
-    Raises:
-        UsageError: If there is a duplicate id.
     """
     counts = Counter(source.id for source in sources)
     duplicate = next((name for name, count in counts.items() if count > 1), None)

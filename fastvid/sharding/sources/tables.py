@@ -29,11 +29,7 @@ _CLOCK: Final = re.compile(r"(?:(\d+):)?(\d+):([0-5]?\d(?:\.\d*)?)", re.ASCII)
 
 
 def read_text_rows(text: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV as text; fields missing at the end of a row are empty.
-
-    Raises:
-        UsageError: If a row is longer than the header, a column occurs twice, or a field is too long.
-    """
+    """Read the rows of a CSV as text; fields missing at the end of a row are empty."""
     reader = csv.reader(io.StringIO(text))
     try:
         lines = [(reader.line_num, fields) for fields in reader if fields]
@@ -57,13 +53,7 @@ def read_text_rows(text: str) -> list[dict[str, str]]:
 
 
 def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any]]:
-    """Read the rows of a CSV, see `read_text_rows`.
-
-    Args:
-        text: The table.
-        text_columns: Columns that stay text. Others become numbers if all their values are, written as in JSON; empty
-            fields become None.
-    """
+    """Read the rows of a CSV, see `read_text_rows`."""
     rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text)]
     for name in rows[0] if rows else ():
         if name not in text_columns:
@@ -73,15 +63,7 @@ def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any
 
 
 def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
-    """Read the objects of a JSON list, or of a JSON object, whose names become the column ``entry``.
-
-    Args:
-        text: The JSON.
-        inside: Field of the outermost object that contains them; None if it is the list or object itself.
-
-    Raises:
-        UsageError: If the text is anything else.
-    """
+    """Read the objects of a JSON list, or of a JSON object, whose names become the column ``entry``."""
     found = json.loads(text)
     if inside is not None:
         found = found[inside]
@@ -96,11 +78,7 @@ def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
 
 
 def read_lines(text: str) -> list[NumberedRecord]:
-    """Read JSON Lines: one object per line; empty lines are skipped.
-
-    Raises:
-        UsageError: If a line is no JSON object.
-    """
+    """Read JSON Lines: one object per line; empty lines are skipped."""
     records = []
     for number, line in enumerate(text.split("\n"), 1):  # splitlines would split at U+2028 too, which JSON may contain
         if not line.strip():
@@ -118,11 +96,7 @@ def read_lines(text: str) -> list[NumberedRecord]:
 
 
 def read_parquet(data: bytes) -> list[NumberedRecord]:
-    """Read the rows of a Parquet file.
-
-    Raises:
-        UsageError: If it is no Parquet file.
-    """
+    """Read the rows of a Parquet file."""
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
@@ -136,9 +110,6 @@ def plain_value(value: Any) -> Any:
     """Return a value as one that a column and JSON can store.
 
     Nested values and integers of more than 64 bits become JSON text, times of day and dates ISO 8601, decimals text.
-
-    Raises:
-        UsageError: If it is binary.
     """
     if isinstance(value, bool) or value is None or isinstance(value, str | float):
         return value
@@ -160,9 +131,6 @@ def seconds_of(value: Any, name: str, row: int) -> float | None:
     """Return a time of an annotation in seconds; None if it is empty.
 
     A time is a number, a duration of Parquet, or text as ``HH:MM:SS.mmm``, ``MM:SS.mmm`` or a number.
-
-    Raises:
-        UsageError: If it is anything else, or not finite.
     """
     if value in (None, ""):
         return None

@@ -27,20 +27,7 @@ def gather_sources(
     class_names: Sequence[str] = (),
     follow_links: bool = False,
 ) -> SourceList:
-    """Return the sources of a job, from folders, tars or datasets.
-
-    Args:
-        roots: Folders, single video files, tars, folders that contain tars and no video, or datasets; one or several.
-        annotations: ``format:path``, one or several; not for tars and datasets, which contain their own labels and
-            columns.
-        columns: Names for the columns of annotation tables, see `read_annotations`.
-        class_names: Names for integer labels.
-        follow_links: See `find_sources`.
-
-    Raises:
-        UsageError: See `read_annotations` and `find_sources`; also if annotations are given for tars, or tars are mixed
-            with other sources.
-    """
+    """Return the sources of a job, from folders, tars or datasets."""
     specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
     if columns and not specs:
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
@@ -71,11 +58,7 @@ def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annota
 
 
 def _storable(found: SourceList) -> SourceList:
-    """Return the sources if their annotations make a table, which is written after all of them are encoded.
-
-    Raises:
-        UsageError: If they do not.
-    """
+    """Return the sources if their annotations make a table, which is written after all of them are encoded."""
     try:
         annotation_table([dict(source.columns) for source in found.sources])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:

@@ -27,19 +27,10 @@ _Tar = TypeVar("_Tar", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A sample in a tar of another tool.
-
-    Attributes:
-        name: Its key in the tar.
-        first: Byte offset of its first member, which distinguishes samples of the same name.
-        video: The member that contains its video; None if there is none.
-        columns: Values from its other members: captions, and the fields of its JSON.
-        label: Its class, a name or a number; None if unknown.
-        notes: Members that were ignored or did not parse.
-    """
+    """A sample in a tar of another tool."""
 
     name: str
-    first: int
+    first: int  # byte offset of its first member, which distinguishes samples of the same name
     video: TarMember | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     label: str | int | None = None
@@ -53,11 +44,7 @@ class TarSample:
 
 
 def find_tars(sources: Sequence[str]) -> list[str]:
-    """Return the paths of the given tars and of those in the given folders, which are sorted by name.
-
-    Raises:
-        UsageError: If a source is missing, or there is no tar.
-    """
+    """Return the paths of the given tars and of those in the given folders, which are sorted by name."""
     found: dict[str, None] = {}
     remote = next((source for source in sources if is_remote(source)), None)
     if remote is not None:
@@ -80,11 +67,7 @@ def find_tars(sources: Sequence[str]) -> list[str]:
 
 
 def read_tar(view: memoryview) -> list[TarSample]:
-    """Return the samples of a tar, in order.
-
-    Raises:
-        FormatError: If the tar is damaged or truncated.
-    """
+    """Return the samples of a tar, in order."""
     return [_sample(view, name, members) for name, members in sample_groups(read_members(view))]
 
 
@@ -177,9 +160,6 @@ def name_classes(
     """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``.
 
     Without class names, classes are the numbers up to the largest one, or if there are names, all labels in order.
-
-    Raises:
-        UsageError: If a number has no class name, or a name is not among the class names.
     """
     found = [label for samples in tars.values() for sample in samples for label in sample.class_names]
     numbers = [label for label in found if isinstance(label, int)]

@@ -34,16 +34,7 @@ def check(task: ShardTask) -> Findings:
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
-    """Run tasks in processes; yield each with its findings, in any order.
-
-    Args:
-        tasks: The tasks.
-        workers: Number of processes.
-        known: Valid names of checks.
-
-    Raises:
-        FastvidError: If a storage cannot be opened.
-    """
+    """Run tasks in processes; yield each with its findings, in any order."""
     lost: list[ShardTask] = []
     yield from _run(tasks, workers, known, lost)
     for task in lost:
@@ -120,11 +111,7 @@ def _to_json(findings: Findings) -> dict[str, Any]:
 
 
 def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
-    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised.
-
-    Raises:
-        FormatError: If it is invalid.
-    """
+    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised."""
     try:
         if "error" in header:
             return error_from_json(header["error"])

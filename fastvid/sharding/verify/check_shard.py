@@ -33,15 +33,7 @@ _STRUCTURE: Final = [name for name in PACKET_DTYPE.names or () if name != "crc32
 
 
 class Problem(NamedTuple):
-    """A broken promise.
-
-    Attributes:
-        check: Check that found it; a name of `fastvid.sharding.verify.verify.CHECKS`.
-        message: What is wrong.
-        shard: Stem of the shard, empty for a problem of the whole dataset.
-        key: The sample's key, empty for a problem of the whole shard.
-        stream: The video stream, empty for a problem of the whole sample.
-    """
+    """A broken promise."""
 
     check: str
     message: str
@@ -52,42 +44,26 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """Work for one process.
-
-    Attributes:
-        url: The dataset's folder.
-        record: The shard.
-        streams: Video streams of every sample.
-        rows: Rows of the samples to decode.
-        files: Whether to compare the shard's files, including the index rows and packets of all samples.
-        alone: Whether to compare the index rows and packets of `rows` only.
-        root: Where the videos are that the shard lists; None for a shard with a tar.
-    """
+    """Work for one process."""
 
     url: str
     record: ShardRecord
     streams: tuple[str, ...]
-    rows: tuple[int, ...]
-    files: bool = False
-    alone: bool = False
+    rows: tuple[int, ...]  # rows of the samples to decode
+    files: bool = False  # whether to compare the shard's files, including the index rows and packets of all samples
+    alone: bool = False  # whether to compare the index rows and packets of `rows` only
     root: Root | None = None
 
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of a task.
-
-    Attributes:
-        problems: Broken promises.
-        checked: Number of things examined by each check.
-        facts: Key, source id and number of frames of the samples indexed from the tar, by row.
-        samples: Number of decoded samples.
-    """
+    """The findings of a task."""
 
     problems: list[Problem] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
+    # key, source id and number of frames of the samples indexed from the tar, by row.
     facts: dict[int, tuple[str, str, int]] = field(default_factory=dict)
-    samples: int = 0
+    samples: int = 0  # number of decoded samples
 
 
 def check_shard(task: ShardTask) -> Findings:

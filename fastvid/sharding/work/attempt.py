@@ -32,10 +32,6 @@ def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
 
 
 def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
-    """Refuse a source that the dataset's block list names.
-
-    Raises:
-        SourceError: If it does.
-    """
+    """Refuse a source that the dataset's block list names."""
     if digest in blocked:
         raise SourceError(MEANING[Reason.BLOCKED], reason=Reason.BLOCKED)

@@ -17,9 +17,6 @@ def plan_parts(
     """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
 
     A long video is split into the fewest parts of equal length that keep the bound.
-
-    Raises:
-        SourceError: The clip lies outside the video.
     """
     total, rate = timing.frames, timing.rate
     first = 0 if start is None else max(0, round(Fraction(start) * rate))
@@ -38,11 +35,7 @@ def plan_parts(
 
 
 def numbered_part(info: SourceInfo, timing: FrameTiming, first: int, count: int) -> tuple[int, int] | None:
-    """Return frames that are given by their numbers in the source, as `plan_parts` does.
-
-    Raises:
-        SourceError: If the video lacks them, or frames of the source are not those that are written.
-    """
+    """Return frames that are given by their numbers in the source, as `plan_parts` does."""
     if info.timing.input_rate is None or timing.rate != info.timing.input_rate:
         raise SourceError(
             f"frames cannot be numbered at a {info.timing.kind} rate that is written as {float(timing.rate):g} per"

@@ -35,18 +35,10 @@ _ROUNDING: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """A sample that was taken over.
-
-    Attributes:
-        video: The MP4.
-        start: Seconds into the source at which it begins; None for the whole source.
-        found: Its index.
-        conforms: Whether it is what a profile that encodes could have written.
-        remuxed: Whether the container is another one than the source's.
-    """
+    """A sample that was taken over."""
 
     video: bytes
-    start: float | None
+    start: float | None  # seconds into the source at which it begins; None for the whole source
     found: IndexedVideo
     conforms: bool
     remuxed: bool
@@ -72,15 +64,7 @@ class Copied:
 
 
 class CopiedSource:
-    """A source that decodes without an error, to be taken over in parts.
-
-    Args:
-        source: The open source.
-        limits: What it may cost.
-
-    Raises:
-        SourceError: It is too large.
-    """
+    """A source that decodes without an error, to be taken over in parts."""
 
     def __init__(self, source: OpenSource, limits: Limits) -> None:
         if source.size > limits.output_bytes:
@@ -93,14 +77,8 @@ class CopiedSource:
     ) -> list[Copied]:
         """Take over the source, or a clip of it, in parts that keep a bound.
 
-        Args:
-            start: Seconds where the clip begins; None for the beginning.
-            end: Seconds where the clip ends; None for the end.
-            frames: The first frame of the clip and their number, instead of seconds.
-            max_seconds: Longest part. The packets that a part needs and does not show are hidden by an edit list.
-
-        Raises:
-            SourceError: It is damaged, its packets cannot be used without encoding, or the clip lies outside it.
+        `start`: seconds where the clip begins; None for the beginning. `end`: seconds where the clip ends; None
+        for the end. `frames`: the first frame of the clip and their number, instead of seconds.
         """
         data, limits = self._data, self._limits
         if start is None and end is None and frames is None and self._container == "mov":

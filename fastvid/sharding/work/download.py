@@ -30,11 +30,7 @@ _ANSWER_SECONDS: Final = 180.0
 
 @contextmanager
 def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
-    """Opens the source of a task, after it was fetched if it lies elsewhere; reports the phases ``fetch``, ``probe``.
-
-    Raises:
-        SourceError: It cannot be had, or is nothing that is accepted.
-    """
+    """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
     if not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:
@@ -54,15 +50,7 @@ def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], N
 def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
     """Read the sound of a task from its tar.
 
-    Args:
-        task: The task.
-        place: First byte and bytes of the sound.
-        limits: What one source may cost.
-        report: Is told the phase ``fetch`` if the tar lies elsewhere.
-
-    Raises:
-        SourceError: It cannot be had.
-        OSError: The disk does not deliver it.
+    `place`: first byte and bytes of the sound.
     """
     with temporary_file() as file:
         if is_remote(task.path):

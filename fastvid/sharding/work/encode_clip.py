@@ -47,16 +47,7 @@ class PlannedClip:
 
 
 class ClipFile:
-    """An open source, and what all clips of it share.
-
-    Args:
-        source: The open source.
-        digest: Its SHA-256, hex.
-        info: Its properties.
-        settings: Settings of the job.
-        report: See `Report`.
-        salvaged: What the source is of a damaged one; None if it is not damaged.
-    """
+    """An open source, and what all clips of it share."""
 
     def __init__(
         self,
@@ -81,11 +72,7 @@ class ClipFile:
         self._frames.close()
 
     def clip(self, task: SourceTask) -> PlannedClip:
-        """Return the frames of a task.
-
-        Raises:
-            SourceError: If its clip lies outside the video, or outside what is salvaged of it, or that is too little.
-        """
+        """Return the frames of a task."""
         most, timing = self.settings.max_seconds, self.written.timing
         if self._salvaged is None or (task.start is None and task.end is None):
             if self._salvaged is not None:
@@ -106,11 +93,7 @@ class ClipFile:
         return [clips[run.start : run.stop] for run in runs]
 
     def encode(self, clips: Sequence[PlannedClip], window: DecodeWindow | None = None) -> list[Encoded]:
-        """Encode clips in one run of ffmpeg.
-
-        Raises:
-            SourceError: If it fails or reports damage, in whichever of the clips.
-        """
+        """Encode clips in one run of ffmpeg."""
         limits, profile, patience = self.settings.limits, self.settings.profile, clips[0].task.patience
         parts = [part for clip in clips for part in clip.parts]
         window = window or plan_window(self.info, profile, parts)
@@ -123,11 +106,7 @@ class ClipFile:
         return [Encoded(tuple(islice(videos, len(clip.parts))), window, share) for clip in clips]
 
     def encode_alone(self, clip: PlannedClip) -> Outcome:
-        """Encode one clip and verify it.
-
-        Raises:
-            SourceError: If it is damaged, or its encoded samples are wrong.
-        """
+        """Encode one clip and verify it."""
         window = plan_window(self.info, self.settings.profile, clip.parts)
         if window.seek is not None:
             try:
@@ -139,11 +118,7 @@ class ClipFile:
         return self.verify(clip, self.encode([clip], window.from_start())[0])
 
     def verify(self, clip: PlannedClip, encoded: Encoded) -> Outcome:
-        """Verify the samples of a clip and add their other streams.
-
-        Raises:
-            SourceError: If a sample is wrong.
-        """
+        """Verify the samples of a clip and add their other streams."""
         task, settings, written = clip.task, self.settings, self.written
         salvaged = self._salvaged if task.start is None and task.end is None else None
         self.report("verify", task.patience * (2 * settings.limits.seconds + 2 * self._seconds()))
@@ -186,11 +161,7 @@ class ClipFile:
         )
 
     def copy(self, task: SourceTask) -> Outcome:
-        """Take a clip over without encoding it.
-
-        Raises:
-            SourceError: If the source is damaged, or its packets cannot be used.
-        """
+        """Take a clip over without encoding it."""
         limits, info = self.settings.limits, self.info
         seconds = self._seconds()
         if self._copied is None:
@@ -270,13 +241,7 @@ class ClipFile:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """The encoded parts of a clip.
-
-    Attributes:
-        videos: An MP4 for each part.
-        window: What was decoded for them.
-        seconds: Wall time, divided among the clips of a run.
-    """
+    """The encoded parts of a clip."""
 
     videos: tuple[bytes, ...]
     window: DecodeWindow

@@ -38,12 +38,6 @@ def encode_clips(
 
     Fetches, hashes and probes the source once. The bytes of a clip and the verdict on it are those of the clip encoded
     alone: if a run over several clips fails, each is tried by itself. Never raises for what a source does.
-
-    Args:
-        tasks: Tasks of one file, with the same patience.
-        settings: Settings of the job.
-        report: Called with each phase and its time limit.
-        begin: Called with the indices of the tasks that the next phases concern.
     """
     waiting = {
         task.index: task
@@ -63,11 +57,7 @@ def encode_clips(
 
 
 class _Judge:
-    """Judges a source, if it seems damaged, by a copy: FFmpeg takes an error of the disk for damage.
-
-    Attributes:
-        digest: SHA-256 of the source, hex; empty before it was hashed.
-    """
+    """Judges a source, if it seems damaged, by a copy: FFmpeg takes an error of the disk for damage."""
 
     def __init__(
         self, source: OpenSource, task: SourceTask, settings: Settings, report: Report, stack: ExitStack

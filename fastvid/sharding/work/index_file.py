@@ -29,14 +29,7 @@ _ANSWER_SECONDS = 180.0
 def index_clips(
     tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
-    """Index clips of one file, and yield the outcome of each. Never raises for what a source does.
-
-    Args:
-        tasks: Tasks of one file, with the same patience.
-        settings: Settings of the job.
-        report: Called with each phase and its time limit.
-        begin: Called with the indices of the tasks that the next phases concern.
-    """
+    """Index clips of one file, and yield the outcome of each. Never raises for what a source does."""
     first, digest = tasks[0], ""
     begin([task.index for task in tasks])
     report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(first.size))
@@ -61,11 +54,7 @@ def index_clips(
 
 
 def _open(task: SourceTask) -> FileReader:
-    """Open the file of a task.
-
-    Raises:
-        SourceError: If it is missing, empty, cannot be reached, or was replaced since it was listed.
-    """
+    """Open the file of a task."""
     try:
         faults.reach("source")
         storage, name = open_file(task.path)

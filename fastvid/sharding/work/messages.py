@@ -19,29 +19,16 @@ from fastvid.sharding.encode.streams import PICTURES, Streams
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all tasks of a job have in common.
+    """What all tasks of a job have in common."""
 
-    Attributes:
-        profile: How samples are encoded.
-        build: The ffmpeg that encodes.
-        limits: What one source may cost.
-        max_seconds: Longer videos are split into parts of at most this length, in seconds.
-        streams: What is written beside the picture.
-        blocked: SHA-256 of the sources that are refused, hex; see `fastvid.sharding.job.blocked`.
-        proof: Index sources where they are, with this proof, see `fastvid.media.in_place.index_video`; None encodes.
-        max_bad_frames: The most frames that may be left out of a damaged source, such as "100" or "5%" of its frames;
-            None rejects every damaged source. See `fastvid.sharding.encode.salvage`.
-
-    Raises:
-        UsageError: If `max_bad_frames` is no number, or the profile copies.
-    """
-
-    profile: Profile
+    profile: Profile  # how samples are encoded
     build: FfmpegBuild
     limits: Limits
-    max_seconds: float
+    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
     streams: Streams = PICTURES
     blocked: tuple[str, ...] = ()
+    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
+    # every damaged source. See `fastvid.sharding.encode.salvage`.
     max_bad_frames: str | None = None
     proof: Proof | None = None
 
@@ -77,39 +64,23 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class SourceTask:
-    """One source to encode.
-
-    Attributes:
-        index: Number of the source in the job.
-        source_id: Its name, as tables store it.
-        path: Where the file lies: a path, or a URL.
-        key: Name of its samples.
-        size: Bytes; 0 where nobody has asked yet.
-        start: Seconds where the clip begins, or None.
-        end: Seconds where the clip ends, or None.
-        patience: Factor on all time limits.
-        member: First byte and bytes of the video when `path` is a tar.
-        sound: First byte and bytes of the M4A with its sound when that is another member of the tar.
-        indexes: Index the video where it lies instead of encoding it.
-        tag: The tag of the version that was found at the URL; None takes any.
-        parent: Name of the file, as tables store it, if the source is a clip of it; None otherwise.
-        frames: First frame and number of frames of a clip that is given in frames; None otherwise.
-        copies: Take the packets over, whatever the profile.
-    """
+    """One source to encode."""
 
     index: int
     source_id: str
     path: str
-    key: str
-    size: int = 0
-    start: float | None = None
-    end: float | None = None
+    key: str  # name of its samples
+    size: int = 0  # bytes; 0 where nobody has asked yet
+    start: float | None = None  # seconds where the clip begins, or None
+    end: float | None = None  # seconds where the clip ends, or None
     patience: float = 1.0
-    member: tuple[int, int] | None = None
+    member: tuple[int, int] | None = None  # first byte and bytes of the video when `path` is a tar
+    # first byte and bytes of the M4A with its sound when that is another member of the tar.
     sound: tuple[int, int] | None = None
     indexes: bool = False
     tag: str | None = None
     parent: str | None = None
+    # first frame and number of frames of a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     copies: bool = False
 
@@ -120,13 +91,7 @@ class SourceTask:
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
-    """One sample, ready to be packed.
-
-    Attributes:
-        key: Its key.
-        meta: Its JSON member.
-        streams: Its streams by name, such as ``{"rgb": mp4}``.
-    """
+    """One sample, ready to be packed."""
 
     key: str
     meta: Mapping[str, Any]
@@ -140,29 +105,17 @@ class EncodedSample:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a source: samples, or a reason.
-
-    Attributes:
-        index: Number of the source in the job.
-        samples: At least one when `reason` is None.
-        reason: Why there are none.
-        message: What exactly went wrong.
-        transient: Whether trying again may help.
-        seconds: Time spent.
-        warnings: What was changed beyond scaling, such as "hdr" or "variable-rate".
-        bytes_in: Bytes of the source as it was read; 0 where that is not known.
-        source_sha256: SHA-256 of those bytes, hex; empty where they were not hashed.
-    """
+    """What became of a source: samples, or a reason."""
 
     index: int
-    samples: tuple[EncodedSample, ...] = ()
+    samples: tuple[EncodedSample, ...] = ()  # at least one when `reason` is None
     reason: Reason | None = None
     message: str = ""
     transient: bool = False
     seconds: float = 0.0
     warnings: tuple[str, ...] = field(default=())
-    bytes_in: int = 0
-    source_sha256: str = ""
+    bytes_in: int = 0  # bytes of the source as it was read; 0 where that is not known
+    source_sha256: str = ""  # SHA-256 of those bytes, hex; empty where they were not hashed
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
@@ -189,20 +142,12 @@ class Outcome:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Outcome:
-        """The outcome behind `to_bytes`' result.
-
-        Raises:
-            FormatError: The bytes are cut or changed.
-        """
+        """The outcome behind `to_bytes`' result."""
         return cls.from_parts(*unpack(data))
 
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
-        """The outcome of an unpacked piece.
-
-        Raises:
-            FormatError: It is of another kind.
-        """
+        """The outcome of an unpacked piece."""
         try:
             samples, position = [], 0
             for record in header["samples"]:

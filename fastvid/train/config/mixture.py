@@ -36,13 +36,7 @@ class DatasetConfig:
 def check_mixture(mixture: Mapping[str, DatasetConfig], weight: float | None, epoch_samples: int | None) -> None:
     """Check the settings of a mixture.
 
-    Args:
-        mixture: Further datasets by name.
-        weight: Share of the main dataset.
-        epoch_samples: Samples in an epoch.
-
-    Raises:
-        UsageError: If they contradict each other, or one is out of range.
+    `epoch_samples`: samples in an epoch.
     """
     check_least(1, **{"data.epoch_samples": epoch_samples})
     shares = {"data.weight": weight} | {f"data.mixture.{name}.weight": part.weight for name, part in mixture.items()}

@@ -37,37 +37,18 @@ _LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ra
 
 @dataclass(frozen=True)
 class EvalData:
-    """The evaluation split.
-
-    Attributes:
-        loader: Delivers every sample of the split once per epoch, over all ranks.
-        total: Number of samples in the split.
-    """
+    """The evaluation split."""
 
     loader: Loader
-    total: int
+    total: int  # number of samples in the split
 
 
 class Trainer:
     """Trains the replica of one process.
 
-    Args:
-        config: Configuration of the run.
-        member: This process.
-        replica: Model, optimizer and schedule before the first step.
-        loader: Training batches of this rank.
-        strategy: How replicas are synchronized.
-        eval_data: Evaluation split; None disables evaluation.
-        checkpoints: Where to save checkpoints; None saves none.
-        recorder: Where to write metrics.
-        callbacks: Called after rows of metrics, evaluations and checkpoints.
-        stop: Requests an early stop.
-
-    Attributes:
-        lineage: The samples that the weights have seen.
-        score: Score of the last evaluation.
-        clips_per_s: Mean clips per second of this process since it started, over all replicas, excluding evaluations
-            and checkpoints.
+    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: the samples that the weights
+    have seen. `clips_per_s`: mean clips per second of this process since it started, over all replicas, excluding
+    evaluations and checkpoints.
     """
 
     def __init__(
@@ -110,8 +91,7 @@ class Trainer:
     def fit(self) -> bool:
         """Train until the last epoch is finished or a stop is requested.
 
-        Returns:
-            Whether the run is finished; False if it was stopped early, after saving a checkpoint.
+        Returns whether the run is finished; False if it was stopped early, after saving a checkpoint.
         """
         devices = [self.member.device] if self.member.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -168,11 +148,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; call it before `fit`, with the same state on every rank.
-
-        Raises:
-            StateError: If it belongs to another model, loader or strategy, or has values that are not finite.
-        """
+        """Restore a checkpoint; call it before `fit`, with the same state on every rank."""
         if state["strategy"]["name"] != self.config.sync:
             raise StateError(
                 f"checkpoint was written with sync={state['strategy']['name']}, this run uses sync={self.config.sync}"
@@ -283,11 +259,7 @@ class Trainer:
             self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
-        """Save a checkpoint if the state is new. Return False if the ranks have no common model now.
-
-        Raises:
-            FastvidError: If losses or weights are not finite; the checkpoints before stay as they are.
-        """
+        """Save a checkpoint if the state is new. Return False if the ranks have no common model now."""
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False

@@ -27,18 +27,7 @@ from fastvid.train.tasks.task import Phase, Task
 
 @dataclass(frozen=True)
 class Stepper:
-    """Runs training steps.
-
-    Attributes:
-        optim: Clipping.
-        run: Precision, micro-batch size and seed.
-        member: This process.
-        strategy: How replicas are synchronized.
-        group_size: Consecutive clips of a batch that are never split over micro-batches.
-        ghost_norm: Whether the model has ghost batch norms.
-        exposure: Measures exposed communication time; None measures nothing.
-        task: What is learnt.
-    """
+    """Runs training steps."""
 
     optim: OptimConfig
     run: RunConfig
@@ -62,9 +51,8 @@ class Stepper:
         not depend on how the share is split into micro-batches, unless a layer such as batch norm combines several
         clips.
 
-        Returns:
-            Sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before clipping, or None
-            without clipping.
+        Returns sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before
+        clipping, or None without clipping.
         """
         device = self.member.device
         _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)

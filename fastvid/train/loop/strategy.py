@@ -259,14 +259,7 @@ def _only(configs: Sequence[Config]) -> Config:
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy.
-
-    Args:
-        name: A strategy that comes with fastvid, or ``module:class``.
-
-    Raises:
-        UsageError: If the name is unknown or is not the name of a strategy.
-    """
+    """Return the class of a strategy."""
     known = _built_in()
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
@@ -277,11 +270,7 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def strategy_of(config: Config) -> type[Strategy]:
-    """Return the class of a configuration's strategy.
-
-    Raises:
-        UsageError: If it is unknown or does not support these settings.
-    """
+    """Return the class of a configuration's strategy."""
     kind = find_strategy(config.sync)
     kind.check(config)
     if config.optim.ema_decay is not None and not (kind.shares_batches or kind.steps_alike):
@@ -298,16 +287,8 @@ def build_strategy(
 ) -> Strategy:
     """Build a strategy, with a batch policy if the options ask for one.
 
-    Args:
-        name: As in `find_strategy`.
-        member: This process.
-        options: Keyword arguments of the strategy; if ranks share batches, also those of a batch policy, see
-            `fastvid.train.strategies.BATCH_POLICY`.
-        timeout_s: Seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and `options`
-            do not give.
-
-    Raises:
-        UsageError: If the name or an option is unknown, or an option is out of range.
+    `timeout_s`: seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and
+    `options` do not give.
     """
     kind = find_strategy(name)
     own, policy = split_options(name, kind, options)
@@ -321,11 +302,7 @@ def build_strategy(
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategy itself, and those of its batch policy.
-
-    Raises:
-        UsageError: If an option is unknown, or the batch policy is not named.
-    """
+    """Return the options of the strategy itself, and those of its batch policy."""
     known = _parameters(kind)
     policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - set(known))
     policy = _parameters(_batch_policy()) if policies else []

@@ -24,20 +24,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The result of an evaluation.
+    """The result of an evaluation."""
 
-    Attributes:
-        numbers: The metrics of the task by name, with units in the names; ``loss`` is the mean over the scored samples,
-            nan if none was scored.
-        value: How good they are, see `fastvid.train.Task.metric`; higher is better.
-        scored: Samples scored; fewer than `total` only if clips failed to decode and the loader skips such clips.
-        total: Number of samples in the split.
-    """
-
+    # the metrics of the task by name, with units in the names; ``loss`` is the mean over the scored samples, nan
+    # if none was scored.
     numbers: Mapping[str, float]
     value: float
-    scored: int
-    total: int
+    scored: int  # samples scored; fewer than `total` only if clips failed to decode and the loader skips such clips
+    total: int  # number of samples in the split
 
     @property
     def loss(self) -> float:
@@ -73,18 +67,7 @@ def evaluate(
 ) -> Score:
     """Score one epoch of a loader.
 
-    Args:
-        model: Receives what the task's `inputs` returns. Its training mode is restored.
-        loader: At the start of an epoch; delivers every sample once over all ranks (``last="keep"``).
-        total: Number of samples in the split.
-        device: Device of the clips.
-        amp: Precision.
-        task: What the model learns; None for `Classification`.
-        seed: Seed of the run.
-        add_up: Sums a float64 CPU tensor over the ranks.
-
-    Raises:
-        StateError: If the ranks together did not receive every sample once.
+    `total`: number of samples in the split. `add_up`: sums a float64 CPU tensor over the ranks.
     """
     task = Classification() if task is None else task
     phase, training = Phase(training=False, seed=seed), model.training

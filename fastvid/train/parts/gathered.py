@@ -16,8 +16,7 @@ _EMPTY: Final = torch.zeros(0)
 class Gathered:
     """Sums predictions and targets and counts views per sample, on the CPU, in float64.
 
-    Args:
-        total: Number of samples in the split, N.
+    `total`: number of samples in the split, N.
     """
 
     def __init__(self, total: int) -> None:
@@ -29,11 +28,8 @@ class Gathered:
     def add(self, predictions: Tensor, scored: Tensor, sample: Tensor, targets: Tensor | None = None) -> None:
         """Add a batch.
 
-        Args:
-            predictions: [b, k].
-            scored: Which rows to add, bool [b].
-            sample: Number of each row's sample, int64 [b], on the CPU.
-            targets: [b, ...]; None for none.
+        `predictions`: [b, k]. `scored`: which rows to add, bool [b]. `sample`: number of each row's sample,
+        int64 [b], on the CPU. `targets`: [b, ...]; None for none.
         """
         rows = scored.cpu()
         where = sample[rows]
@@ -58,11 +54,7 @@ class Gathered:
         return self
 
     def means(self, num_views: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return predictions [n, k] and targets [n, t] of the samples with all their views, and which these are, [N].
-
-        Raises:
-            StateError: If a sample has more views.
-        """
+        """Return predictions [n, k], targets [n, t] of the samples with all their views, and which these are, [N]."""
         if bool((self._views > num_views).any()):
             raise StateError(f"a video was scored {int(self._views.max())} times, the protocol has {num_views} views")
         whole = self._views == num_views

@@ -38,9 +38,6 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
     """Return SGD over the parameter groups of a model.
 
     Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
-
-    Raises:
-        UsageError: If the groups do not fit the model.
     """
     return SGD(
         _groups(model, config), lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov,
@@ -49,12 +46,7 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Return the optimizer of a configuration, over the groups described at `sgd`.
-
-    Raises:
-        UsageError: If the groups do not fit the model, or an optimizer named as ``module:name`` does not exist, does
-            not accept the options or does not return an optimizer of these groups.
-    """
+    """Return the optimizer of a configuration, over the groups described at `sgd`."""
     if config.name == "sgd":
         return sgd(model, config)
     groups = _groups(model, config)
@@ -77,9 +69,6 @@ def state_per_weight(config: OptimConfig) -> float:
     """Return how many numbers an optimizer stores for each weight, such as 1 for momentum and 2 for Adam's moments.
 
     One of the user's own takes a step on a square of weights to see.
-
-    Raises:
-        UsageError: As `make_optimizer`.
     """
     if config.name in _MOMENTS:
         return _MOMENTS[config.name]
@@ -131,11 +120,7 @@ def _fused(model: nn.Module) -> bool | None:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen.
-
-    Raises:
-        ValueError: If it belongs to other parameters.
-    """
+    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen."""
     chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, own in zip(optimizer.param_groups, chosen, strict=True):
@@ -150,23 +135,7 @@ def parameter_groups(
     no_decay: Sequence[str] = (),
     layer_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the trainable parameters in non-empty groups by learning rate and weight decay.
-
-    Args:
-        model: Its heads are those of `fastvid.train.parts.layers.heads`.
-        kind: "plain" applies weight decay to weights, but not to biases and norm layers. "tsm" also multiplies the rate
-            of biases by 2, of the heads' weights by 5 and of the heads' biases by 10.
-        weight_decay: Weight decay of the groups that have it.
-        head_lr_mult: Additional factor of the heads' rates.
-        no_decay: Parts of dotted names of parameters without weight decay. Those that ``no_weight_decay()`` of the
-            model, or of a module in it, names have none either.
-        layer_decay: Additional factor from each layer to the one below it, see
-            `fastvid.train.parts.layers.layer_scales`; None for none.
-
-    Raises:
-        UsageError: If "tsm" or a head factor is given for a model without a linear layer, or a layer decay for one
-            without layers.
-    """
+    """Return the trainable parameters in non-empty groups by learning rate and weight decay."""
     tsm = kind == "tsm"
     last = {id(head) for _, head in heads(model)} if tsm or head_lr_mult != 1.0 else set()
     if (tsm or head_lr_mult != 1.0) and not last:

@@ -21,13 +21,6 @@ class Lars(Optimizer):
     For a weight w with gradient g, decay b and rate r:
     ``v = momentum * v + r * trust * |w| / (|g| + b |w|) * (g + b w)`` and ``w = w - v``.
     As in the paper, the rate is inside the momentum.
-
-    Args:
-        params: Parameters or groups, as in torch; ``adapt`` in a group says whether its layers are scaled.
-        lr: Learning rate.
-        momentum: Decay of the velocity.
-        weight_decay: b.
-        trust: Trust coefficient; the paper uses 0.001.
     """
 
     def __init__(
@@ -70,12 +63,7 @@ class Lamb(Optimizer):
     With Adam's bias-corrected direction ``r = m / (sqrt(v) + eps)`` and decay b:
     ``u = r + b w``, ``w = w - lr * |w| / |u| * u``.
 
-    Args:
-        params: Parameters or groups, as in torch; ``adapt`` in a group says whether its layers are scaled.
-        lr: Learning rate.
-        betas: Decay rates of the moments.
-        eps: Added to the square root of the second moment; the paper uses 1e-6.
-        weight_decay: b.
+    `eps`: added to the square root of the second moment; the paper uses 1e-6.
     """
 
     def __init__(

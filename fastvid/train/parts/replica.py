@@ -21,18 +21,8 @@ from fastvid.train.parts.schedule import Schedule
 class Replica:
     """A model with its optimizer and its position in the learning rate schedule.
 
-    Attributes:
-        model: The unwrapped module, whose state dict is saved.
-        forward: The module to call in training: the model, or the wrapper of a strategy.
-        optimizer: Has ``lr_mult`` in each group.
-        schedule: Learning rate as a function of the samples seen.
-        samples: Samples seen, the position in the schedule.
-        lr: Learning rate of the last step.
-        lr_scale: Factor of the schedule's rate; not 1 after the batch size has changed during the run.
-        scaler: Loss scaling for fp16; disabled otherwise.
-        average: Moving average of the weights, used for evaluation; None if disabled.
-        ema_clips: Clips of all replicas for which the average decays once by its decay.
-        freezer: Frozen parts; None for none.
+    `schedule`: learning rate as a function of the samples seen. `samples`: samples seen, the position in the
+    schedule.
     """
 
     def __init__(
@@ -114,11 +104,7 @@ class Replica:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Raises:
-            StateError: If it belongs to another model or optimizer.
-        """
+        """Restore a state."""
         try:
             self.model.load_state_dict(state["model"])
             load_optimizer(self.optimizer, state["optimizer"])

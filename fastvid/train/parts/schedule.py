@@ -18,26 +18,14 @@ _TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 @dataclass(frozen=True)
 class Schedule:
-    """A learning rate schedule: linear warm-up, then decay.
-
-    Attributes:
-        rate: Learning rate after warm-up: the base rate scaled to the global batch size.
-        total: Samples of the whole run.
-        warmup: Samples of warm-up.
-        warmup_start: Fraction of the rate at sample 0.
-        decay: "constant", "step", "cosine", or the ``module:name`` of `factor`.
-        milestones: Samples at which "step" multiplies the rate by `gamma`, ascending.
-        gamma: Factor of "step".
-        final: Fraction of the rate at which "cosine" ends.
-        factor: Schedule of the user's own: maps the progress after warm-up, 0 to 1, to a factor of the rate.
-    """
+    """A learning rate schedule: linear warm-up, then decay."""
 
     rate: float
-    total: int
-    warmup: int = 0
+    total: int  # samples of the whole run
+    warmup: int = 0  # samples of warm-up
     warmup_start: float = 0.1
     decay: str = "constant"
-    milestones: tuple[int, ...] = ()
+    milestones: tuple[int, ...] = ()  # samples at which "step" multiplies the rate by `gamma`, ascending
     gamma: float = 0.1
     final: float = 0.0
     factor: Callable[[float], Any] | None = None
@@ -46,16 +34,7 @@ class Schedule:
     def of(cls, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> Schedule:
         """Return the schedule of a configuration.
 
-        Args:
-            optim: Rates and milestones, in epochs.
-            epochs: Epochs of the run.
-            samples_per_epoch: Samples trained on per epoch.
-            global_batch_size: Clips per step over all ranks; the base rate is scaled by its ratio to
-                `optim.base_batch_size`.
-
-        Raises:
-            UsageError: If warm-up is longer than the run, or a schedule named as ``module:name`` does not exist, does
-                not accept the options or returns something else than a factor.
+        `samples_per_epoch`: samples trained on per epoch.
         """
         if optim.warmup_epochs > epochs:
             raise UsageError(
@@ -79,9 +58,6 @@ class Schedule:
 
         Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at sample `warmup`. "cosine"
         decreases from there to ``final * rate`` at sample `total` and stays there.
-
-        Raises:
-            UsageError: If the user's own schedule returns something else than a finite factor of at least 0.
         """
         factor = 1.0
         if samples < self.warmup:

@@ -28,8 +28,7 @@ def ending_with_agent(grace_s: float = _GRACE_S) -> Iterator[None]:
     The process gets SIGTERM, as if the agent had stopped it, and SIGKILL if the block has not ended after the grace.
     The kernel's parent death signal is not used: it also comes when the agent's thread that started this process ends.
 
-    Args:
-        grace_s: Seconds from SIGTERM to SIGKILL.
+    `grace_s`: seconds from SIGTERM to SIGKILL.
     """
     if not dist.is_torchelastic_launched():
         yield

@@ -54,12 +54,7 @@ _NNODES_VARIABLE: Final = "PET_NNODES"
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """The rank and device of this process in its job.
-
-    Attributes:
-        world: Rank and world size.
-        device: Device that it computes on.
-    """
+    """The rank and device of this process in its job."""
 
     world: World
     device: torch.device
@@ -77,12 +72,7 @@ def join(timeout_s: float) -> Iterator[Member]:
     CPU tensors use gloo, CUDA tensors use NCCL, or gloo if `SHARED_DEVICE` is set. The process ends if torchrun's agent
     dies, see `fastvid.train.ranks.agent`.
 
-    Args:
-        timeout_s: Seconds to wait for a peer, here and in every later collective.
-
-    Raises:
-        UsageError: If the job is elastic and would fail when a node joins, or the machine has fewer GPUs than ranks.
-        WorkerError: If the group does not form in time, or if another rank ends during the block; names the rank.
+    `timeout_s`: seconds to wait for a peer, here and in every later collective.
     """
     device = device_of(os.environ)
     if device.type == "cuda":
@@ -135,11 +125,7 @@ def shares_devices(environment: Mapping[str, str]) -> bool:
 
 
 def device_of(environment: Mapping[str, str]) -> torch.device:
-    """Return the device of a rank: the GPU with its local rank's number, or the CPU on machines without a GPU.
-
-    Raises:
-        UsageError: If the machine has too few GPUs, and ranks may not share them.
-    """
+    """Return the device of a rank: the GPU with its local rank's number, or the CPU on machines without a GPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     rank, count = int(environment.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -152,16 +138,7 @@ def device_of(environment: Mapping[str, str]) -> torch.device:
 
 
 def check_rendezvous(environment: Mapping[str, str], command: Sequence[str]) -> None:
-    """Raise an error in a worker of an elastic job that shares the rendezvous store.
-
-    Args:
-        environment: Environment of the worker.
-        command: Command line of the torchrun agent that started it. If empty (unknown), only the variable
-            ``PET_NNODES`` gives the node range.
-
-    Raises:
-        UsageError: If the number of nodes may change and the variable is not set.
-    """
+    """Raise an error in a worker of an elastic job that shares the rendezvous store."""
     nodes = _nnodes(command) or environment.get(_NNODES_VARIABLE, "")
     least, colon, most = nodes.partition(":")
     if not colon or least == most or environment.get(_STORE_IS_SHARED) != "True":

@@ -37,13 +37,7 @@ def own_record() -> bytes:
 
 
 class Peers:
-    """The other ranks of a job.
-
-    Args:
-        rank: This rank.
-        records: Of every rank, see `own_record`.
-        store: Shared by all ranks of this attempt, and by no others.
-    """
+    """The other ranks of a job."""
 
     def __init__(self, rank: int, records: Sequence[bytes], store: Store) -> None:
         self._rank, self._store = rank, store

@@ -33,13 +33,7 @@ _PAUSE_S: Final = 0.02  # between two polls of the store; startup takes seconds 
 def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
     """Return a prefix of `store` that the ranks of this attempt share and that no other attempt has used.
 
-    Args:
-        store: Store shared by all ranks; may contain keys of earlier attempts.
-        world: This rank and the world size.
-        timeout_s: Seconds to wait for the other ranks.
-
-    Raises:
-        WorkerError: If not all ranks arrive in time.
+    `timeout_s`: seconds to wait for the other ranks.
     """
     number = uuid.uuid4().hex
     store.set(f"{_PREFIX}/place/{world.rank}", number)

@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 
 class Exposure:
-    """Sums up exposed communication time; on CUDA it is measured with events, which `take` reads.
-
-    Args:
-        model: The model to train.
-        device: Device that it computes on.
-    """
+    """Sums up exposed communication time; on CUDA it is measured with events, which `take` reads."""
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._cuda = device.type == "cuda"

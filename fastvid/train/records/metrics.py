@@ -29,12 +29,7 @@ class Recorder:
     Rows have ``kind``: "train" every few steps, "eval", and "start" whenever a process group starts or resumes. A
     resumed run repeats the work after the last checkpoint, so its rows occur twice; `curve` drops the lost ones.
 
-    Args:
-        path: The file; None writes nothing, as on all ranks but rank 0.
-        loggers: They also receive the rows.
-
-    Raises:
-        StorageError: If the file cannot be opened.
+    `loggers`: they also receive the rows.
     """
 
     def __init__(self, path: Path | None, loggers: Observers | None = None) -> None:
@@ -121,10 +116,7 @@ def curve(rows: list[dict[str, Any]], kind: str = "train") -> list[dict[str, Any
 class Stopwatch:
     """Measures the speed of a range of steps and the time spent waiting for batches.
 
-    Attributes:
-        clips: Clips trained on, over all ranks.
-        steps: Steps.
-        wait_s: Seconds spent waiting for batches.
+    `wait_s`: seconds spent waiting for batches.
     """
 
     def __init__(self) -> None:

@@ -87,22 +87,13 @@ class Callback:
 
 
 class Observers:
-    """Loggers or callbacks, called in order.
-
-    Args:
-        setting: The setting that names them, for messages.
-        members: The objects by name.
-    """
+    """Loggers or callbacks, called in order."""
 
     def __init__(self, setting: str, members: Mapping[str, object] | None = None) -> None:
         self.setting, self.members = setting, dict(members or {})
 
     def call(self, method: str, *arguments: Any) -> None:
-        """Call a method of each.
-
-        Raises:
-            FastvidError: If one raises an exception; names it.
-        """
+        """Call a method of each."""
         for name, member in self.members.items():
             try:
                 getattr(member, method)(*arguments)
@@ -116,18 +107,7 @@ class Observers:
 
 
 def observers(setting: str, names: Sequence[str], base: type, known: Mapping[str, str]) -> Observers:
-    """Return loggers or callbacks by name.
-
-    Args:
-        setting: The setting that names them, for messages.
-        names: Keys of `known`, or ``module:name``.
-        base: The class that they derive from.
-        known: Those of fastvid, as ``module:name``.
-
-    Raises:
-        UsageError: If a name does not exist, needs arguments, or makes an object of another class.
-        MissingDependency: If one needs a package that is not installed.
-    """
+    """Return loggers or callbacks by name."""
     members = {}
     for name in names:
         make = import_name(setting, known.get(name, name))

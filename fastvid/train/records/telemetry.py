@@ -41,14 +41,7 @@ def peak_tflops(device: torch.device, amp: str) -> float | None:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Computes the speed and memory columns of a "train" row.
-
-    Attributes:
-        world_size: Number of ranks.
-        device: Device of this rank.
-        flops_per_clip: FLOPs of forward and backward; None if they were not counted.
-        peak: Peak TFLOP/s of one device; None if unknown.
-    """
+    """Computes the speed and memory columns of a "train" row."""
 
     world_size: int
     device: torch.device
@@ -65,10 +58,7 @@ class Telemetry:
     def numbers(self, speed: Mapping[str, float], seconds: float, exposed_s: float) -> dict[str, Any]:
         """Return the columns for a range of steps.
 
-        Args:
-            speed: Result of `fastvid.train.records.metrics.Stopwatch.numbers` for these steps.
-            seconds: Their duration.
-            exposed_s: Seconds of exposed communication of this rank.
+        `exposed_s`: seconds of exposed communication of this rank.
         """
         each = speed["clips_per_s"] / self.world_size
         row: dict[str, Any] = {

@@ -11,11 +11,7 @@ from fastvid.train.records.observers import Logger, RunInfo
 
 
 class TensorBoard(Logger):
-    """Writes rows as TensorBoard scalars to tensorboard/ in the run's folder, with the samples seen as the step.
-
-    Raises:
-        MissingDependency: If TensorBoard is not installed.
-    """
+    """Writes rows as TensorBoard scalars to tensorboard/ in the run's folder, with the samples seen as the step."""
 
     def __init__(self) -> None:
         try:

@@ -34,14 +34,7 @@ _NONE: Final = "nothing"
 def facts(
     config: Config, fingerprint: Mapping[str, Any], train: Dataset | Mixture, evaluated: Dataset | None
 ) -> dict[str, str]:
-    """Return everything that all ranks must have in common, as text by name.
-
-    Args:
-        config: Configuration with everything resolved.
-        fingerprint: Of the loader's state.
-        train: Training split.
-        evaluated: Evaluation split, or None.
-    """
+    """Return everything that all ranks must have in common, as text by name."""
     generations = [part.generation for part in parts_of(train)]
     files = [[list(map(asdict, one.shards)), one.annotations_sha256] for one in generations]
     settings = flatten(to_json(config))
@@ -60,11 +53,7 @@ def _of_a_node(setting: str) -> bool:
 
 
 def check_agreement(own: Mapping[str, str], member: Member) -> None:
-    """Check that all ranks have the same facts; call it on every rank.
-
-    Raises:
-        StateError: If a rank has others; names the ranks and the first fact that differs from rank 0's.
-    """
+    """Check that all ranks have the same facts; call it on every rank."""
     first, *others = (json.loads(data) for data in gather_bytes(json.dumps(own).encode(), member))
     differs = {
         rank: [name for name in [*first, *(theirs.keys() - first.keys())] if theirs.get(name) != first.get(name)]

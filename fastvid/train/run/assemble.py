@@ -49,18 +49,7 @@ _LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run before its first step.
-
-    Attributes:
-        config: With generation and classes filled in.
-        train_set: Training split.
-        eval_set: Evaluation split; None for no evaluation.
-        loader: Loader of the training split.
-        eval_data: Evaluation split with its loader.
-        replica: Model with initial weights on rank 0, optimizer and schedule.
-        loggers: Loggers, on rank 0 alone.
-        callbacks: Callbacks.
-    """
+    """The parts of a run before its first step."""
 
     config: Config
     train_set: Dataset | Mixture
@@ -79,19 +68,7 @@ def parts(
     reader: Member,
     make: ModelSource | None = None,
 ) -> Parts:
-    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings.
-
-    Args:
-        config: Configuration of the run.
-        state: Checkpoint to resume from; None loads the initial weights.
-        member: This process.
-        reader: The rank and world size whose share of the batches is read, see `Strategy.reader`.
-        make: See `build_model`.
-
-    Raises:
-        StateError: If ranks read different data or have different settings.
-        FastvidError: If data, model or options are wrong.
-    """
+    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings."""
     loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
     callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
     config, train_set, eval_set = open_datasets(config, state, member)
@@ -181,12 +158,7 @@ def _output(config: Config, device: torch.device) -> Output:
 
 
 class Labelled:
-    """A loader whose labels may come from another column of the annotations.
-
-    Args:
-        clips: The loader; its fields include the column.
-        column: A column of class numbers.
-    """
+    """A loader whose labels may come from another column of the annotations."""
 
     def __init__(self, clips: ClipLoader, column: str = _LABEL) -> None:
         self.clips, self.column = clips, column
@@ -240,14 +212,7 @@ class Labelled:
 
 
 def build_model(config: Config, member: Member, make: ModelSource | None = None) -> nn.Module:
-    """Return the model with randomly initialized weights, the same on every rank.
-
-    Args:
-        config: Configuration with everything resolved.
-        member: This process.
-        make: A model that is used as it is, or a callable that is called as one of ``module:callable`` would be; None
-            builds that of `ModelConfig.name`.
-    """
+    """Return the model with randomly initialized weights, the same on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         model = zoo.build(
@@ -281,11 +246,7 @@ def channels_last(config: Config, device: torch.device) -> bool:
 
 
 def check_streams(config: Config, model: nn.Module) -> None:
-    """Check that the loader delivers the streams and flow stacks that the model takes.
-
-    Raises:
-        UsageError: If streams or flow stacks differ.
-    """
+    """Check that the loader delivers the streams and flow stacks that the model takes."""
     data = config.data
     streams = tuple(getattr(model, "streams", data.streams))
     if streams != data.streams:
@@ -340,11 +301,7 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member, make: M
 
 
 def check_device(config: Config, device: torch.device) -> None:
-    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device.
-
-    Raises:
-        UsageError: If it does not.
-    """
+    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device."""
     if config.run.amp == "fp16" and device.type != "cuda":
         raise UsageError(f"run.amp is 'fp16', but the device is {device.type}", hint="set run.amp=bf16")
 

@@ -164,11 +164,7 @@ def _logits(outputs: Any) -> Tensor:
 
 
 def check_labels(dataset: Dataset | Mixture, column: str, num_classes: int) -> None:
-    """Check that every sample has a label from 0 to ``num_classes - 1``.
-
-    Raises:
-        UsageError: If a sample has no label or one out of range.
-    """
+    """Check that every sample has a label from 0 to ``num_classes - 1``."""
     check_column(
         dataset,
         column,

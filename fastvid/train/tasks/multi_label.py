@@ -126,9 +126,7 @@ class MultiLabel(Task):
 def average_precision(scores: Tensor, true: Tensor) -> float | None:
     """Return the average precision of a class, 0 to 1; None if no sample has it.
 
-    Args:
-        scores: float64 [n]; NaN ranks last.
-        true: bool [n].
+    `scores`: float64 [n]; NaN ranks last. `true`: bool [n].
     """
     if not bool(true.any()):
         return None

@@ -257,15 +257,7 @@ def check_column(
 ) -> None:
     """Check every value of a column of the annotations.
 
-    Args:
-        dataset: Its samples.
-        column: The column.
-        is_right: Whether a task can learn from a value.
-        what: What a right value is, for the message.
-        hint: What to do.
-
-    Raises:
-        UsageError: If a value is wrong; it names the first sample that has one.
+    `dataset`: its samples.
     """
     values = dataset.column(column).to_pylist()
     wrong = [row for row, value in enumerate(values) if not is_right(value)]
@@ -283,15 +275,7 @@ def check_column(
 
 
 def output(outputs: Any, name: str = "logits") -> Tensor:
-    """Return a model's output as a tensor of at least single precision.
-
-    Args:
-        outputs: A tensor, or a mapping or object that has `name`.
-        name: Name of the entry, unless the outputs are a tensor.
-
-    Raises:
-        UsageError: If there is no such entry.
-    """
+    """Return a model's output as a tensor of at least single precision."""
     found = outputs
     if not isinstance(outputs, Tensor):
         found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
@@ -305,14 +289,7 @@ def output(outputs: Any, name: str = "logits") -> Tensor:
 
 
 def find_task(name: str) -> type[Task]:
-    """Return the class of a task.
-
-    Args:
-        name: A task that comes with fastvid, or ``module:class``.
-
-    Raises:
-        UsageError: If the name is unknown or is not the name of a task.
-    """
+    """Return the class of a task."""
     if name not in BUILT_IN and ":" not in name:
         raise UsageError(f"unknown task {name!r}", hint=f"use one of {', '.join(sorted(BUILT_IN))}; or module:class")
     kind = import_name("task", BUILT_IN.get(name, name))
@@ -322,11 +299,7 @@ def find_task(name: str) -> type[Task]:
 
 
 def check_task(task: object) -> None:
-    """Check that the value of `Config.task` is a task.
-
-    Raises:
-        UsageError: If it is not, or its options are not fields of a dataclass.
-    """
+    """Check that the value of `Config.task` is a task."""
     if not isinstance(task, Task):
         raise UsageError(
             f"task is {task!r}, which is not a task",

@@ -33,16 +33,7 @@ NAMES: Final = get_args(PolicyName)
 class BatchPolicy(ABC):
     """Decides the size of the global batch. Every method is called on every rank with the same arguments.
 
-    Args:
-        growth: Growth factor, a whole number of at least 2, so that every size is a multiple of the first.
-        largest: Maximum size; None for no limit.
-
-    Attributes:
-        first: Size at the start of the run, in clips.
-        growths: How often the batch has grown.
-
-    Raises:
-        UsageError: If a value is out of range.
+    `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first.
     """
 
     def __init__(self, growth: int = 2, largest: int | None = None) -> None:
@@ -55,13 +46,7 @@ class BatchPolicy(ABC):
     def begin(self, first: int, samples_per_epoch: int, milestones: Sequence[int]) -> None:  # noqa: ARG002
         """Prepare the policy before the first batch of a new or resumed run.
 
-        Args:
-            first: Size at the start of the run, in clips.
-            samples_per_epoch: Samples per epoch.
-            milestones: Samples at which the learning rate decays.
-
-        Raises:
-            UsageError: If the policy does not fit the run.
+        `samples_per_epoch`: samples per epoch. `milestones`: samples at which the learning rate decays.
         """
         if self.largest is not None and self.largest < first:
             raise UsageError(
@@ -99,13 +84,7 @@ class BatchPolicy(ABC):
 
 
 class Scheduled(BatchPolicy):
-    """Grows once at each of some milestones; a pure function of the samples seen.
-
-    Args:
-        growth: See `BatchPolicy`.
-        largest: See `BatchPolicy`.
-        at: Epochs, for example "30,60,80.5"; None uses those at which the learning rate decays.
-    """
+    """Grows once at each of some milestones; a pure function of the samples seen."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, at: str | float | None = None) -> None:
         super().__init__(growth, largest)
@@ -141,13 +120,7 @@ class MeasuredPolicy(BatchPolicy):
 
 
 class Noise(MeasuredPolicy):
-    """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size.
-
-    Args:
-        growth: See `BatchPolicy`.
-        largest: See `BatchPolicy`.
-        threshold: Above 0. At 1, noise and signal of a step are equally large.
-    """
+    """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 1.0) -> None:
         super().__init__(growth, largest)
@@ -159,14 +132,7 @@ class Noise(MeasuredPolicy):
 
 
 class Plateau(MeasuredPolicy):
-    """Grows after `patience` consecutive evaluations that did not improve on the best loss.
-
-    Args:
-        growth: See `BatchPolicy`.
-        largest: See `BatchPolicy`.
-        threshold: Minimum relative improvement on the best loss, above 0.
-        patience: Number of evaluations.
-    """
+    """Grows after `patience` consecutive evaluations that did not improve on the best loss."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
         super().__init__(growth, largest)
@@ -202,11 +168,7 @@ def make_policy(
     threshold: float | None = None,
     patience: int | None = None,
 ) -> BatchPolicy:
-    """Build the policy of that name; None keeps the policy's default.
-
-    Raises:
-        UsageError: If the name or an option is unknown, or a value is out of range.
-    """
+    """Build the policy of that name; None keeps the policy's default."""
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
     if name not in kinds:
         raise UsageError(f"sync option batch is {name!r}", hint=f"use one of {', '.join(kinds)}")
@@ -220,11 +182,7 @@ def make_policy(
 
 
 def epochs_of(text: str | float) -> tuple[float, ...]:
-    """Parse the epochs of an option, for example "30,60,80.5": ascending, above 0.
-
-    Raises:
-        UsageError: If the text is not such a list.
-    """
+    """Parse the epochs of an option, for example "30,60,80.5": ascending, above 0."""
     try:
         epochs = tuple(float(part) for part in str(text).split(","))
     except ValueError:

@@ -49,21 +49,7 @@ class Measuring(Protocol):
 class AdaptiveBatch(Strategy):
     """Adds the options ``batch...`` to a strategy whose ranks share batches.
 
-    Args:
-        inner: The wrapped strategy.
-        member: This process.
-        batch: Policy: "schedule", "noise" or "plateau", see `fastvid.train.strategies.adaptive_batch.policy`.
-        batch_growth: Growth factor, a whole number of at least 2.
-        batch_max: Maximum global batch size; None for no limit.
-        batch_lr: "linear" or "keep"; None uses the policy's default.
-        batch_at: For "schedule": epochs, for example "30,60"; None uses the milestones of the learning rate.
-        batch_threshold: For "noise": ratio of noise scale to batch size above which the batch grows, 1 by default. For
-            "plateau": minimum relative improvement, 0.01 by default.
-        batch_patience: For "plateau": evaluations to wait, 2 by default.
-        batch_window: For "noise": measurements between two decisions; ddp measures in each step, kavg at each average.
-
-    Raises:
-        UsageError: If an option is out of range or conflicts with another.
+    `batch_growth`: growth factor, a whole number of at least 2.
     """
 
     def __init__(
@@ -198,13 +184,7 @@ class AdaptiveBatch(Strategy):
 
 
 class ResizingLoader:
-    """A loader whose global batch size may change before each batch.
-
-    Args:
-        loader: The wrapped loader, with the first batch size on construction.
-        size: Returns the size of the next batch, a multiple of the first.
-        on_batch: Called with each batch before it is delivered.
-    """
+    """A loader whose global batch size may change before each batch."""
 
     def __init__(self, loader: Loader, size: Callable[[], int], on_batch: Callable[[Batch], None]) -> None:
         self._loader, self._size, self._on_batch = loader, size, on_batch

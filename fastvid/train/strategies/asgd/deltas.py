@@ -22,17 +22,7 @@ from fastvid.train.strategies.asgd.vector import Vector
 
 
 class DeltaPusher:
-    """Pushes the difference that a number of local steps made, and adopts merged weights.
-
-    Args:
-        client: A client that has joined with the model's weights.
-        vector: The model.
-        period: Steps from one push to the next.
-
-    Attributes:
-        staleness: Number of pushes of this client by the merges that it had not seen.
-        steps: Steps since the last push.
-    """
+    """Pushes the difference that a number of local steps made, and adopts merged weights."""
 
     def __init__(self, client: ParameterClient, vector: Vector, period: int) -> None:
         self.client, self.vector, self.period = client, vector, period
@@ -46,13 +36,7 @@ class DeltaPusher:
     def stepped(self, clips: int, progress: LeaseProgress | None = None, *, last: bool = False) -> bool:
         """Count a step of the replica's optimizer, and push if due.
 
-        Args:
-            clips: Clips of the step.
-            progress: Progress of the lease including this step; sent with the next push.
-            last: Whether to push now, as at the end of a lease.
-
-        Returns:
-            Whether it pushed.
+        Returns whether it pushed.
         """
         self.steps, self._clips = self.steps + 1, self._clips + clips
         if self.steps < self.period and not last:

@@ -31,18 +31,10 @@ ALL: Final = "all"
 
 @dataclass(frozen=True, slots=True)
 class Quorum:
-    """When the deltas of some clients are merged.
-
-    Attributes:
-        clients: Clients needed for a merge: a number from 1; a fraction of those that work, between 0 and 1, both
-            excluded; or "all" of them. No more than work are ever needed.
-        grace_s: Seconds from then on in which further clients are awaited; none are once all that work are in.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
+    """When the deltas of some clients are merged."""
 
     clients: int | float | str = ALL
+    # seconds from then on in which further clients are awaited; none are once all that work are in.
     grace_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -67,17 +59,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The optimizer of merges, named as in ``sync=kavg``.
-
-    Attributes:
-        kind: "nesterov", torch's SGD with Nesterov momentum; "block", the same with plain momentum; "none" moves to the
-            mean.
-        momentum: 0 <= momentum < 1; None is 0.9 for "nesterov", as in DiLoCo, and else 0.
-        lr: Above 0; None is 0.7 for "nesterov", as in DiLoCo, and else 1.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
+    """The optimizer of merges, named as in ``sync=kavg``."""
 
     kind: str = "nesterov"
     momentum: float | None = None
@@ -111,25 +93,16 @@ class OuterStep:
 
 @dataclass(slots=True)
 class Contribution:
-    """What a client has pushed since the last merge.
+    """What a client has pushed since the last merge."""
 
-    Attributes:
-        delta: [n], the sum of its deltas; in averaged sections its latest values.
-        clips: Clips that it trained on.
-    """
-
-    delta: Tensor
+    delta: Tensor  # [n], the sum of its deltas; in averaged sections its latest values
     clips: int
 
 
 class Merger:
     """Merges deltas into a shard. Not thread-safe.
 
-    Args:
-        shard: The weights; its optimizer is the outer one, see `OuterStep.rule`.
-        quorum: When to merge.
-        rate: Learning rate of the outer step.
-        clock: Returns seconds.
+    `clock`: returns seconds.
     """
 
     def __init__(
@@ -144,13 +117,8 @@ class Merger:
     def add(self, client: int, delta: Tensor, clips: int) -> Tensor:
         """Add a client's delta to the next merge.
 
-        Args:
-            client: Number of the client.
-            delta: [n]; kept, so it must not be used afterwards.
-            clips: Clips that it was computed from.
-
-        Returns:
-            [n], a buffer that the caller may use instead.
+        `delta`: [n]; kept, so it must not be used afterwards. Returns [n], a buffer that the caller may use
+        instead.
         """
         found = self._pending.get(client)
         if found is None:

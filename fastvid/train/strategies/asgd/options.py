@@ -35,12 +35,7 @@ def refuse_removed(options: Mapping[str, Any]) -> None:
 
 
 def refuse_mixed(push: str, given: Mapping[str, Any]) -> None:
-    """Raise a UsageError for options of the other way to push, and for an unknown way.
-
-    Args:
-        push: "deltas" or "gradients".
-        given: Values of the options that only one way has.
-    """
+    """Raise a UsageError for options of the other way to push, and for an unknown way."""
     if push not in get_args(Push):
         raise UsageError(f"sync option push is {push!r}", hint=f"use one of {', '.join(get_args(Push))}")
     other = "gradients" if push == "deltas" else "deltas"

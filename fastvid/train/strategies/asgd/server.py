@@ -37,26 +37,8 @@ log = logging.getLogger(__name__)
 class Server:
     """Serves a shard until it is closed. Attributes may be read from any thread.
 
-    Args:
-        shard: The weights.
-        policy: How to treat clients of different speed.
-        leases: Samples to lease; on the head only.
-        merger: Merges deltas into the shard; None applies gradients.
-        head: Whether this is the first shard.
-        warm_up: Versions that the first client commits before others are admitted (a warm start); on the head.
-        token: Token that clients must know, the same for all shards; None makes a new one.
-        host: Name or address of this machine, as clients reach it; the server listens on no other.
-        port: Port to listen on; 0 for any free one.
-        timeout_s: Seconds of silence after which a client is considered dead.
-        state: A result of `state_dict` to resume from.
-
-    Attributes:
-        address: Host, port and token that clients connect with.
-        staleness: Number of pushes by staleness.
-        clients: Records by client number, including clients that have left.
-        lost: Clients that disconnected without leaving.
-        not_finite: Messages refused because of values that are not finite.
-        largest_lead: Maximum number of pushes by which a client was ahead of the slowest.
+    `leases`: samples to lease; on the head only. `port`: port to listen on; 0 for any free one. `timeout_s`:
+    seconds of silence after which a client is considered dead.
     """
 
     def __init__(
@@ -96,8 +78,7 @@ class Server:
     def close(self, patience_s: float | None = None) -> None:
         """Accept no more clients, and wait for the connected ones to leave.
 
-        Args:
-            patience_s: Seconds to wait for each; None waits `timeout_s`.
+        `patience_s`: seconds to wait for each; None waits `timeout_s`.
         """
         patience_s = self._timeout_s if patience_s is None else patience_s
         self._listener.close()
@@ -373,11 +354,7 @@ class Server:
             )
 
     def _wait(self, link: Link, reached: Callable[[], bool]) -> None:
-        """Block until a condition holds, sending heartbeats, which also detect a dead client.
-
-        Raises:
-            WorkerError: If the client is gone or the server is closed.
-        """
+        """Block until a condition holds, sending heartbeats, which also detect a dead client."""
         met = False
 
         def over() -> bool:

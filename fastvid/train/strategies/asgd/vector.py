@@ -17,14 +17,7 @@ class Vector:
     one kernel, and the joined buffer is copied at once; vectors are then in pinned memory, which the device reads and
     writes without a further copy.
 
-    Args:
-        optimizer: Its groups have ``weight_decay``, and may have ``lr_mult``.
-        model: The model whose parameters the optimizer steps.
-
-    Attributes:
-        size: Length of a vector.
-        dtype: float64 if any tensor is float64, else float32.
-        sections: Parts with separate settings, which cover the vector.
+    `dtype`: float64 if any tensor is float64, else float32.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:

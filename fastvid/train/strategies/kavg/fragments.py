@@ -21,17 +21,7 @@ from fastvid.train.strategies.shared.traffic import Traffic
 class Fragment:
     """A part of the model with its anchor, outer momentum and compression.
 
-    Args:
-        parameters: The part.
-        outer: Its outer momentum.
-        compress: A name of `CODECS`, or "none".
-        anchored: Whether an anchor is needed: the part as all ranks had it last.
-        traffic: Counts the messages.
-
-    Attributes:
-        anchor: [n]; None if not needed.
-        averager: The buffer of the part and of what travels with it.
-        due: Step after which the average in flight is adopted; None if none is in flight.
+    `anchor`: [n]; None if not needed.
     """
 
     def __init__(
@@ -49,9 +39,7 @@ class Fragment:
     def collect(self, others: Sequence[Tensor], words: Tensor | None) -> Averager:
         """Copy this rank's values into the buffer, and return it.
 
-        Args:
-            others: Tensors that travel with the part.
-            words: [w], further values; None for none.
+        `words`: [w], further values; None for none.
         """
         count = 0 if words is None else len(words)
         flat = self.averager.flat

@@ -16,13 +16,7 @@ INTEGERS: Final = ("int8", "int4")
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How averages are spread over a round.
-
-    Attributes:
-        fragments: Parts of the model that are averaged at different steps.
-        delay: Local steps from sending an average to adopting it.
-        mixing: Share of its own part that a rank keeps when it adopts one.
-    """
+    """How averages are spread over a round."""
 
     fragments: int
     delay: int
@@ -35,11 +29,7 @@ class Streaming:
 
 
 def check_together(streaming: Streaming, period: Period, compress: str, *, group_size: int, moments: str) -> None:
-    """Check options that need each other.
-
-    Raises:
-        UsageError: If one is out of range, or conflicts with another.
-    """
+    """Check options that need each other."""
     shortest = min(steps for steps, _ in period.table)
     for name, value, least, most in (
         ("fragments", streaming.fragments, 1, shortest),
@@ -67,11 +57,7 @@ def check_together(streaming: Streaming, period: Period, compress: str, *, group
 
 
 def ranks_per_group(size: int | str, world_size: int) -> int:
-    """Return the ranks per group.
-
-    Raises:
-        UsageError: If the size does not divide the world size.
-    """
+    """Return the ranks per group."""
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if size == NODE else size
     if not isinstance(ranks, int) or ranks < 1 or world_size % ranks:
         divisors = [str(number) for number in range(1, world_size + 1) if world_size % number == 0]

@@ -31,14 +31,6 @@ class OuterMomentum:
         w = w + e (m - w + u v)
 
     Momentum 0 and rate 1 result in the mean itself, up to rounding.
-
-    Args:
-        kind: "none", "block", "slowmo" or "nesterov".
-        momentum: 0 <= u < 1; None is 0.9 for "nesterov", as in DiLoCo, and else 0.
-        lr: e, above 0; None is 0.7 for "nesterov", as in DiLoCo, and else 1.
-
-    Raises:
-        UsageError: If a value is out of range.
     """
 
     def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
@@ -58,10 +50,8 @@ class OuterMomentum:
     def step(self, anchor: Tensor, mean: Tensor, inner_lr: float) -> None:
         """Replace the mean with the next common model.
 
-        Args:
-            anchor: [n], the common model before the round.
-            mean: [n], the mean of the ranks' models after the round; overwritten.
-            inner_lr: Learning rate of the round's last step.
+        `anchor`: [n], the common model before the round. `mean`: [n], the mean of the ranks' models after the
+        round; overwritten.
         """
         if self._velocity is None:
             self._velocity = torch.zeros_like(mean)

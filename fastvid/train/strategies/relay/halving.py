@@ -11,14 +11,9 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Halving:
-    """When models are compared, and how many continue.
+    """When models are compared, and how many continue."""
 
-    Attributes:
-        rungs: Numbers of finished epochs at which models are compared, ascending, at least 1 each.
-        keep: Fraction of the models of a rung that continue, rounded up; 0 < keep <= 1.
-    """
-
-    rungs: tuple[int, ...]
+    rungs: tuple[int, ...]  # numbers of finished epochs at which models are compared, ascending, at least 1 each
     keep: float = 0.5
 
     def __post_init__(self) -> None:
@@ -40,10 +35,6 @@ class Contest:
 
     A model continues or is dropped as soon as no pending score can change that. The decisions are thus the same as
     after waiting for all scores, and each of the last k reports releases one of the k survivors, so stages stay busy.
-
-    Args:
-        rule: When models are compared, and how many continue.
-        num_models: Number of models in the sweep.
     """
 
     def __init__(self, rule: Halving, num_models: int) -> None:
@@ -59,13 +50,7 @@ class Contest:
     def report(self, model: int, epochs_done: int, score: float) -> Iterator[tuple[int, bool]]:
         """Report that a model has reached a rung.
 
-        Args:
-            model: Number of the model; of two equal scores the lower number wins.
-            epochs_done: The rung.
-            score: Higher is better; nan is the worst.
-
-        Yields:
-            Every model that this report decides about, and whether it continues.
+        Yields every model that this report decides about, and whether it continues.
         """
         rung = self.rule.rungs.index(epochs_done)
         self._scores[rung][model] = -math.inf if math.isnan(score) else score

@@ -65,14 +65,7 @@ _HUB: Final = "relay/hub"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known about a sweep before its first visit.
-
-    Attributes:
-        plan: Number of partitions and generation, which a sweep keeps over restarts.
-        models: Every model's settings that determine its result, as JSON values.
-        clips: The worker of a stage on this rank.
-        scheduler: Chooses the visits.
-    """
+    """What is known about a sweep before its first visit."""
 
     plan: dict[str, Any]
     models: list[Any]
@@ -81,17 +74,7 @@ class Prepared:
 
 
 def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, device: torch.device) -> Prepared:
-    """Check a sweep without writing anything; the sweep and its dry run both begin here.
-
-    Args:
-        configs: One per model.
-        options: Options of the sweep.
-        processes: World size of the hub's job.
-        device: Device to compute on.
-
-    Raises:
-        FastvidError: If data, models or options are wrong, or the sweep's folder has another sweep.
-    """
+    """Check a sweep without writing anything; the sweep and its dry run both begin here."""
     path = Path(options.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
     generation = configs[0].data.generation
@@ -120,11 +103,7 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
 
 
 def sweep(configs: Sequence[Config]) -> int:
-    """Train all models, and return 0 when the sweep is finished.
-
-    Raises:
-        FastvidError: If data, models or options are wrong; raised before the first visit, by rank 0 alone.
-    """
+    """Train all models, and return 0 when the sweep is finished."""
     options = SweepOptions.of(configs[0])
     device = device_of(os.environ)
     if device.type == "cuda":

@@ -24,34 +24,17 @@ Status = Literal["training", "waiting", "parked", "dropped", "failed", "over"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Unit:
-    """One visit of a model to a partition.
-
-    Attributes:
-        model: Number of the model.
-        epoch: Epoch, counted from 0.
-        partition: Number of the partition.
-        ends_epoch: Whether it is the last visit of its epoch.
-    """
+    """One visit of a model to a partition."""
 
     model: int
-    epoch: int
+    epoch: int  # epoch, counted from 0
     partition: int
     ends_epoch: bool = False
 
 
 @dataclass
 class ModelProgress:
-    """The progress of one model in a sweep.
-
-    Attributes:
-        model: Number of the model.
-        visits: Partitions of all finished visits, in order; S of them are an epoch.
-        scores: One per finished epoch; higher is better.
-        seconds: Time spent in visits.
-        status: "waiting" for a stage, "training", "parked" at a rung, "dropped" there, "failed", or "over".
-        reason: Why it failed; None if it did not.
-        arrived: Position in the queue of waiting models, lowest first.
-    """
+    """The progress of one model in a sweep."""
 
     model: int
     visits: list[int] = field(default_factory=list)
@@ -63,17 +46,7 @@ class ModelProgress:
 
 
 class Scheduler:
-    """Assigns units to free stages.
-
-    Args:
-        num_models: M, number of models.
-        num_partitions: S, number of partitions.
-        epochs: E, visits of each model to each partition.
-        order: "ring" or "hopper".
-        halving: Successive halving; None trains all models to the end.
-        replay: For each model, the partitions of its visits in order, recorded by an earlier run; replaces `order`. The
-            visits of a model may end early, where it was dropped.
-    """
+    """Assigns units to free stages."""
 
     def __init__(
         self,
@@ -143,9 +116,6 @@ class Scheduler:
         """Restore the state of an earlier run, with one entry per model, before any unit is taken.
 
         Decisions at rungs are the same as before, because they do not depend on the order of the reports.
-
-        Raises:
-            StateError: If the visits are impossible in this sweep.
         """
         stages = self.num_partitions
         for epoch in range(self.epochs):

@@ -11,14 +11,7 @@ from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A simulated visit.
-
-    Attributes:
-        unit: The trained unit.
-        stage: Number of the stage.
-        start: Start time, in the unit of the durations.
-        end: End time.
-    """
+    """A simulated visit."""
 
     unit: Unit
     stage: int
@@ -35,14 +28,7 @@ def simulate(
 ) -> list[Visit]:
     """Simulate a sweep.
 
-    Args:
-        scheduler: A scheduler before its first unit.
-        duration: Returns the time of a unit, including transfers.
-        score: Returns the score of a model after a unit that ends an epoch.
-        stages: Partitions of each stage; by default stage s has partition s.
-
-    Returns:
-        All visits in the order of their ends; the last end is the makespan.
+    Returns all visits in the order of their ends; the last end is the makespan.
     """
     kept = stages if stages is not None else [[partition] for partition in range(scheduler.num_partitions)]
     now, free, visits = 0.0, list(range(len(kept))), list[Visit]()

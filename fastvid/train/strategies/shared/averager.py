@@ -31,16 +31,7 @@ CODECS: Final[dict[str, Callable[[], Compressor]]] = {
 class Averager:
     """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
 
-    Args:
-        parameters: Tensors that may be compressed.
-        others: Tensors that may not: norm statistics and moments, whose small values would be lost.
-        words: Number of further values.
-        codec: Compresses parameters, as differences to an anchor; None sends them whole.
-        traffic: Counts the messages.
-
-    Attributes:
-        flat: The buffer of all values; contains the mean after `reduce`.
-        parameters: [n], the part of the buffer that belongs to the parameters.
+    `parameters`: [n], the part of the buffer that belongs to the parameters.
     """
 
     def __init__(
@@ -74,12 +65,7 @@ class Averager:
     ) -> Averaging:
         """Start to average the buffer over the ranks. It must not be used until the result is finished.
 
-        Args:
-            size: Number of ranks in the group.
-            group: Process group; None for all ranks.
-            purpose: Purpose under which `Traffic` counts the message.
-            anchor: [n], parameters that are the same on all ranks of the group; required by a codec.
-            whole: Send everything in full precision, with what the codec has withheld.
+        `anchor`: [n], parameters that are the same on all ranks of the group; required by a codec.
         """
         if size == 1:
             return Averaging([])
@@ -103,10 +89,7 @@ class Averager:
 class Averaging:
     """An average in flight.
 
-    Args:
-        means: Its messages.
-        difference: [n], part of the buffer that contains a difference.
-        anchor: [n], what is to be added to it.
+    `difference`: [n], part of the buffer that contains a difference. `anchor`: [n], what is to be added to it.
     """
 
     def __init__(self, means: Sequence[Mean], difference: Tensor | None = None, anchor: Tensor | None = None) -> None:

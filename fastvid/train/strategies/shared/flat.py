@@ -13,14 +13,8 @@ class Flat:
 
     The buffer is allocated once. Tensors are copied from and to it and never rebound.
 
-    Args:
-        tensors: Tensors of any shape, stride and floating dtype; the buffer is on the device of the first one.
-        extra: Number of further values.
-
-    Attributes:
-        buffer: [n + extra], float64 if any tensor is float64, else float32.
-        values: [n], the part of the buffer that belongs to the tensors, in order.
-        words: [extra], the part after it.
+    `buffer`: [n + extra], float64 if any tensor is float64, else float32. `values`: [n], the part of the buffer
+    that belongs to the tensors, in order. `words`: [extra], the part after it.
     """
 
     def __init__(self, tensors: Sequence[Tensor], extra: int = 0) -> None:

@@ -33,13 +33,7 @@ class NoiseMeter:
     clips of all its steps; this is accurate if the gradient hardly changes within a round. Momentum makes the estimate
     too small unless a round is longer than 1 / (1 - momentum) steps; with Adam, it is in Adam's metric.
 
-    Args:
-        world_size: P, at least 2; with one rank nothing is measured.
-        device: Device of the gradients.
-        total: Sums a CPU tensor over the ranks.
-
-    Attributes:
-        count: Measurements since `clear`, the same on every rank.
+    `world_size`: P, at least 2; with one rank nothing is measured.
     """
 
     def __init__(self, world_size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
@@ -48,14 +42,7 @@ class NoiseMeter:
         self._window = RankSums(4, device, total)
 
     def add(self, own: Tensor, mean: Tensor, share: Tensor, clips: int) -> None:
-        """Add a measurement.
-
-        Args:
-            own: Squared norm of this rank's gradient with ddp's scaling, ``P b_p / B`` times x_p.
-            mean: Squared norm of the mean over the ranks, x.
-            share: b_p / B, this rank's fraction of the clips.
-            clips: B.
-        """
+        """Add a measurement."""
         if self.world_size < 2:
             return
         # A rank without clips contributes 0, because b_p |x_p|^2 is 0.
@@ -101,12 +88,7 @@ class NoiseMeter:
 
 
 class GradientNorms:
-    """Measures the squared norms of this rank's gradient and of the mean, in DDP's all-reduce.
-
-    Args:
-        wrapped: The module; its communication hook is replaced with an equivalent one that also measures.
-        device: Device of the gradients.
-    """
+    """Measures the squared norms of this rank's gradient and of the mean, in DDP's all-reduce."""
 
     def __init__(self, wrapped: DistributedDataParallel, device: torch.device) -> None:
         self.wrapped = wrapped

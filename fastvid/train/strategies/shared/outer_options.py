@@ -13,17 +13,7 @@ _NESTEROV: Final = (0.9, 0.7)
 
 
 def outer_options(kind: str, momentum: float | None, lr: float | None, kinds: Sequence[str]) -> tuple[float, float]:
-    """Return momentum and rate of the step from one common model to the next.
-
-    Args:
-        kind: The value of ``outer``.
-        momentum: 0 <= momentum < 1; None is 0.9 for "nesterov", as in DiLoCo, and else 0.
-        lr: Above 0; None is 0.7 for "nesterov", as in DiLoCo, and else 1.
-        kinds: The kinds that the strategy has.
-
-    Raises:
-        UsageError: If the strategy does not have the kind, or a value is out of range.
-    """
+    """Return momentum and rate of the step from one common model to the next."""
     if kind not in kinds:
         raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(kinds)}")
     usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)

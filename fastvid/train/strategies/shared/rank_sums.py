@@ -10,13 +10,7 @@ from torch import Tensor
 
 
 class RankSums:
-    """Sums over ranks and over a part of the run. `gather` returns the same values on every rank.
-
-    Args:
-        size: Number of values.
-        device: Device on which they are summed, so that adding needs no device sync.
-        total: Sums a CPU tensor over the ranks.
-    """
+    """Sums over ranks and over a part of the run. `gather` returns the same values on every rank."""
 
     def __init__(self, size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
         self._own = torch.zeros(size, dtype=torch.float64, device=device)

@@ -12,9 +12,7 @@ class Traffic:
 
     A ring all-reduce over P ranks transfers 2 (P - 1) / P times these bytes over each rank's link, in each direction.
 
-    Attributes:
-        calls: Operations by purpose.
-        bytes: Bytes by purpose.
+    `bytes`: bytes by purpose.
     """
 
     def __init__(self) -> None:

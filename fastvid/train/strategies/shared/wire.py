@@ -78,11 +78,7 @@ class Whole:
 
 
 class Half:
-    """Sends float16 or bfloat16. What the sum over the ranks rounds, on its way, is not fed back.
-
-    Args:
-        dtype: The one of the two.
-    """
+    """Sends float16 or bfloat16. What the sum over the ranks rounds, on its way, is not fed back."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -115,11 +111,7 @@ class _HalfMean:
 
 
 class Integers:
-    """Sends integers of 8 or 4 bits with a scale per `BLOCK` numbers.
-
-    Args:
-        bits: 8 or 4.
-    """
+    """Sends integers of 8 or 4 bits with a scale per `BLOCK` numbers."""
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
