@@ -123,8 +123,7 @@ def _labels(files: Sequence[Path]) -> dict[str, Path]:
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Render the page."""
     from fastvid.report.charts import bars, lines
-    from fastvid.report.markup import card, table
-    from fastvid.report.page import Section, document
+    from fastvid.report.page import Section, card, document, table
 
     def drawn(chart: Chart) -> str:
         if isinstance(chart, Bars):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 from fastvid.storage import urls
 from tests.makers import Videos
 from tests.server_fixtures import ceph, obstore, s3, web

@@ -30,13 +30,12 @@ from bench.batches.corpus import clip_sizes
 from bench.batches.scores import score
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import JobError
-from fastvid.load.order.batches import MASKED, Batching
-from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.buckets import Buckets, ClipSizes, patches
+from fastvid.load.order.draws import Order
+from fastvid.load.order.epoch import MASKED, Batching
 from fastvid.load.order.packed import Packed
-from fastvid.load.order.permutation import Order
-from fastvid.load.order.sizes import ClipSizes, patches
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 
 SCHEMA: Final = "fastvid-bench-batches/1"
 

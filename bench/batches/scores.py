@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvid.load.order.packing import cost
+from fastvid.load.order.packed import cost
 from fastvid.runtime.arrays import IntArray
 
 Steps = Sequence[Sequence[Sequence[int]]]

@@ -11,7 +11,7 @@ from typing import Final
 from fastvid.errors import UsageError
 
 SAMPLINGS: Final = ("tsn8", "dense16x4", "dense32x2")
-"""Samplings to benchmark; see `fastvid.measure.clips.parse_sampling`."""
+"""Samplings to benchmark; see `fastvid.tune.measure.parse_sampling`."""
 
 
 def shard(footage: Path, profile: str, cache: Path, *, options: Sequence[str] = (), name: str | None = None) -> Path:

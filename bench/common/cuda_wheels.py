@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import av
 
-from fastvid.decode import libraries
+from fastvid.decode import engines
 
 _EMPTY: Final = ("libc10_cuda.so", "libtorch_cuda.so", "libnvrtc.so.13")
 _RUNTIME: Final = "libcudart.so.13"
@@ -42,8 +42,8 @@ def prepare() -> None:
     if sys.platform != "linux" or torch.version.cuda or spec is None or spec.origin is None or runtime is None:
         return
     package = Path(spec.origin).parent
-    libraries.expose_ffmpeg()
-    libraries.expose({_RUNTIME: runtime, **dict.fromkeys(_EMPTY)})
+    engines.expose_ffmpeg()
+    engines.expose({_RUNTIME: runtime, **dict.fromkeys(_EMPTY)})
     ffmpeg = av.library_versions["libavcodec"][0] - 54  # libavcodec 58 came with FFmpeg 4
     for part in _PARTS:
         for path in (package / f"libtorchcodec_{part}{ffmpeg}.so", package / f"libtorchcodec_{part}.so"):

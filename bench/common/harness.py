@@ -1,6 +1,6 @@
 """Machine facts and JSON records, shared by all benchmarks.
 
-Contenders run in alternating rounds (`fastvid.measure.rounds`); a ratio is the median of the rounds' ratios.
+Contenders run in alternating rounds (`fastvid.tune.measure`); a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench.common import newest
 from fastvid.errors import JobError, UsageError
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
 # In a checkout, the repository's bench/results; in an installation, below the working directory.

@@ -12,10 +12,8 @@ from av.video.frame import VideoFrame
 
 from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
 from fastvid.errors import FastvidError
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
-from fastvid.measure.rounds import Contender, RoundTimes, measure
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, measure
 
 # Mean difference from fastvid's RGB, in levels. Colour converters differ by 1 to 2 (rounding, chroma); a wrong frame of
 # a moving scene differs by far more.

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from bench.decode.kept import output_of
-from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class WholeJob:

@@ -15,10 +15,8 @@ from bench.decode.dali import WholeJob
 from bench.decode.kept import OpenDecoders, cut, output_of
 from bench.decode.rivals import PyAvFilesJob, SpdlJob
 from bench.decode.torchcodec_jobs import BlocksJob, TorchcodecJob
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
-from fastvid.measure.rounds import Contender
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Contender, Corpus, FastvidRunner
 
 
 class DecordJob:

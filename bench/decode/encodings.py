@@ -18,15 +18,13 @@ import ffmpeg
 
 from bench.common.corpus import shard
 from fastvid.errors import UsageError
-from fastvid.measure.clips import Corpus
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
-from fastvid.runtime.cores import available_cores
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters
-from fastvid.tune.quality import compare, mean
+from fastvid.tune.measure import Corpus
+from fastvid.tune.study import compare, mean
 
 TOLERANCE: Final = 0.005
 """Largest SSIM difference between encodings of equal quality."""

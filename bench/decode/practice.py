@@ -18,9 +18,7 @@ from bench.decode.charts import title
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
 from bench.decode.goals import best_rival
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import fastvid
-from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
+from fastvid.tune.measure import Contender, Corpus, RoundTimes, fastvid, measure, ratio
 
 TODAY: Final = "today's practice"
 SLICED: Final = "sliced against whole"

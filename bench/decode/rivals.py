@@ -11,9 +11,9 @@ import av.container
 import numpy as np
 
 from bench.decode.kept import OpenDecoders, cut, output_of
-from fastvid.decode import libraries
-from fastvid.measure.clips import Corpus
+from fastvid.decode import engines
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class PyAvFilesJob:
@@ -57,7 +57,7 @@ class PyAvFilesJob:
 
 def spdl_io() -> Any:
     """Return `spdl.io`, which ships without FFmpeg and uses the system's or PyAV's."""
-    libraries.expose_ffmpeg()
+    engines.expose_ffmpeg()
     import spdl.io
 
     return spdl.io

@@ -15,8 +15,8 @@ from bench.common.cuda_wheels import video_decoder
 from bench.decode.kept import OpenDecoders, cut, output_of
 from fastvid.decode.request import ClipRequest
 from fastvid.format.schema import PacketFlag
-from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class TorchcodecJob:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fastvid.errors import JobError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.job.job import run_job
-from fastvid.train.records import metrics
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 
 ROOT: Final = Path(__file__).parents[2]

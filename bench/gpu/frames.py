@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.clips import read_clip
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import clip_to_rgb
 from fastvid.decode.request import Box, ClipRequest, Decoder, EncodedClip, Planes
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.runtime.arrays import UInt8Array
 
 POISON: Final = 0x5A

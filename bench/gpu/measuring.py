@@ -14,8 +14,8 @@ import torch
 
 import fastvid
 from bench.gpu.settings import NUM_FRAMES, Settings
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend
+from fastvid.decode.video_dataset import VideoDataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import torch
 import fastvid
 from bench.common.harness import write_json
 from bench.gpu import fake
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend, backends
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import StorageError
-from fastvid.train.config.run import Amp
+from fastvid.train.config.config import Amp
 
 MANIFEST: Final = "pack.json"
 REFERENCE: Final = "reference"

@@ -27,8 +27,7 @@ from bench.decode.rivals import spdl_io
 from bench.load.rival_clips import CROP, FRAMES, decord_frames, spdl_frames, torchcodec_frames
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
+from fastvid.tune.measure import Corpus, FastvidRunner
 
 _SCALE = torch.tensor([1 / (255 * std) for std in IMAGENET_STD]).view(1, 3, 1, 1, 1)
 _BIAS = torch.tensor([-mean / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(1, 3, 1, 1, 1)

@@ -21,7 +21,7 @@ from bench.scaling.collectives import Value
 from bench.scaling.model_file import ModelFile, load_model
 from bench.scaling.scaling_model import predict_step, train_seconds
 from fastvid.errors import UsageError
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.values import sha256
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"
 QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}

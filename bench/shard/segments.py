@@ -30,10 +30,8 @@ from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
 from fastvid.sharding.encode.profiles import build_command, get_profile
 
 SCHEMA: Final = "fastvid-bench-segments/1"

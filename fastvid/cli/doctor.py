@@ -24,8 +24,8 @@ from fastvid.decode.backends import Backend, backends
 from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.cores import available_cores
-from fastvid.sharding.verify.self_test import self_test
+from fastvid.runtime.processes import available_cores
+from fastvid.sharding.verify.audit import self_test
 
 _PACKAGES: Final = (
     *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
@@ -161,7 +161,7 @@ def _ffmpeg() -> dict[str, Any]:
 
 def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
     """Decode test clips with every decoder that works here."""
-    from fastvid.media.sample_clips import make_sample_clips
+    from fastvid.media.prove import make_sample_clips
 
     with tempfile.TemporaryDirectory(prefix="fastvid-doctor-") as folder:
         clips = []

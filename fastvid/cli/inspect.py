@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.media.reasons import MEANING, Reason
-from fastvid.runtime.units import count, duration, padded, percent, shares, size, text_width, things
+from fastvid.media.timing import MEANING, Reason
+from fastvid.runtime.values import count, duration, padded, percent, shares, size, text_width, things
 from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # width of the name column in characters

@@ -15,8 +15,8 @@ from typing import Final
 
 from fastvid.errors import FastvidError, UsageError, naming_extras
 from fastvid.format.reason import because
-from fastvid.runtime.command_line import parse
-from fastvid.runtime.log_lines import log_to_stderr
+from fastvid.runtime.names import parse
+from fastvid.runtime.progress import log_to_stderr
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 from fastvid.errors import UsageError
-from fastvid.runtime.units import count, size, things
+from fastvid.runtime.values import count, size, things
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.takedown import SourceSelection, TakenDown, select_keys, take_down
-from fastvid.sharding.job.receipts import STATES, receipt_file
+from fastvid.sharding.job.ledger import STATES, receipt_file
 from fastvid.storage import open_storage
 
 

@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError, visible
-from fastvid.media.reasons import MEANING
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.file_names import encode_name
-from fastvid.runtime.units import duration, size, things
+from fastvid.media.timing import MEANING
+from fastvid.runtime.names import add_reason, encode_name
+from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
-from fastvid.sharding.engines.engine import ENGINES
+from fastvid.sharding.engines.local import ENGINES
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
-from fastvid.sharding.lerobot.episodes import EPISODES_PER_SHARD
 from fastvid.sharding.lerobot.jobs import shard_lerobot
-from fastvid.sharding.lerobot.metadata import is_lerobot
+from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
 from fastvid.sharding.sources.annotations import FORMATS
 
 EXIT_REJECTED: Final = 3

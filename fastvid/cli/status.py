@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Final
 
 from fastvid.errors import StorageError, UsageError, visible
-from fastvid.runtime.units import count, duration, size, things
+from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
 
 _SHOWN: Final = 20  # most processes listed, without --all

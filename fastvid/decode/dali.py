@@ -31,7 +31,7 @@ import nvidia.dali.pipeline
 import nvidia.dali.types
 
 from fastvid.decode import engines
-from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode.containers import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import FastvidError, UsageError

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fastvid.decode import engines
-from fastvid.decode.annexb import elementary_stream
+from fastvid.decode.containers import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, FrameOrder
 from fastvid.errors import DecodeError, FastvidError, UsageError

@@ -19,7 +19,7 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import Box, ClipRequest, Decoder, DecoderOutput, DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import FastvidError
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import StreamFlag
 from fastvid.runtime.arrays import IntArray, UInt8Array

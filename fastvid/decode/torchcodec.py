@@ -24,8 +24,9 @@ import av
 import numpy as np
 import torch
 
-from fastvid.decode import engines, libraries
-from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode import engines
+from fastvid.decode import engines as libraries
+from fastvid.decode.containers import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.pixels import resize
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb

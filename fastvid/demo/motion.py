@@ -21,7 +21,7 @@ import numpy as np
 from fastvid.errors import JobError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import FloatArray, UInt8Array
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 
 DIRECTIONS: Final = {
     "right": (0, 1),

@@ -53,7 +53,7 @@ class StreamInfo:
         range: Sample range.
         matrix: Luma coefficients.
         flags: Properties of the whole stream.
-        flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.flow`); 0 for pictures.
+        flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.planes`); 0 for pictures.
     """
 
     codec: Codec

@@ -9,7 +9,7 @@ import torch
 
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
-from fastvid.runtime.checks import check_choice, check_least, check_seconds
+from fastvid.runtime.values import check_choice, check_least, check_seconds
 
 Kind = Literal["thread", "process"]
 

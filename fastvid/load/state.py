@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from fastvid.errors import StateError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.clip import ClipRules
+from fastvid.load.order.draws import DRAWS_VERSION
 from fastvid.load.order.mixture import Mixture, parts_of
-from fastvid.load.order.random_draws import DRAWS_VERSION
 
 STATE_VERSION: Final = 1
 

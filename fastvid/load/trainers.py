@@ -17,7 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 
 
 def check_use(part: object, world: World, *, found: bool) -> None:

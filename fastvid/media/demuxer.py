@@ -1,6 +1,6 @@
 """Open video files with FFmpeg's demuxers, in all supported versions of PyAV.
 
-Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local_engine`).
+Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 
 
 def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) -> InputContainer:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastvid.errors import MissingDependency, UsageError
-from fastvid.models.drop_path import after_dropouts
+from fastvid.models.resnet import after_dropouts
 
 
 class Classifier(nn.Module):

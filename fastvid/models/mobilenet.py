@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.recompute import recomputed
+from fastvid.models.resnet import recomputed
 
 # Expansion, channels, blocks, stride of the first block; Sandler et al. 2018, table 2.
 STAGES = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))

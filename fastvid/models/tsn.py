@@ -13,12 +13,10 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.drop_path import DropPath
 from fastvid.models.mobilenet import MobileNetV2, MobileNetV2Options
 from fastvid.models.non_local import Mode, insert_non_local
-from fastvid.models.resnet import ResNet, ResNetOptions
-from fastvid.models.shift import insert_shift
-from fastvid.models.shift_ops import Direction
+from fastvid.models.resnet import DropPath, ResNet, ResNetOptions
+from fastvid.models.shift import Direction, insert_shift
 
 DROPOUT = 0.5
 HEAD_STD = 0.001

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.report.markup import table, text
-from fastvid.runtime.units import count, percent
+from fastvid.report.page import table, text
+from fastvid.runtime.values import count, percent
 
 COLOURS: Final = 8
 """Number of colours in the style sheet: classes ``c0`` to ``c7``."""

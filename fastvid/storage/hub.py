@@ -23,11 +23,8 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
-from fastvid.storage.attempts import Attempts, Failure
-from fastvid.storage.options import RemoteOptions
-from fastvid.storage.protocol import replaced_error
-from fastvid.storage.traffic import TRAFFIC
-from fastvid.storage.version import Version
+from fastvid.storage.protocol import TRAFFIC, RemoteOptions, Version, replaced_error
+from fastvid.storage.requests import Attempts, Failure
 
 SCHEME: Final = "hf://"
 

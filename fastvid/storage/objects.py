@@ -17,14 +17,20 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
 
 from fastvid.errors import StorageError
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.values import sha256
 from fastvid.storage.cache import NodeCache
 from fastvid.storage.client import first_bytes, is_missing, lacks_ranges, open_client
 from fastvid.storage.local import LocalStorage
-from fastvid.storage.options import RemoteOptions
-from fastvid.storage.pool import Pool
-from fastvid.storage.protocol import REPLACED, changed_error, check_name, replaced_error, truncated_error
-from fastvid.storage.version import Version
+from fastvid.storage.protocol import (
+    REPLACED,
+    RemoteOptions,
+    Version,
+    changed_error,
+    check_name,
+    replaced_error,
+    truncated_error,
+)
+from fastvid.storage.requests import Pool
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -18,9 +18,17 @@ from bench.common.harness import machine_facts
 from bench.decode import charts, contest, practice
 from bench.decode.decoders import DALI_KNOBS, KNOBS, library_of, rival
 from bench.decode.goals import best_rival
-from fastvid.measure.clips import Corpus, parse_sampling, sample_frames
-from fastvid.measure.fastvid_contender import FastvidRunner, fastvid
-from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
+from fastvid.tune.measure import (
+    Contender,
+    Corpus,
+    FastvidRunner,
+    RoundTimes,
+    fastvid,
+    measure,
+    parse_sampling,
+    ratio,
+    sample_frames,
+)
 from tests.bench.recording_job import RecordingJob
 from tests.datasets import pack
 

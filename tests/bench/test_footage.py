@@ -11,8 +11,7 @@ import fastvid
 from bench.common import footage
 from bench.common.footage import COPIED, X264, Kind, datasets
 from fastvid.errors import UsageError
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
+from fastvid.tune.measure import Corpus, FastvidRunner
 from tests.datasets import make_clip
 
 

@@ -17,9 +17,9 @@ from bench import __main__ as command
 from bench.common.hosts import Hosts
 from bench.scaling import scale, scale_rank
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
-from fastvid.train.config import recipes
-from fastvid.train.ranks.elastic import Member
+from fastvid.runtime.processes import World
+from fastvid.train.config import config as recipes
+from fastvid.train.ranks import Member
 from fastvid.train.strategies.kavg.strategy import Kavg
 from tests.datasets import make_clip, pack
 from tests.train.run.test_run import RECIPE

@@ -21,7 +21,7 @@ from fastvid.decode.request import DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec, Range
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.sharding.verify.self_test import self_test
+from fastvid.sharding.verify.audit import self_test
 from tests import fake_cuda
 from tests.conformance.posing import SPOILED, Late, Unwritten, posing
 from tests.sharding.shardtools import REPOSITORY, stub
@@ -129,7 +129,7 @@ def test_compare_agrees_in_limited_and_full_range(videos):
 def few(monkeypatch, videos):
     """Make doctor use one clip that already exists."""
     monkeypatch.setattr(
-        "fastvid.media.sample_clips.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
+        "fastvid.media.prove.make_sample_clips", lambda folder: {"compact": videos.textured("compact").data}
     )
 
 
@@ -274,7 +274,7 @@ def test_doctor_says_which_engines_a_gpu_has_and_whether_the_kernel_compiles(mon
 
 
 def test_sample_clips_have_the_stated_codecs_and_ranges(tmp_path):
-    from fastvid.media.sample_clips import make_sample_clips
+    from fastvid.media.prove import make_sample_clips
 
     clips = make_sample_clips(tmp_path)
     assert {"h264 compact", "h264 intra", "mjpeg"} <= set(clips)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import fastvid
-from fastvid.media.limits import Limits
-from fastvid.sharding.engines.engine import ENGINES
-from fastvid.sharding.work.encode_source import encode_clips
-from fastvid.sharding.work.group import group_by_file
+from fastvid.media.ffmpeg import Limits
+from fastvid.sharding.engines.local import ENGINES
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.tasks import group_by_file
 from tests.docs import architecture
 from tests.sharding.shardtools import make
 

@@ -23,7 +23,7 @@ import pytest
 
 from bench.__main__ import BENCHES
 from fastvid.cli.main import COMMANDS
-from fastvid.train.config import recipes
+from fastvid.train.config import config as recipes
 from tests.datasets import make_clip
 from tests.sharding.shardtools import make
 

@@ -17,9 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, SampleNotFoundError, UsageError
+from fastvid.format.annotations import annotation_table, mapped_table
 from fastvid.format.annotations import annotations as opening
-from fastvid.format.annotations import mapped_table
-from fastvid.format.annotations.build_table import annotation_table
 from fastvid.format.dataset import Dataset, Generation, ShardRecord, commit_generation
 from fastvid.storage import LocalStorage
 

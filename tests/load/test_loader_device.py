@@ -9,9 +9,7 @@ from fastvid.decode import pixels
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Assembler, Batch
 from fastvid.load.batch.sinks import RgbMemory, RgbSink, VideoSpec
-from fastvid.load.memory.buffers import SharedBufferPool
-from fastvid.load.memory.device import LoaderStream
-from fastvid.load.memory.row_layout import SharedRow
+from fastvid.load.memory import LoaderStream, SharedBufferPool, SharedRow
 from fastvid.load.workers import lanes
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake

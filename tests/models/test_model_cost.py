@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastvid.models.cost import model_cost
-from fastvid.models.zoo import build
+from fastvid.models.zoo import build, model_cost
 
 
 def on_meta(name: str, num_classes: int, num_frames: int, **options: object) -> nn.Module:

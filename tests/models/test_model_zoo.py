@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.models.cost import model_cost
-from fastvid.models.zoo import build, names, options
+from fastvid.models.zoo import build, model_cost, names, options
 
 
 @pytest.mark.parametrize("name", names())

@@ -41,7 +41,7 @@ def test_recompute_keeps_weights_and_running_statistics_bit_equal(name, frames, 
 
 
 def test_plain_checkpointing_updates_running_statistics_twice(monkeypatch):
-    monkeypatch.setattr("fastvid.models.recompute._copied_buffers", lambda block: nullcontext())
+    monkeypatch.setattr("fastvid.models.resnet._copied_buffers", lambda block: nullcontext())
     plain = build("tsm-r18", 3, 4, width=8, dropout=0.0)
     harmed = build("tsm-r18", 3, 4, width=8, dropout=0.0, recompute=True)
     harmed.load_state_dict(plain.state_dict())

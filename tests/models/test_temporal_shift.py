@@ -13,8 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fastvid.errors import UsageError
 from fastvid.models.resnet import BasicBlock, ResNet
-from fastvid.models.shift import ShiftConv2d, insert_shift
-from fastvid.models.shift_ops import temporal_shift, temporal_shift_
+from fastvid.models.shift import ShiftConv2d, insert_shift, temporal_shift, temporal_shift_
 from fastvid.models.tsn import tsm, tsn
 
 SHAPES = st.tuples(

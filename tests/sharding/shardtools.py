@@ -15,10 +15,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import SourceInfo, probe
-from fastvid.media.source_file import open_source
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import Transcoded, transcode

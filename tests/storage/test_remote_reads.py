@@ -202,7 +202,7 @@ def test_the_memory_for_mapped_files_is_bounded(monkeypatch):
 
 
 def test_storage_that_never_responded_fails_sooner(monkeypatch):
-    monkeypatch.setattr("fastvid.storage.attempts.FIRST_SECONDS", 0.3)
+    monkeypatch.setattr("fastvid.storage.requests.FIRST_SECONDS", 0.3)
     with FaultyServer() as server:
         server.files["a.bin"] = DATA
         storage = open_storage(server.url, options=RemoteOptions(**QUICK))

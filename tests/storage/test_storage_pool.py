@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from fastvid.storage.pool import Pool
+from fastvid.storage.requests import Pool
 
 
 def named():

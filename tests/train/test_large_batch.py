@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from tests.train import toy, toy_large
 from tests.train.test_worlds import difference
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import argparse
 
-from fastvid.runtime.units import size, things
-from fastvid.sharding.change.copying import copy_dataset
+from fastvid.runtime.values import size, things
+from fastvid.sharding.change.edit import copy_dataset
 from fastvid.storage import open_storage
 
 

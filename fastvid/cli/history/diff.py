@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fastvid.errors import visible
-from fastvid.runtime.json_text import json_text
-from fastvid.runtime.units import things
+from fastvid.runtime.values import json_text, things
 from fastvid.sharding.change.history import Difference, compare_generations
 from fastvid.storage import open_storage
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from fastvid.runtime.units import size, things
+from fastvid.runtime.values import size, things
 from fastvid.sharding.change.compact import Garbage, collect_garbage, find_garbage
 from fastvid.storage import open_storage
 

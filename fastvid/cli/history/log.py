@@ -10,7 +10,7 @@ import argparse
 import json
 
 from fastvid.errors import visible
-from fastvid.runtime.units import count, size, things
+from fastvid.runtime.values import count, size, things
 from fastvid.sharding.change.history import Entry, list_generations
 from fastvid.storage import open_storage
 

@@ -14,17 +14,13 @@ from torch import Tensor
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import FLOW, PICTURES
-from fastvid.load.batch.annotations import RowAnnotations
-from fastvid.load.batch.canvas import Canvas
-from fastvid.load.batch.patches import Patches
-from fastvid.load.batch.signal_rows import SignalRows
-from fastvid.load.batch.sound import BatchSound
-from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import Video
+from fastvid.load.batch.canvas import BatchSound, Canvas, Patches, TransformStage
+from fastvid.load.batch.labels import RowAnnotations, SignalRows
+from fastvid.load.batch.sinks import Video
 from fastvid.load.clips.plan import BatchPlan
-from fastvid.load.memory.device import LoaderStream
-from fastvid.load.order.batches import MASKED
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.memory import LoaderStream
+from fastvid.load.order.draws import Draws
+from fastvid.load.order.epoch import MASKED
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 
@@ -76,7 +72,7 @@ class Batch(dict[str, Any]):
     mask: Tensor  # bool [B, T], on the device; False after the end of a shorter clip. With collate="pad"
     # int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`, which with
     # batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
-    # `fastvid.load.batch.patches.Patches.pack` for their order.
+    # `fastvid.load.batch.canvas.Patches.pack` for their order.
     cu_seqlens: Tensor
     max_seqlen: int  # most patches of a row. With batches=Packed(...)
     # int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).

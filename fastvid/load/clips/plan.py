@@ -1,34 +1,228 @@
-"""Turns positions of an epoch into batch plans: samples, shards and clips, before anything is read.
+"""Plans clips before they are read: their frames, crop and flip.
+
+A plan is a pure function of the row, its shard's index, the seed and the epoch, so any thread, process or rank can plan
+any clip. This module does not use the dataset, because worker processes plan clips too.
+
+The sound of planned clips: how long it is in a batch, and the task of reading and decoding one.
+
+Turns positions of an epoch into batch plans: samples, shards and clips, before anything is read.
 
 Plans are pure functions of the dataset, order, sampler and crop, so any thread, process or rank can compute any batch.
+
+The batches of a loader's epochs: of one size, or planned from the sizes of all clips.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Final, cast
 
 import numpy as np
 
-from fastvid.errors import FastvidError
+from fastvid.decode.backends import Backend
+from fastvid.decode.request import ClipRequest
+from fastvid.decode.sound import Audio, AudioWindow, EncodedAudio, decode_audio, fetch_audio
+from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.shard import Shard
-from fastvid.load.clips.clip import BatchRow, as_clips
-from fastvid.load.clips.joint import join_neighbours
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sample_annotations import SampleAnnotations
-from fastvid.load.clips.sound import LongestSound
-from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Share
-from fastvid.load.order.epoch import EpochOrder
-from fastvid.load.order.every_frame import EveryFrame
+from fastvid.load.clips.clip import (
+    BatchRow,
+    Clip,
+    ClipRules,
+    SampleAnnotations,
+    as_clips,
+    check_lengths,
+    clip_sizes,
+    flow_request,
+    join_neighbours,
+    picture_size,
+    stack_frames,
+)
+from fastvid.load.clips.crops import Size
+from fastvid.load.clips.sampling import VideoInfo, with_length
+from fastvid.load.clips.views import ONE_VIEW, Views
+from fastvid.load.order.buckets import Buckets, ClipSizes
+from fastvid.load.order.draws import Draws
+from fastvid.load.order.epoch import (
+    MASKED,
+    Batches,
+    Batching,
+    ClipShape,
+    EpochBatches,
+    EpochOrder,
+    EpochOrders,
+    EveryFrame,
+    Last,
+    Share,
+)
 from fastvid.load.order.mixture import Mixture, parts_of
-from fastvid.load.order.sizes import ClipSizes
-from fastvid.runtime.arrays import IntArray
+from fastvid.load.order.packed import Packed
+from fastvid.runtime.arrays import AnyArray, BoolArray, Float32Array, IntArray
+from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_integer
+
+
+@dataclass(frozen=True)
+class ClipPlanner:
+    """Plans clips."""
+
+    rules: ClipRules  # choose the frames, crop and flip
+    seed: int  # seed of the random draws, which also depend on the epoch and the row's position
+    epoch: int
+    backend: Backend
+    streams: tuple[str, ...] = ("rgb",)
+    flow_stack: int = 1
+    views: Views = ONE_VIEW
+    audio: Audio | None = None
+    depth: frozenset[str] = frozenset()
+
+    @property
+    def runs_in_workers(self) -> bool:
+        """Whether worker processes can plan clips: only if samplers, crops and flips are fastvid's own, because workers
+        never import a user's modules."""
+        own = __name__.partition(".")[0]
+        return all(
+            type(part).__module__.partition(".")[0] == own
+            for sampler, spatial in self.rules.pairs
+            for part in (sampler, spatial.crop, spatial.flip)
+            if part is not None
+        )
+
+    def infos(self, row: BatchRow) -> dict[str, StreamInfo]:
+        """Return the streams of a row's video."""
+        return {stream: row.shard.info(row.shard_row, stream) for stream in self.streams}
+
+    def facts(self, infos: Mapping[str, StreamInfo]) -> tuple[tuple[int, int], Size]:
+        """Return the exact frame rate of a video as numerator and denominator, and its height and width."""
+        stream = PICTURES if PICTURES in self.streams else self.streams[0]
+        info = infos[stream]
+        return info.fps.as_integer_ratio(), picture_size(info, stream)
+
+    def decide(self, row: BatchRow, rows: int = 1, infos: Mapping[str, StreamInfo] | None = None) -> list[Clip]:
+        """Plan the clips of a row: for each stream all views, with the same frames and crops.
+
+        `row`: the row. `rows`: rows of its batch. View v of stream s of row r is written to canvas row (s *
+        rows + r) * V + v.
+        """
+        infos = infos or self.infos(row)
+        self._check_codecs(infos)
+        first = infos[self.streams[0]]
+        check_lengths(infos)
+        height, width = picture_size(first, self.streams[0])
+        draws = Draws(self.seed, self.epoch, row.position)
+        sampler, spatial = self.rules.of_sample(row.sample)
+        if row.shape is not None:
+            sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
+        facts = (first.num_frames, float(first.fps), width, height, row.key, row.annotations)
+        shown = self.views.clips(sampler, VideoInfo(*facts, anchor=row.anchor), draws)
+        clips = []
+        for number, (stream, found) in enumerate(infos.items()):
+            at = (number * rows + row.row) * self.views.num_views
+            # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
+            cuts = self.views.cuts(spatial, *picture_size(found, stream), draws)
+            for frames in shown:
+                for box, size, flip in cuts:
+                    if stream == FLOW:
+                        stacked = stack_frames(frames, found.num_frames, self.flow_stack)
+                        request = flow_request(row.sample, stacked, box, size, found, flip=flip)
+                    else:
+                        request = ClipRequest(row.sample, frames, box, size, flip, stream, stream in self.depth)
+                    whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
+                    window = None if self.audio is None or number else self.audio.window(frames, found.fps)
+                    clips.append(Clip(at, *whose, found, request, frames, window=window))
+                    at += 1
+        return clips
+
+    def _check_codecs(self, infos: Mapping[str, StreamInfo]) -> None:
+        for info in infos.values():
+            if info.codec not in self.backend.codecs:
+                known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
+                raise UsageError(
+                    f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
+                )
+
+
+_LARGEST_DENOMINATOR: Final = 100_000
+"""Of exact frame rates, see `fastvid.format.mp4.frame_rate`: the double of an annotation stands for only one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SoundTask:
+    """The sound of one row of a batch, to be read and decoded."""
+
+    window: AudioWindow  # the samples
+    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros
+    mask: BoolArray  # where to write which samples are heard, bool [S]; False
+    source: BatchRow | EncodedAudio | None  # the row to read, or its packets; None if its sample has no audio
+
+    def fetched(self) -> SoundTask:
+        """Return the task with its packets read and checked."""
+        source = self.source
+        if not isinstance(source, BatchRow):
+            return self
+        return replace(self, source=fetch_audio(source.shard, source.shard_row, self.window, key=source.key))
+
+    def decode(self) -> None:
+        """Decode and write the sound."""
+        assert not isinstance(self.source, BatchRow)
+        if self.source is not None:
+            clip = decode_audio(self.source, self.window)
+            self.data[:, : self.window.count] = clip.data
+            self.mask[: self.window.count] = clip.mask
+
+
+def sounding(clips: Sequence[BatchRow | None], rows: int) -> Iterator[tuple[int, Clip]]:
+    """Yield the rows of a batch that have a window of sound, with their clip of the first stream."""
+    for row, clip in enumerate(clips[:rows]):
+        if isinstance(clip, Clip) and clip.window is not None:
+            yield row, clip
+
+
+@dataclass(frozen=True)
+class LongestSound:
+    """Finds the longest sound of a global batch, which ranks cannot know from their own rows, from facts and draws."""
+
+    dataset: Dataset | Mixture  # the samples
+    order: EpochOrder
+
+    def samples(self, share: Share, clips: Sequence[BatchRow | None], planner: ClipPlanner) -> int:
+        """Return the samples of the longest sound, S; of this rank's rows alone in a batch planned by shape.
+
+        `share`: this rank's rows, as the batches made it. `planner`: draws the frames of the other ranks' rows.
+        """
+        longest = max(
+            (clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window), default=0
+        )
+        own = share.positions[share.positions != MASKED]
+        if share.shape is not None or share.bins is not None or len(own) == share.stop - share.start:
+            return longest
+        others = np.setdiff1d(np.arange(share.start, share.stop), own)
+        assert planner.audio is not None
+        for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
+            video = self._video(sample)
+            sampler, _ = planner.rules.of_sample(sample)
+            (frames,) = planner.views.clips(sampler, video, Draws(planner.seed, planner.epoch, position))
+            fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
+            longest = max(longest, planner.audio.window(frames, fps).count)
+        return longest
+
+    def _video(self, sample: int) -> VideoInfo:
+        frames, fps, width, height = (column[sample].item() for column in self._facts)
+        annotations = SampleAnnotations(self.dataset, sample)
+        return VideoInfo(frames, fps, width, height, self.dataset.key(sample), annotations)
+
+    @cached_property
+    def _facts(self) -> list[AnyArray]:
+        return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
+
 
 _ROWS_AHEAD: Final = 256
 """Rows whose samples are looked up in one call."""
@@ -175,3 +369,73 @@ def add_location(error: Exception, shard: str, key: str) -> None:
         error.at_sample(shard, key)
     else:
         error.add_note(f"while loading {key} of {shard}")
+
+
+class EpochPlans:
+    """The batches of any epoch of a loader."""
+
+    def __init__(self, orders: EpochOrders, batching: Batching) -> None:
+        self.orders, self.batching = orders, batching
+        self._epochs: dict[tuple[int, int], EpochBatches] = {}
+
+    @classmethod
+    def of(
+        cls,
+        orders: EpochOrders,
+        dataset: Dataset | Mixture,
+        rules: ClipRules,
+        world: World,
+        last: Last,
+        *,
+        size: int | None,
+        group: int,
+        planned: Buckets | Packed | None,
+    ) -> EpochPlans:
+        """Return batches of one size, or planned from the sizes of all clips.
+
+        `dataset`: the samples.
+        """
+        if planned is None:
+            size = check_integer("global_batch_size", size, 1)
+            return cls(orders, Batches(orders.num_samples, size, last, world, group, orders.clips_per_video))
+        if size is not None or group != 1:
+            raise UsageError(
+                f"global_batch_size is {size} and group_size {group} with batches={planned}",
+                hint="leave out both: batches= decides the size of each batch",
+            )
+        if orders.clips_per_video > 1:
+            raise UsageError(
+                f"clips_per_video is {orders.clips_per_video} with batches={planned}",
+                hint="use global_batch_size: a planned batch may divide the clips of a video",
+            )
+        for sampler, spatial in rules.pairs:
+            for shape in planned.shapes:
+                with_length(sampler, shape[0])
+                spatial.of_size(shape[1:])
+        return cls(orders, planned.plan(clip_sizes(dataset, rules), world, last, dataset.key))
+
+    def __repr__(self) -> str:
+        batching = self.batching
+        return f"global_batch_size={batching.size}" if isinstance(batching, Batches) else f"batches={batching}"
+
+    @property
+    def of_one_size(self) -> Batches:
+        """The batches of every epoch."""
+        if not isinstance(self.batching, Batches):
+            raise UsageError(
+                "batches of varying shape have no global_batch_size",
+                hint="use start and stop of each batch, and len() of the loader for the steps of an epoch",
+            )
+        return self.batching
+
+    def steps(self, seed: int, epoch: int, position: int) -> int:
+        """Return the number of batches from a position to the end of the epoch, or at its end those of the next."""
+        return self.epoch(seed, epoch).count(position) or self.epoch(seed, epoch + 1).count(0)
+
+    def epoch(self, seed: int, epoch: int) -> EpochBatches:
+        """Return the batches of an epoch. Those of the last two epochs are kept: both are asked for between them."""
+        found = self._epochs.get((seed, epoch))
+        if found is None:
+            found = self.batching.epoch(self.orders.order(seed, epoch))
+            self._epochs = dict([*self._epochs.items(), ((seed, epoch), found)][-2:])
+        return found

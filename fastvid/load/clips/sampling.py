@@ -1,4 +1,6 @@
-"""Frame samplers: pure functions of a video's facts and the clip's random numbers.
+"""What a frame sampler sees of a video: facts that are known before anything is read.
+
+Frame samplers: pure functions of a video's facts and the clip's random numbers.
 
 A sampler is a frozen dataclass with `draw(video, draws)`, which returns the frames of a clip. Its repr is part of a
 loader's fingerprint.
@@ -7,18 +9,50 @@ loader's fingerprint.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.load.clips.video_info import VideoInfo
-from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.order.draws import Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.checks import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_least
+
+NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """The facts of one video.
+
+    Attributes:
+        num_frames: Number of frames F, at least 1.
+        fps: Frames per second: the double nearest to the exact rate, as in the annotations.
+        width: Width of the stored frames in pixels.
+        height: Height of the stored frames in pixels.
+        key: The sample's key.
+        annotations: The sample's row of the annotations by column; a column is read when it is first used. Empty in
+            worker processes, which run fastvid's own samplers only.
+        anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
+    """
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+    key: str = ""
+    annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, compare=False, repr=False)
+    anchor: int | None = None
+
+    @property
+    def duration(self) -> float:
+        """Duration in seconds, num_frames / fps, as in the annotations."""
+        return self.num_frames / self.fps
+
 
 Short = Literal["loop", "clamp"]
 

@@ -12,20 +12,23 @@ import torch
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import DevicePlanes, Levels, Planes, Rgb
 from fastvid.errors import UsageError
-from fastvid.format.depth import DepthScale
-from fastvid.load.batch.canvas import Finisher
-from fastvid.load.batch.depth import DepthSink, DepthSpec
-from fastvid.load.batch.device_sinks import DevicePlanesSink, DeviceRgbSink
-from fastvid.load.batch.flow import FlowSink, FlowSpec
-from fastvid.load.batch.sinks import OpenSink, PlanesSink, RgbMemory, RgbSink
-from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import VideoSpec
+from fastvid.format.planes import DepthScale
+from fastvid.load.batch.canvas import DepthSink, DepthSpec, Finisher, FlowSink, FlowSpec, TransformStage
+from fastvid.load.batch.sinks import (
+    DevicePlanesSink,
+    DeviceRgbSink,
+    OpenSink,
+    PlanesSink,
+    RgbMemory,
+    RgbSink,
+    VideoSpec,
+)
 from fastvid.load.clips.clip import BatchRow, as_clips
-from fastvid.load.memory.buffers import BufferPool, SharedBufferPool
+from fastvid.load.memory import BufferPool, SharedBufferPool
 from fastvid.load.options import Workers
 from fastvid.load.workers import auto
 from fastvid.load.workers.lanes import AUTO, Lanes, choose_backends, merge, on_device, open_lane, split_lanes
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 
 _log = logging.getLogger(__name__)
 

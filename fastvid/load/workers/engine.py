@@ -1,4 +1,6 @@
-"""The threads of an iteration: they plan, fetch, decode and finish batches in order, with bounded prefetch.
+"""What a `BatchPipeline` works on: epochs, their batches, and the clips of these.
+
+The threads of an iteration: they plan, fetch, decode and finish batches in order, with bounded prefetch.
 
 One planner thread turns positions into clips, at most `prefetch` batches before the consumer needs them. Decode threads
 take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
@@ -23,22 +25,65 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+import torch
+
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.canvas import Finisher
-from fastvid.load.batch.sound import SoundMemory
-from fastvid.load.clips.clip import Clip, clips_to_decode
-from fastvid.load.clips.plan import BatchPlan, add_location
-from fastvid.load.workers.clip_worker import ClipResult, Lane
-from fastvid.load.workers.fetch import are_near, fetch_clip, fetch_sounds, fetch_together
+from fastvid.load.batch.batch import Assembler, Batch
+from fastvid.load.batch.canvas import BatchSound, Canvas, Finisher, SoundMemory
+from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
+from fastvid.load.clips.plan import BatchPlan, ClipPlanner, add_location
+from fastvid.load.workers.clip_worker import (
+    ClipResult,
+    ClipTask,
+    Lane,
+    are_near,
+    fetch_clip,
+    fetch_sounds,
+    fetch_together,
+)
 from fastvid.load.workers.lanes import Lanes
-from fastvid.load.workers.pending import EpochPart, PendingBatch, QueuedClip
 from fastvid.load.workers.stats import Counters
+from fastvid.runtime.arrays import IntArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochPart:
+    """One epoch of a pipeline, or the rest of one."""
+
+    epoch: int
+    plans: Iterator[BatchPlan]
+    assembler: Assembler
+    planner: ClipPlanner | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PendingBatch:
+    """A batch in progress."""
+
+    part: EpochPart
+    plan: BatchPlan  # its samples and clips
+    canvas: Canvas
+    pending: int
+    errors: dict[int, Exception]  # errors by row
+    frames: dict[int, IntArray]  # frames shown by each row, filled as clips are planned
+    sound: BatchSound | None = None
+    counters: Counters = field(default_factory=Counters)
+    finished: tuple[Batch, torch.cuda.Event | None] | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueuedClip(ClipTask):
+    """A clip that is queued or being processed; its target is a canvas. `number` counts all clips in order."""
+
+    number: int
+    clip: BatchRow
+    work: PendingBatch
+
 
 _log = logging.getLogger(__name__)
 

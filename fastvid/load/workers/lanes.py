@@ -17,7 +17,7 @@ from fastvid.decode.backends import Backend, backend
 from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.memory.buffers import SharedBufferPool
+from fastvid.load.memory import SharedBufferPool
 from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
 

@@ -33,20 +33,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Levels, Planes, packed, packed_size
+from fastvid.decode.sound import EncodedAudio
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
 from fastvid.load.clips.clip import Clip
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sound import SoundTask
-from fastvid.load.memory.buffers import SharedBufferPool
-from fastvid.load.memory.row_layout import RowLayout, SharedRow
+from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.load.memory import RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, SoundOrder, Status
-from fastvid.runtime.children import SAFE_PATH, how_it_ended
-from fastvid.runtime.messages import Inbox
+from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
 _log = logging.getLogger(__name__)
 

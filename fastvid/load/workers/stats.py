@@ -3,16 +3,31 @@
 Seconds of fetch, decode and finish are sums over all threads; wait and compute are the consumer's, so that
 wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
 stream waits for it is copy.
+
+Shows loader statistics during a run: on the terminal, as JSON lines; and times the waits for copies to a device.
+
+Handles failed clips: raises their error, or masks and counts them up to a maximum rate.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
+from types import TracebackType
 from typing import Any, Final
 
-from fastvid.storage.traffic import TRAFFIC, Prices
+import torch
+
+from fastvid.errors import FastvidError, UnavailableError, UsageError
+from fastvid.load.options import OnError, Skip
+from fastvid.storage.protocol import TRAFFIC, Prices
 
 _BOUND: Final = 0.1
 """Fraction of wall-clock time spent waiting, or copying, from which a run counts as data-bound or copy-bound. Below it,
@@ -205,3 +220,181 @@ class LoaderStats:
                 f"shard with --profile intra: {self.num_frames} packets per clip instead of {packets:.0f}; or add cores"
             )
         return "use more cores (num_threads), or a GPU that decodes"
+
+
+_log = logging.getLogger(__name__)
+
+_TERMINAL_SECONDS: Final = 0.5
+_LOG_SECONDS: Final = 15.0
+_WINDOW_SECONDS: Final = 60.0
+"""Window of the displayed rate."""
+
+BatchCallback = Callable[[LoaderStats, int, int, int], None]
+"""Called after each batch with the stats, epoch, position and number of samples of the epoch."""
+
+
+def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[BatchCallback]:
+    """Return the callbacks to run after each batch."""
+    callbacks: list[BatchCallback] = []
+    if show_stats:
+        callbacks.append(LiveView())
+    if stats_file is not None:
+        callbacks.append(JsonLines(Path(stats_file)))
+    return callbacks
+
+
+class JsonLines:
+    """Appends a line for each batch to a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+        """Append one line in a single write, so that a killed process leaves no partial line."""
+        line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
+        data = (json.dumps(line | stats.as_dict()) + "\n").encode()
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
+class LiveView:
+    """Shows statistics periodically: three lines redrawn in place on a terminal, log lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._every = _TERMINAL_SECONDS if self._terminal else _LOG_SECONDS
+        self._said = time.monotonic()
+        self._marks: deque[tuple[float, int]] = deque()
+        self._drawn = False
+
+    def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+        """Redraw if enough time has passed."""
+        now = time.monotonic()
+        if self._marks and position < self._marks[-1][1]:
+            self._marks.clear()
+        last = position >= num_samples
+        if self._marks and now - self._said < self._every and not last:
+            return
+        self._said = now
+        self._marks.append((now, position))
+        while now - self._marks[0][0] > _WINDOW_SECONDS and len(self._marks) > 2:
+            self._marks.popleft()
+        lines = self.lines(stats, epoch, position, num_samples)
+        if not self._terminal:
+            _log.info("%s", " | ".join(lines))
+            return
+        up = f"\x1b[{len(lines)}F" if self._drawn else ""
+        sys.stderr.write(up + "".join(f"{line}\x1b[K\n" for line in lines))
+        sys.stderr.flush()
+        self._drawn = True
+
+    def lines(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> list[str]:
+        """Return the lines to show."""
+        total = stats.total
+        (since, before), (now, _) = self._marks[0], self._marks[-1]
+        rate = (position - before) / (now - since) if now > since else 0.0
+        left = f", {(num_samples - position) / rate:.0f} s left" if rate else ""
+        clips = max(1, total.clips)
+        stages = {"fetch": total.fetch_seconds, "decode": total.decode_seconds, "finish": total.finish_seconds}
+        whole = sum(stages.values()) or 1.0
+        parts = " ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items())
+        kilobytes = f"{total.bytes_read / clips / 1e3:.0f} of {total.bytes_whole / clips / 1e3:.0f} kB"
+        reads = f"a clip reads {kilobytes} in {total.requests / clips:.1f} requests"
+        skips = ", ".join(f"{count} {reason}" for reason, count in total.skips.most_common()) or "none"
+        return [
+            f"epoch {epoch}, {position}/{num_samples} clips, {rate:.1f}/s{left}; waiting {total.wait_share:.0%};"
+            f" {stats.ready} batches ready, {stats.queued} clips queued",
+            f"{stats.num_threads} threads {stats.busy:.0%} busy: {parts}; {reads}; skipped: {skips}",
+            stats.verdict(),
+        ]
+
+
+class CopyClock:
+    """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
+
+    The host never waits: each measurement is read after the stream has passed it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device if device.type == "cuda" else None
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def __enter__(self) -> None:
+        if self._device is not None:
+            pair = self._free.pop() if self._free else (_event(), _event())
+            self._pending.append(pair)
+            pair[0].record(torch.cuda.current_stream(self._device))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._device is not None:
+            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
+
+    def seconds(self) -> float:
+        """Return the seconds of the waits that have ended since the last call."""
+        spent = 0.0
+        while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
+            start, stop = pair = self._pending.popleft()
+            spent += start.elapsed_time(stop) / 1e3
+            self._free.append(pair)
+        return spent
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+SKIP_SLACK: Final = 5
+"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
+fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
+
+
+class Skips:
+    """A loader's policy for failed clips."""
+
+    def __init__(self, on_error: OnError) -> None:
+        if on_error != "raise" and not isinstance(on_error, Skip):
+            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
+        self._skip = None if on_error == "raise" else on_error
+
+    def take(
+        self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
+    ) -> dict[int, Exception]:
+        """Count the failed clips of a batch.
+
+        `errors`: by row of the canvas, see `fastvid.load.batch.canvas`. `rows`: rows of the batch. `views`:
+        canvas rows for each row of each stream. Returns the first error of each masked row.
+        """
+        first: dict[int, Exception] = {}
+        for row in sorted(errors):
+            # If one stream or view of a clip fails, the whole clip fails.
+            first.setdefault(row // views % rows, errors[row])
+        for error in first.values():
+            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
+            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
+            if self._skip is None or not own:
+                raise error
+            step.skips[type(error).__name__] += 1
+            _log.warning("clip skipped: %s", error)
+        step.clips -= len(first)
+        if first:
+            assert self._skip is not None
+            _check(self._skip.max_rate, first, step, total)
+        return first
+
+
+def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
+    skips = total.skips + step.skips
+    skipped = skips.total()
+    seen = total.clips + step.clips + skipped
+    if skipped > SKIP_SLACK + max_rate * seen:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
+        raise FastvidError(
+            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
+            hint="run `fastvid verify` to find damaged samples and exclude them with where=",
+        ) from errors[max(errors)]

@@ -1,7 +1,7 @@
 """The worker process of `fastvid.load.workers.processes`: a `ClipWorker` that writes into shared memory.
 
 Messages from the parent are pickled. The worker reads untrusted files, so its answers are plain data
-(`fastvid.runtime.messages`) that the parent checks.
+(`fastvid.runtime.processes`) that the parent checks.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastvid.audio.packets import EncodedAudio
-from fastvid.audio.window import AudioWindow
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Rgb, packed, packed_size
+from fastvid.decode.sound import AudioWindow, EncodedAudio
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
-from fastvid.format.open_shards import OpenShards
 from fastvid.format.packets import StreamInfo
-from fastvid.format.shard import Shard, ShardFolder
+from fastvid.format.shard import OpenShards, Shard, ShardFolder
 from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sound import SoundTask
-from fastvid.load.memory.row_layout import RowLayout
-from fastvid.load.order.batches import ClipShape
+from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.load.memory import RowLayout
+from fastvid.load.order.epoch import ClipShape
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, ClipWorker
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.runtime.messages import pack
+from fastvid.runtime.processes import pack
 
 _ORPHAN_SECONDS: Final = 30.0
 """How much longer than the parent's timeout a hung worker lives, in case the parent has died."""
@@ -96,7 +93,7 @@ class Answer(NamedTuple):
     costs: Counters
 
     def to_bytes(self) -> bytes:
-        """Return one message, see `fastvid.runtime.messages`."""
+        """Return one message, see `fastvid.runtime.processes`."""
         made, blobs = [], []
         for number, error, frames, _ in self.made:
             trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)

@@ -23,20 +23,26 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import FormatError, JobError, StorageError, UsageError
-from fastvid.format.annotations.signals import KeptSignals, join_signals
-from fastvid.format.commit_record import Head, read_head, swap_head
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations
-from fastvid.format.listed_samples import listed_samples, write_listed
-from fastvid.format.open_shards import open_shard
+from fastvid.format.annotations import KeptSignals, join_signals
+from fastvid.format.dataset import listed_samples, write_listed
+from fastvid.format.generations import (
+    Generation,
+    Head,
+    ShardRecord,
+    commit_generation,
+    history,
+    read_annotations,
+    read_head,
+    swap_head,
+)
 from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file, later_stem
+from fastvid.format.shard import open_shard, write_shard
 from fastvid.format.tar import read_members
-from fastvid.format.write_shard import write_shard
 from fastvid.runtime import faults
-from fastvid.runtime.hashing import sha256
-from fastvid.runtime.units import things
+from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.takedown import complete_takedowns
-from fastvid.sharding.job.scratch import short_scratch
-from fastvid.sharding.job.tar_annotations import annotate_members, dataset_record, is_current, with_record
+from fastvid.sharding.job.lock import short_scratch
+from fastvid.sharding.job.restore import annotate_members, dataset_record, is_current, with_record
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)

@@ -13,16 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import UsageError
-from fastvid.format.dataset import Dataset
-from fastvid.format.listed_samples import whole_file
-from fastvid.format.parquet import to_parquet
-from fastvid.format.schema import FLOW, PICTURES
+from fastvid.format.dataset import Dataset, whole_file
+from fastvid.format.schema import FLOW, PICTURES, to_parquet
 from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import map_checked
-from fastvid.sharding.job.tar_annotations import annotate_members
+from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
-from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
+from fastvid.sharding.sources.sources import VIDEO_SUFFIXES
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -61,7 +59,7 @@ def export_samples(
     """Write the selected samples, one folder per split, without re-encoding.
 
     As "wds", each shard gives a tar per split. A sample has its streams, ``cls``, ``txt`` and JSON as
-    `fastvid.sharding.job.tar_annotations.annotate_members` describes, from the dataset's current annotations. "energon"
+    `fastvid.sharding.job.restore.annotate_members` describes, from the dataset's current annotations. "energon"
     adds ``.nv-meta``, with the folders as split parts, for ``energon prepare OUT --tar-index-only``. As "hf", each
     sample is a video file, with its annotations and ``class`` in the ``metadata.parquet`` of its folder.
     "lerobot" writes a LeRobot dataset, see `fastvid.sharding.lerobot.export.write_lerobot`.

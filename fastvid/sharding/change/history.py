@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, UsageError
-from fastvid.format.commit_record import read_head, swap_head
-from fastvid.format.generations import Generation, history, read_annotations, read_generation
+from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head, swap_head
 from fastvid.runtime.arrays import BoolArray
 from fastvid.runtime.near_names import near_names
 from fastvid.storage import Storage

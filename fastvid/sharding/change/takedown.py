@@ -27,31 +27,36 @@ import pyarrow.compute as pc
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset, change
 from fastvid.format.generations import Generation, read_annotations, read_generation
-from fastvid.format.parquet import from_parquet
 from fastvid.format.reason import now
-from fastvid.format.schema import GENERATIONS, LEDGER
+from fastvid.format.schema import GENERATIONS, LEDGER, from_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray
-from fastvid.runtime.file_names import encode_name
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.names import encode_name
 from fastvid.runtime.near_names import near_names
-from fastvid.runtime.units import things
+from fastvid.runtime.values import sha256, things
+from fastvid.sharding.change.add import known_sources
 from fastvid.sharding.change.edit import rows_of
-from fastvid.sharding.change.merge import known_sources
-from fastvid.sharding.job.blocked import block, check_hashes
-from fastvid.sharding.job.commit import hide_rows
-from fastvid.sharding.job.ledger import CLIP, Row, edit_ledger, is_nameless, read_ledger, removed_row, whole_name
-from fastvid.sharding.job.receipts import (
+from fastvid.sharding.job.job import hide_rows
+from fastvid.sharding.job.ledger import (
     BEGUN,
+    CLIP,
     COMPACTED,
     DELETED,
     HIDDEN,
     Receipt,
     RemovedFile,
     ReplacedShard,
+    Row,
     add_receipt,
+    block,
+    check_hashes,
+    edit_ledger,
+    is_nameless,
+    read_ledger,
     read_receipts,
+    removed_row,
     update_receipt,
+    whole_name,
 )
 from fastvid.storage import Storage
 
@@ -68,7 +73,7 @@ class SourceSelection:
     Attributes:
         sources: Names of sources: the source id, the file that clips or segments were made of, or its path.
         keys: Keys of samples.
-        where: A condition in SQL over the annotations; see `fastvid.format.filters`.
+        where: A condition in SQL over the annotations; see `fastvid.format.selection`.
         hashes: SHA-256 of source files, hex.
     """
 

@@ -23,13 +23,12 @@ from typing import Any, Final
 import av
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.mp4.audio import AudioInfo, index_m4a
+from fastvid.format.mp4 import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
-from fastvid.media.ffmpeg import FfmpegBuild
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
-from fastvid.media.source_file import OpenSource, private_copy
-from fastvid.sharding.encode.streams import Audio
+from fastvid.media.ffmpeg import FfmpegBuild, Limits
+from fastvid.media.probe import OpenSource, private_copy
+from fastvid.media.timing import Reason
+from fastvid.sharding.encode.flow import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 
 # Codecs that every M4A player supports.

@@ -31,13 +31,10 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.schema import Codec
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.limits import Limits
-from fastvid.media.probe import SourceInfo, probe
-from fastvid.media.random_access import RandomAccess
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
+from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.remux import decode_times
-from fastvid.media.source_file import OpenSource
-from fastvid.media.temporary import is_full, no_space, temporary_file
+from fastvid.media.timing import RandomAccess, Reason
 
 SALVAGEABLE: Final = frozenset({Reason.TRUNCATED, Reason.DAMAGED})
 """Reasons for which a source may be salvaged."""

@@ -16,13 +16,12 @@ from typing import Any, Final
 
 from fastvid import __version__
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
-from fastvid.media.reasons import Reason
-from fastvid.runtime.cores import available_cores
-from fastvid.runtime.messages import pack
-from fastvid.runtime.units import things
-from fastvid.sharding.engines import ray_work
-from fastvid.sharding.engines.child import Parent
-from fastvid.sharding.work.messages import Outcome
+from fastvid.media.timing import Reason
+from fastvid.runtime.processes import available_cores, pack
+from fastvid.runtime.values import things
+from fastvid.sharding.engines import ray_engine
+from fastvid.sharding.engines.local import Parent
+from fastvid.sharding.work.tasks import Outcome
 
 # Seconds between checks of the cluster's size, and of the job's messages while tasks run.
 _SIZE_CHECK_SECONDS: Final = 2.0
@@ -62,7 +61,7 @@ class _ClusterClient:
         self.settings = json.dumps(start["settings"], sort_keys=True)
         _connect(ray, start["address"], self.workers)
         # Ray retries only after system failures such as a node's death; our own exceptions are final.
-        self.remote = ray.remote(num_cpus=1, max_retries=int(start["retries"]))(ray_work.encode)
+        self.remote = ray.remote(num_cpus=1, max_retries=int(start["retries"]))(ray_engine.encode)
         self.running: dict[Any, list[dict[str, Any]]] = {}
         self._size_checked_at = 0.0
         self._size: tuple[int, int] | None = None

@@ -17,18 +17,17 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.media.limits import Limits
-from fastvid.runtime.cores import available_cores
-from fastvid.runtime.file_names import encode_name
-from fastvid.runtime.units import count, duration, size, things
+from fastvid.media.ffmpeg import Limits
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.job import MAX_SECONDS, check_amounts, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
-from fastvid.sharding.job.run import Job
-from fastvid.sharding.job.shard_work import EncodeShards
+from fastvid.sharding.job.run import EncodeShards, Job
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tar_sources import gather_sources
+from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import LocalStorage
 
 _LOG = logging.getLogger(__name__)

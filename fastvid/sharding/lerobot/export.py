@@ -12,16 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.decode.clips import read_clip
-from fastvid.decode.mp4 import minimal_mp4
+from fastvid.decode.containers import minimal_mp4
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
-from fastvid.format.parquet import to_parquet
-from fastvid.format.schema import LEROBOT
+from fastvid.format.schema import LEROBOT, to_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray, IntArray
-from fastvid.sharding.lerobot.metadata import INFO, STATS
+from fastvid.sharding.lerobot.read import INFO, STATS
 from fastvid.storage import Storage
 
 # LeRobot's defaults: megabytes of a file of videos, or of signals in memory, from which an episode begins a new one.

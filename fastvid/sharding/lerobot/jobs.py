@@ -1,33 +1,185 @@
-"""Make a dataset of a LeRobot dataset: where it is, or encoded again."""
+"""Writes shards of episodes: of videos in place, or encoded into tars; their signals beside them.
+
+Make a dataset of a LeRobot dataset: where it is, or encoded again.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from fastvid.errors import UsageError
-from fastvid.format.schema import DATASET_JSON, IN_PLACE
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.in_place.index_video import Proof
-from fastvid.media.limits import Limits
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import write_signals
+from fastvid.format.in_place import IndexedSample, ListedFile
+from fastvid.format.schema import DATASET_JSON, IN_PLACE, shard_stem
+from fastvid.format.shard import sample_members, write_in_place
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.index_video import Proof
+from fastvid.runtime import faults
+from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.engine import open_engine
-from fastvid.sharding.in_place.run import waiting_workers
-from fastvid.sharding.job.blocked import read_blocked
-from fastvid.sharding.job.commit import commit_job
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts, choose_settings, finished_ledger
-from fastvid.sharding.job.ledger import rows_table
+from fastvid.sharding.engines.local import open_engine
+from fastvid.sharding.in_place import IndexFiles, indexed_source, waiting_workers
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts, choose_settings, commit_job, finished_ledger
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, read_blocked, rows_table
 from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import JobPart
-from fastvid.sharding.job.run import Job
-from fastvid.sharding.lerobot.episodes import EPISODES_PER_SHARD, episode_sources, extras_of
-from fastvid.sharding.lerobot.metadata import LeRobotDataset, read_lerobot
-from fastvid.sharding.lerobot.shard_episodes import EncodeEpisodes, IndexEpisodes
-from fastvid.sharding.sources.sources import SourceList
-from fastvid.sharding.work.messages import Settings
+from fastvid.sharding.job.plan import JobPart, digest
+from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record
+from fastvid.sharding.job.run import EncodeShards, Job
+from fastvid.sharding.lerobot.read import (
+    EPISODES_PER_SHARD,
+    LeRobotDataset,
+    episode_shards,
+    episode_sources,
+    extras_of,
+    in_file_order,
+    joined,
+    kept_episodes,
+    read_lerobot,
+    read_signals_of,
+)
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
 from fastvid.storage import Storage, open_storage
+
+# What the JSON says of a stream that was copied beside cameras that were encoded.
+_OWN: Final = ("width", "height", "pix_fmt", "conforms", "proved")
+
+
+class IndexEpisodes(IndexFiles):
+    """Indexes episodes in place: a `ShardWork` whose samples are episodes, with a stream for each camera."""
+
+    def __init__(
+        self, storage: Storage, dataset: LeRobotDataset, found: SourceList, settings: Settings, per_shard: int
+    ) -> None:
+        self._dataset = dataset
+        shards = episode_shards(dataset, found, per_shard)
+        super().__init__(storage, found, settings, seed=0, samples_per_shard=per_shard, shards=shards)
+        self.identity = {**self.identity, "lerobot": _identity(dataset, found)}
+
+    def order(self, shard: int) -> list[int]:
+        """See `ShardWork`."""
+        return in_file_order(self.shards[shard])
+
+    def task(self, index: int, source: Source) -> SourceTask:
+        """See `ShardWork`."""
+        return replace(super().task(index, source), frames=source.frames)
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`. An episode without one of its cameras is rejected."""
+        stem, rows = self.stems[shard], list[Row]()
+        packed, samples, files = list[PackedSample](), list[IndexedSample](), list[ListedFile]()
+        cameras = self._dataset.cameras
+        for views in joined(self.shards[shard], outcomes, len(cameras)):
+            for source, outcome in views:
+                # The digest of a file is not that of its episodes, which would be duplicates of each other.
+                rows.append(ledger_row(source, outcome, stem) | {"source_sha256": None})
+                if outcome.reason is None:
+                    rows[-1]["bytes_out"] = 0  # the video stays where it is
+            if views[0][1].reason is not None:
+                continue
+            made = [indexed_source(source, outcome) for source, outcome in views]
+            samples.append(replace(made[0][0], streams=tuple(one.streams[0] for one, _, _ in made)))
+            files += [file for _, file, _ in made]
+            packed.append(made[0][2])
+        digests = write_in_place(self._storage, stem, samples, files, cameras) if samples else None
+        signals = _write_signals(self._storage, stem, self._dataset, packed)
+        faults.reach("ledger")
+        return Part(stem, rows, packed, digests, signals=signals)
+
+
+class EncodeEpisodes(EncodeShards):
+    """Encodes episodes into tars: a `ShardWork` whose samples have a stream for each camera.
+
+    `settings`: how videos are encoded; the rate of frames stays.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        dataset: LeRobotDataset,
+        found: SourceList,
+        settings: Settings,
+        per_shard: int,
+        *,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__(storage, found, settings, seed=0, samples_per_shard=per_shard, scratch=scratch)
+        self._dataset, self._lengths = dataset, {episode.key: episode.length for episode in dataset.episodes}
+        self.identity["lerobot"] = _identity(dataset, found)
+        self._streams = dataset.cameras
+        self._record = dataset_record(
+            1,
+            streams=dataset.cameras,
+            classes=self._classes,
+            extras=extras_of(dataset),
+            profile=self.identity["profile"],
+            encoder=self.encoder,
+        )
+        self.shards = episode_shards(dataset, found, per_shard)
+        self.stems = [shard_stem(number) for number in range(len(self.shards))]
+
+    def order(self, shard: int) -> Sequence[int]:
+        """See `ShardWork`."""
+        return in_file_order(self.shards[shard])
+
+    def task(self, index: int, source: Source) -> SourceTask:
+        """See `ShardWork`. Depth has more levels than a profile encodes, so its packets are copied."""
+        return replace(super().task(index, source), frames=source.frames, copies=source.stream in self._dataset.depth)
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`. An episode without one of its cameras is rejected."""
+        part = super().write(shard, outcomes)
+        return replace(part, signals=_write_signals(self._storage, part.stem, self._dataset, part.samples))
+
+    def _members(
+        self, shard: int, outcomes: Iterator[Outcome], rows: list[Row], packed: list[PackedSample]
+    ) -> Iterator[tuple[str, Mapping[str, bytes]]]:
+        for views in joined(self.shards[shard], outcomes, len(self._dataset.cameras)):
+            rows += [
+                ledger_row(source, outcome, self.stems[shard]) | {"source_sha256": None} for source, outcome in views
+            ]
+            pictures = [view for view in views if view[0].stream not in self._dataset.depth]
+            source, outcome = (pictures or views)[0]
+            if outcome.reason is not None:
+                continue
+            meta: dict[str, Any] = {
+                name: value
+                for name, value in outcome.samples[0].meta.items()
+                if name not in ("parent", "start_seconds", "end_seconds", "source_sha256")
+            }
+            copied = {one.stream: result.samples[0].meta for one, result in views if (one, result) not in pictures}
+            if copied:
+                meta["streams"] = {name: {key: facts[key] for key in _OWN} for name, facts in copied.items()}
+            counts = [one.samples[0].num_frames for _, one in views]
+            if counts != [self._lengths[source.key]] * len(views):
+                raise FormatError(
+                    f"cameras were encoded to {', '.join(map(str, counts))} frames, the episode has"
+                    f" {self._lengths[source.key]}",
+                    key=source.key,
+                )
+            facts = (meta["num_frames"], meta["fps"], meta["width"], meta["height"])
+            packed.append(PackedSample(encode_name(source.id), source.key, *facts))
+            streams = {one.stream: result.samples[0].streams["rgb"] for one, result in views}
+            row = annotation_row(packed[-1], source, self._labels)
+            yield source.key, annotate_members(sample_members(meta, streams), row, self._classes)
+
+
+def _identity(dataset: LeRobotDataset, found: SourceList) -> dict[str, Any]:
+    sources = [(source.frames, source.stream) for source in found.sources]
+    return {"episodes": len(dataset.episodes), "sha256": digest([dataset.info, dataset.stats, sources])}
+
+
+def _write_signals(storage: Storage, stem: str, dataset: LeRobotDataset, packed: Sequence[PackedSample]) -> str:
+    """Write the signals of the episodes of a shard; return their SHA-256, "" if there are none."""
+    if not packed or not dataset.signals:
+        return ""
+    episodes = kept_episodes(dataset, [sample.key for sample in packed])
+    return write_signals(storage, stem, read_signals_of(dataset, episodes))
+
 
 # Longer than any episode, in seconds: episodes are never divided.
 _UNDIVIDED = 1e9
@@ -50,7 +202,7 @@ def index_lerobot(
 
     Each episode is a sample, ``episode_000000``; its cameras are its streams, features that are numbers its signals.
     Run again with the same arguments after an interruption, it resumes. Arguments that are not listed are those of
-    `fastvid.sharding.in_place.run.index_videos`.
+    `fastvid.sharding.in_place.index_videos`.
 
     Args:
         source: ``lerobot:`` and the folder or URL of the LeRobot dataset, version 3.0 or 2.1.

@@ -12,13 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.access.frames import decode_frames
-from fastvid.decode.access.pictures import encode_picture
+from fastvid.decode.pictures import encode_picture
+from fastvid.decode.video import decode_frames
 from fastvid.errors import FastvidError
-from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import PacketFlag
-from fastvid.format.shard import Shard
-from fastvid.runtime.cores import available_cores
+from fastvid.format.shard import Shard, open_shard
+from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.page.summary import Summary
 from fastvid.storage import open_storage

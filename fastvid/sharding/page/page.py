@@ -1,18 +1,381 @@
-"""Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`."""
+"""The page's table of sources with their results, filters by reason and a text search.
+
+The page's sections for classes, splits and clips.
+
+The page's distributions, and its section about the encoding.
+
+Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.report.markup import figures
-from fastvid.report.page import Section, asset, document
-from fastvid.runtime.units import count, duration, percent, size, things
-from fastvid.sharding.page.classes import classes_section, clips_section
-from fastvid.sharding.page.contact_sheet import ContactSheet, make_contact_sheet
-from fastvid.sharding.page.distributions import columns_section, encoding_section, shapes_section
-from fastvid.sharding.page.ledger_table import ledger_section
-from fastvid.sharding.page.summary import Summary
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.media.timing import MEANING, Reason
+from fastvid.report.charts import COLOURS, bars, histogram
+from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
+from fastvid.runtime.values import axis_bytes, axis_seconds, count, duration, percent, shares, size, things
+from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
+from fastvid.sharding.page.summary import ClassCount, Summary
+
+# Browsers lay out this many rows without a noticeable delay.
+_ROWS: Final = 4000
+_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_REMOVED: Final = "sources that were taken down, or duplicates that were dropped"
+_NUMERIC: Final = (False, False, False, True, True, True)
+
+
+def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
+    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
+    if summary.ledger is None or not summary.sources:
+        return None
+    rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
+    written: list[Markup] = []
+    room = max_bytes
+    for entry in rows[:_ROWS]:
+        markup = _row(entry)
+        room -= len(markup)
+        if room < 0:
+            break
+        written.append(markup)
+    packed, removed = summary.statuses["packed"], summary.statuses["removed"]
+    lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected"
+    lead += f", {count(removed)} removed." if removed else "."
+    if len(written) < len(rows):
+        lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
+    listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
+    return Section(
+        "Sources",
+        f'<div class="filters">{_filters(rows, packed, removed)}</div>'
+        '<div class="tools"><input type="search" id="find-source" placeholder="Search names and messages"'
+        ' aria-label="search sources"><span class="found" id="found"></span></div>'
+        f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
+        lead,
+    )
+
+
+def _filters(rows: list[dict[str, Any]], packed: int, removed: int) -> str:
+    reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
+    changes = Counter(warning for row in rows for warning in row["warnings"] or ())
+    groups = (
+        (
+            "status",
+            [
+                ("", "all", len(rows), "every source"),
+                ("packed", "packed", packed, "sources that became samples"),
+                *([("removed", "removed", removed, _REMOVED)] if removed else []),
+            ],
+        ),
+        ("rejected", [(f"r-{reason}", reason, number, _meaning(reason)) for reason, number in reasons.most_common()]),
+        (
+            "changed",
+            [(f"w-{change}", change, number, "packed with this change") for change, number in changes.most_common()],
+        ),
+    )
+    return "".join(
+        f"<div><span>{label}</span>{''.join(map(_button, entries))}</div>" for label, entries in groups if entries
+    )
+
+
+def _button(entry: tuple[str, str, int, str]) -> str:
+    tag, name, number, tip = entry
+    return (
+        f'<button data-tag="{text(_tag(tag))}" aria-pressed="{str(not tag).lower()}" data-tip="{text(tip)}">'
+        f"{text(name)}<b>{count(number)}</b></button>"
+    )
+
+
+def _row(entry: dict[str, Any]) -> Markup:
+    reason, warnings = entry["reason"], entry["warnings"] or []
+    status = "removed" if entry["status"] == "removed" else "packed"
+    tags = [_tag(f"r-{reason}")] if reason is not None else [status, *(_tag(f"w-{warning}") for warning in warnings)]
+    pill = '<span class="pill ok">packed</span>'
+    if status == "removed":
+        pill = f'<span class="pill tag" data-tip="{text(_REMOVED)}">removed</span>'
+    if reason is not None:
+        pill = f'<span class="pill no" data-tip="{text(_meaning(reason))}">{text(reason)}</span>'
+    notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in warnings)
+    if entry["message"]:
+        notes += f"<div>{text(entry['message'])}</div>"
+    source = Markup(f'<span class="mono">{text(entry["source_id"])}</span>')
+    into, out = (size(entry[name]) if entry[name] else "" for name in ("bytes_in", "bytes_out"))
+    frames = count(entry["num_frames"]) if entry["num_frames"] is not None else ""
+    cells = (Markup(pill), source, Markup(notes), into, out, frames)
+    return row(cells, _NUMERIC, f' data-tags="{text(" ".join(tags))}"')
+
+
+def _tag(name: str) -> str:
+    """Return a tag without spaces; ledgers of other tools may contain any reason."""
+    return "-".join(name.split())
+
+
+def _meaning(reason: str) -> str:
+    return MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"
+
+
+_SHOWN_CLASSES: Final = 2000
+_SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
+_SHOWN_SPLITS: Final = 5
+
+
+def classes_section(summary: Summary) -> Section:
+    """Return the section with every class, its samples by split, and the splits."""
+    order = _split_order(summary)
+    used = [c for c in summary.class_counts if c.count]
+    unused = [c for c in summary.class_counts if not c.count]
+    most = max((c.count for c in used), default=1)
+    lead = "No sample is visible."
+    if used:
+        counts = [c.count for c in used]
+        median = f"{np.median(counts):.0f}"
+        each = f"{count(min(counts))} to {count(most)} samples, median {median}"
+        if min(counts) == most:
+            each = f"{things(most, 'sample')} each"
+        lead = f"{count(len(used))} classes, {each}."
+    if len(used) > _SHOWN_CLASSES:
+        lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
+    rows = "".join(_class_row(c, most, order) for c in used[:_SHOWN_CLASSES])
+    without = ""
+    if unused:
+        names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
+        without = f'<p class="unused"><b>{count(len(unused))} without a sample</b> {names}</p>'
+    short = " short" if len(used) <= _SHORT_LIST else ""
+    return Section(
+        "Classes",
+        f'{_splits(summary)}<div class="tools">'
+        '<input type="search" id="find-class" placeholder="Find a class" aria-label="find a class"></div>'
+        f'<div class="card"><div class="classes{short}">{rows}</div>{without}</div>',
+        lead,
+    )
+
+
+def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
+    hours = {name: duration(seconds) for name, seconds in c.split_seconds.items()}
+    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"], hours)
+    return (
+        f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
+        f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}'
+        f" · {duration(c.seconds)}</span></div>"
+    )
+
+
+def stack(parts: Mapping[str, int], total: int, order: Sequence[str], remarks: Mapping[str, str] | None = None) -> str:
+    """Return one bar of coloured pieces; `total` is the value of the full width, `remarks` follow the numbers."""
+    remarks = {name: f", {remark}" for name, remark in (remarks or {}).items()}
+    pieces = [
+        f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
+        f' data-tip="{text(name)}: {count(number)}{text(remarks.get(name, ""))}"></i>'
+        for name, number in parts.items()
+    ]
+    return f'<span class="stack">{"".join(pieces)}</span>'
+
+
+def _split_order(summary: Summary) -> list[str]:
+    """Return the values of the first split column, most samples first: the order of their colours."""
+    first = next(iter(summary.split_columns.values()), None)
+    return [] if first is None else [name for name, _ in first.most_common()]
+
+
+def _splits(summary: Summary) -> str:
+    rows = []
+    for column, values in summary.split_columns.items():
+        order = [name for name, _ in values.most_common()]
+        parts = "".join(
+            f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
+            f" {percent(values[name], values.total())} · {duration(summary.split_seconds[column][name])}</span>"
+            for n, name in enumerate(order[:_SHOWN_SPLITS])
+        )
+        if len(order) > _SHOWN_SPLITS:
+            parts += f"<span>{count(len(order) - _SHOWN_SPLITS)} more</span>"
+        bar = stack(dict(values.most_common()), values.total(), order)
+        rows.append(f'<span class="mono">{text(column)}</span>{bar}<span class="legend">{parts}</span>')
+    return f'<div class="card splits">{"".join(rows)}</div>' if rows else ""
+
+
+def _anchor(name: str) -> str:
+    """Return an HTML id for any class name."""
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
+    """Return the section with the contact sheet."""
+    groups = []
+    counts = {c.name: c.count for c in summary.class_counts}
+    for name, strips in sheet.strips.items():
+        tiles = "".join(_tile(summary, strip) for strip in strips)
+        shown = f"{count(len(strips))} of {count(counts[name])}"
+        groups.append(
+            f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
+            f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
+            f'<div class="tiles">{tiles}</div></div>'
+        )
+    notes = []
+    if sheet.left_out:
+        notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
+    if sheet.failed:
+        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; run `fastvid verify` to see why.")
+    return Section(
+        "Clips",
+        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
+        "Point at a clip to play it; click it for details.",
+    )
+
+
+def _tile(summary: Summary, strip: FrameStrip) -> str:
+    row = {name: summary.annotations[name][strip.sample].as_py() for name in summary.annotations.column_names}
+    length, key = float(summary.seconds[strip.sample]), text(row["key"])
+    label = "" if row["label"] is None else f" ({row['label']})"
+    rows: dict[str, Any] = {
+        "source": row["source_id"],
+        "class": f"{summary.class_names[strip.sample]}{label}",
+        "video": f"{row['width']}x{row['height']} {strip.codec}",
+        "length": f"{duration(length)}, {count(row['num_frames'])} frames at {row['fps']:.4g} per second",
+        "bytes": size(strip.bytes),
+    }
+    ours = ANNOTATION_FIELDS | FACT_FIELDS
+    rows |= {name: value for name, value in row.items() if name not in ours and value is not None}
+    return (
+        f'<div class="tile" role="button" tabindex="0" aria-label="{key}" data-key="{key}"'
+        f' data-packets="{strip.packets}" style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'
+        f'<div class="strip" style="background-image:url({strip.uri})"></div>'
+        f'<span class="len">{duration(length)}</span><span class="cap">{key}</span><span class="run"></span>'
+        f"{definitions(rows)}</div>"
+    )
+
+
+_SHOWN: Final = 7  # number of most common values shown
+_LONGEST: Final = 120  # characters of an example
+_PACKETS: Final = {
+    "k": "key: decoding starts here",
+    "r": "referenced: other packets refer to it",
+    "d": "droppable: left out unless its frame is requested",
+}
+
+
+def shapes_section(summary: Summary) -> Section:
+    """Return the section with durations, bytes, sizes and rates."""
+    per_clip = summary.encoding.bytes.astype(np.float64)
+    cards = [
+        ("Duration", "seconds of each sample", histogram(summary.seconds, duration, axis_seconds, what="samples")),
+        ("Frame size", "width x height in pixels", _common(summary.sizes)),
+        ("Frame rate", "frames per second", _common(summary.rates)),
+    ]
+    if len(per_clip):
+        some = "each sample" if summary.encoding.is_complete else things(len(per_clip), "sample")
+        cards.insert(1, ("Bytes", f"encoded video of {some}", histogram(per_clip, size, axis_bytes, what="samples")))
+    listed = (card(title, chart, aside=what) for title, what, chart in cards)
+    return Section("Distributions", grid(*listed), "Over all visible samples.")
+
+
+def _common(counts: Counter[str]) -> str:
+    """Return the most common values as bars."""
+    shown = dict(counts.most_common(_SHOWN))
+    if rest := counts.total() - sum(shown.values()):
+        shown[f"{len(counts) - _SHOWN} others"] = rest
+    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
+
+
+def columns_section(summary: Summary) -> Section:
+    """Return the section with the columns that came with the sources, such as captions."""
+    rows = [
+        [
+            one.name,
+            one.kind,
+            percent(one.missing, summary.num_samples) if one.missing else "none",
+            " · ".join(_short(example) for example in one.examples),
+        ]
+        for one in summary.columns
+    ]
+    listed = table(("column", "type", "missing", "examples"), rows)
+    return Section("Columns", card("", listed), "Annotations that came with the sources.")
+
+
+def _short(example: str) -> str:
+    return example if len(example) <= _LONGEST else f"{example[: _LONGEST - 1]}…"
+
+
+def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
+    """Return the section with packets of one sample, the profile and the generations."""
+    shard, encoding = summary.generation.shards[0], summary.encoding
+    video = {
+        "packets per key frame": f"{encoding.packets_per_key:.1f}",
+        "droppable packets": percent(encoding.droppable_share, 1),
+        "codec": shares(encoding.codecs),
+        "colour": shares(encoding.colours),
+        "bit rate": f"{encoding.bit_rate / 1000:.0f} kbit/s",
+        "decoded whole": f"{count(encoding.whole)} of {things(encoding.num_samples, 'sample')}",
+        "profile": _profile(shard.profile),
+        "encoder": _encoder(shard.encoder),
+    }
+    read = "" if encoding.is_complete else f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+    past = {
+        f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
+        for one in summary.history
+    }
+    return Section(
+        "Encoding",
+        _packets_of_one(summary, sheet)
+        + grid(
+            card("Video", definitions(video), aside=read),
+            card("History", definitions(past), aside="generations that can be opened"),
+        ),
+        "How samples are encoded, and what decoding a training clip requires.",
+    )
+
+
+def _packets_of_one(summary: Summary, sheet: ContactSheet) -> str:
+    strips = [strip for found in sheet.strips.values() for strip in found]
+    if not strips:
+        return ""
+    # The sample with the most packets, to show the pattern.
+    chosen = max(strips, key=lambda strip: strip.packets.count(" "))
+    legend = "".join(f'<span><i class="p{kind}"></i>{meaning}</span>' for kind, meaning in _PACKETS.items())
+    graphic = f'{packets(chosen.packets)}<div class="legend">{legend}</div>'
+    return card("Packets of one sample", graphic, aside=summary.annotations["key"][chosen.sample].as_py())
+
+
+def packets(kinds: str) -> str:
+    """Draw packets as bars in decode order, their height by size. `kinds` is as in `FrameStrip.packets`."""
+    found = [(part[0], int(part[1:])) for part in kinds.split()]
+    # Key packets are ten times as large as others; square roots keep both visible.
+    most = math.sqrt(max((number for _, number in found), default=1))
+    parts = []
+    for number, (kind, number_bytes) in enumerate(found):
+        high = max(2.0, 100 * math.sqrt(number_bytes) / most)
+        parts.append(
+            f'<rect class="p{kind}" x="{10 * number + 1}" y="{100 - high:.1f}" width="8" height="{high:.1f}"'
+            f' data-tip="packet {number}: {size(number_bytes)}, {_PACKETS[kind]}"/>'
+        )
+    return (
+        f'<svg class="packets" viewBox="0 0 {10 * len(found)} 100" preserveAspectRatio="none" role="img"'
+        f' aria-label="packets: {text(kinds)}">{"".join(parts)}</svg>'
+    )
+
+
+def _encoder(build: Mapping[str, Any]) -> str:
+    """Describe an encoder build, for example ``ffmpeg 5.1.9, x264 core 164``."""
+    parts = [f"{name} {build[key]}" for name, key in (("ffmpeg", "version"), ("x264", "x264")) if build.get(key)]
+    return ", ".join(parts) or "not recorded"
+
+
+def _profile(profile: Mapping[str, Any]) -> str:
+    """Describe a profile, for example ``compact: bframes 7, codec h264, crf 23``."""
+    if profile.get("codec") == "copy":
+        return "copy: nothing is encoded"
+    rest = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name" and value != ""
+    )
+    name = str(profile.get("name", "not recorded"))
+    return f"{name}: {rest}" if rest else name
+
 
 _SMALLEST: Final = 200_000
 _DIALOG: Final = (

@@ -13,15 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
-from fastvid.format.annotations.signal_stats import join_stats
+from fastvid.format.annotations import join_stats
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
-from fastvid.runtime.units import things
-from fastvid.sharding.encode.streams import Streams
+from fastvid.runtime.values import things
+from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.job.ledger import Row
-from fastvid.sharding.sets.renaming import Renaming
-from fastvid.sharding.sets.repack import Made, Piece, Recipe, arrange, folder_name, make_dataset, old_ledger
+from fastvid.sharding.sets.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, old_ledger
 from fastvid.storage import Storage, open_storage
 
 _SHOWN: Final = 10  # keys that a message lists

@@ -1,4 +1,6 @@
-"""Make a new dataset of samples that exist: shards are linked or copied, or their members packed again, not encoded.
+"""What changes in the members of samples that one dataset takes from another: keys, names of sources, labels.
+
+Make a new dataset of samples that exist: shards are linked or copied, or their members packed again, not encoded.
 
 A killed run resumes: its folder records what it makes and which shards are finished, and the commit record is the last
 thing written, so half a dataset cannot be opened.
@@ -6,6 +8,7 @@ thing written, so half a dataset cannot be opened.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,36 +20,78 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import JobError, UsageError
-from fastvid.format.annotations.signals import KeptSignals, join_signals
+from fastvid.format.annotations import KeptSignals, join_signals
+from fastvid.format.dataset import ListedSample, listed_samples, write_listed
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
-from fastvid.format.listed_samples import ListedSample, listed_samples, write_listed
-from fastvid.format.open_shards import open_shard
 from fastvid.format.schema import DATASET_JSON, FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
-from fastvid.format.shard import Shard
-from fastvid.format.tar import TarDigest
-from fastvid.format.write_shard import write_shard
+from fastvid.format.shard import Shard, open_shard, write_shard
+from fastvid.format.tar import TarDigest, to_json
 from fastvid.runtime import faults
 from fastvid.sharding.change.compact import kept_samples, map_checked
-from fastvid.sharding.job.blocked import block, read_blocked
-from fastvid.sharding.job.commit import hide_sources
-from fastvid.sharding.job.identity import differences, digest
+from fastvid.sharding.job.job import hide_sources
 from fastvid.sharding.job.ledger import (
     Part,
     Row,
+    block,
     part_stems,
+    read_blocked,
     read_ledger,
     read_part,
     settle_rows,
     write_ledger,
     write_part,
 )
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.scratch import short_scratch
-from fastvid.sharding.job.staging import Staging
-from fastvid.sharding.job.tar_annotations import annotate_members, dataset_record, with_record
-from fastvid.sharding.sets.renaming import Members, Renaming
+from fastvid.sharding.job.lock import Staging, lock_folder, short_scratch
+from fastvid.sharding.job.plan import differences, digest
+from fastvid.sharding.job.restore import annotate_members, dataset_record, with_record
 from fastvid.storage import LocalStorage, Storage, open_storage
-from fastvid.storage.transfer import link_or_copy
+from fastvid.storage.urls import link_or_copy
+
+Members = tuple[str, Mapping[str, bytes]]
+"""Key of a sample, and its members by suffix."""
+
+
+@dataclass(frozen=True, slots=True)
+class Renaming:
+    """What changes in the members of a dataset's samples."""
+
+    prefix: str = ""
+    labels: Mapping[int, int] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.prefix or self.labels)
+
+    def apply(self, key: str, members: Mapping[str, bytes]) -> Members:
+        """Return key and members of a sample as the new dataset has them."""
+        made = dict(members)
+        if "json" in made:
+            record = json.loads(made["json"])
+            for fields in (record, record.get("annotations")):
+                if isinstance(fields, dict):
+                    self._change(fields)
+            made["json"] = to_json(record)
+        if made.get("cls", b"").isdigit():
+            number = int(made["cls"])
+            made["cls"] = str(self.labels.get(number, number)).encode()
+        return f"{self.prefix}{key}", made
+
+    def rename(self, key: str) -> tuple[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
+        """Return the key of a sample as the new dataset has it, and how its facts change."""
+
+        def change(facts: Mapping[str, Any]) -> Mapping[str, Any]:
+            fields = dict(facts)
+            self._change(fields)
+            return fields
+
+        return f"{self.prefix}{key}", change
+
+    def _change(self, fields: dict[str, Any]) -> None:
+        for name in ("key", "source_id", "parent"):
+            if isinstance(fields.get(name), str):
+                fields[name] = f"{self.prefix}{fields[name]}"
+        if type(fields.get("label")) is int:
+            fields["label"] = self.labels.get(fields["label"], fields["label"])
+
 
 _LOG = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 
 `fastvid.sharding.sources.sources` resolves names to files. Any FILE may also be a URL in an object store or on the web.
 
-Tables, whose columns may be renamed, see `fastvid.sharding.sources.columns`:
+Tables, whose columns may be renamed, see `fastvid.sharding.sources.tables`:
 
     csv:FILE       with the columns ``path``, and ``label``, ``labels``, ``split``, ``start``, ``end`` or any other
     json:FILE      the same as a list of objects, or as an object of objects by path
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.sharding.sources.action_sets import (
+    AnnotationFile,
     read_ava,
     read_charades,
     read_diving48,
@@ -31,11 +32,20 @@ from fastvid.sharding.sources.action_sets import (
     read_sthv2,
     read_ucf101,
 )
-from fastvid.sharding.sources.annotation_file import AnnotationFile
-from fastvid.sharding.sources.columns import ENTRY, SEGMENTS, Columns, NumberedRecord, Record
-from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, check_rows, class_order, label_list
+from fastvid.sharding.sources.sources import SPLITS, VIDEO_SUFFIXES, split_of
 from fastvid.sharding.sources.tables import (
+    ENTRY,
     FIRST_ROW,
+    LABELS,
+    SEGMENTS,
+    AnnotationRow,
+    Annotations,
+    Columns,
+    NumberedRecord,
+    Record,
+    check_rows,
+    class_order,
+    label_list,
     plain_value,
     read_lines,
     read_objects,
@@ -43,7 +53,6 @@ from fastvid.sharding.sources.tables import (
     read_rows,
     seconds_of,
 )
-from fastvid.sharding.sources.video_names import SPLITS, VIDEO_SUFFIXES, split_of
 
 # Columns of tables that are text or lists even if they look like numbers.
 _TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", SEGMENTS)

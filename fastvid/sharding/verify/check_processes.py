@@ -17,11 +17,9 @@ from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root
 from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
-from fastvid.runtime.messages import pack
-from fastvid.sharding.engines.child import Child, Parent
-from fastvid.sharding.verify.check_foreign import check_foreign
-from fastvid.sharding.verify.check_in_place import check_in_place
-from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
+from fastvid.runtime.processes import pack
+from fastvid.sharding.engines.local import Child, Parent
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check_foreign, check_in_place, check_shard
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"
 

@@ -33,17 +33,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.runtime.import_names import import_name
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member, broadcast_tensors
+from fastvid.runtime.names import import_name
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member, broadcast_tensors
 
 if TYPE_CHECKING:
     from fastvid.load.batch.batch import Batch
     from fastvid.train.config.config import Config
     from fastvid.train.parts.evaluate import Score
-    from fastvid.train.parts.loader_protocol import Loader
-    from fastvid.train.parts.replica import Replica
-    from fastvid.train.tasks.sums import Sums
+    from fastvid.train.parts.replica import Loader, Replica
+    from fastvid.train.tasks.task import Sums
 
 # Imported by name because the strategies import this module.
 _STRATEGIES: Final = "fastvid.train.strategies"
@@ -235,7 +234,7 @@ class Strategy:
     def lineage(self) -> list[dict[str, int | str]] | None:
         """Return the samples that all replicas trained the settled model on.
 
-        The format is that of `fastvid.train.parts.loader_protocol.Lineage.state_dict`. None makes the loop sum the
+        The format is that of `fastvid.train.parts.replica.Lineage.state_dict`. None makes the loop sum the
         samples of the ranks' batches itself.
         """
         return None

@@ -21,14 +21,14 @@ from torch.func import functional_call
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.order.batches import rank_slice
+from fastvid.load.order.epoch import rank_slice
 from fastvid.load.order.mixture import parts_of
-from fastvid.models.cost import model_cost
-from fastvid.runtime.world import World
+from fastvid.models.zoo import model_cost
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.optim import state_per_weight
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
 from fastvid.train.run.launch import checkpoints_of, resumed_state
 from fastvid.train.tasks.task import Task

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
+from fastvid.load.batch.labels import MultiHot, MultiHotLabels
 from fastvid.load.order.mixture import Mixture
 from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 

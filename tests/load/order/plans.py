@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fastvid.load.order.batches import MASKED
-from fastvid.load.order.permutation import Order
-from fastvid.load.order.sizes import ClipSizes
-from fastvid.runtime.world import World
+from fastvid.load.order.buckets import ClipSizes
+from fastvid.load.order.draws import Order
+from fastvid.load.order.epoch import MASKED
+from fastvid.runtime.processes import World
 
 WORLDS = (1, 2, 3, 5, 7)
 

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.buckets import Buckets
-from fastvid.load.order.permutation import Order
-from fastvid.load.order.sizes import patches
-from fastvid.runtime.world import World
+from fastvid.load.order.buckets import Buckets, patches
+from fastvid.load.order.draws import Order
+from fastvid.runtime.processes import World
 from tests.load.order import plans
 
 SHAPES = [(t, h, w) for t in (1, 8, 16) for h, w in ((256, 448), (448, 256), (320, 320))]

@@ -11,11 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.blocks import BlockOrder, BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced, EpochOrders
+from fastvid.load.order.draws import GroupedOrder, Order, apportion
+from fastvid.load.order.epoch import BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.order.permutation import Order
-from fastvid.load.order.shares import GroupedOrder, apportion
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.packed import Packed
-from fastvid.load.order.packing import best_fit, bins_of_rank, cost, in_steps
-from fastvid.load.order.permutation import Order
-from fastvid.runtime.world import World
+from fastvid.load.order.draws import Order
+from fastvid.load.order.packed import Packed, best_fit, bins_of_rank, cost, in_steps
+from fastvid.runtime.processes import World
 from tests.load.order import plans
 
 lengths = st.lists(st.integers(1, 100), min_size=1, max_size=120).map(lambda some: np.asarray(some, dtype=np.int64))

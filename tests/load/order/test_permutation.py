@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.order.permutation import SORTED_LIMIT, Order
+from fastvid.load.order.draws import SORTED_LIMIT, Order
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 

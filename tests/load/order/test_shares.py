@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.load.order.blocks import BLOCKS_VERSION, BlockOrder, BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced, EpochOrders
+from fastvid.load.order.draws import GROUPED_VERSION, ORDER_VERSION, GroupedOrder, Order, apportion
+from fastvid.load.order.epoch import BLOCKS_VERSION, BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.order.permutation import ORDER_VERSION, Order
-from fastvid.load.order.shares import GROUPED_VERSION, GroupedOrder, apportion
 from tests.load.fakes import FakeDataset
 
 LAST = 2**64 - 1

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.patches import Patches
-from fastvid.load.clips.augment import CenterCrop
-from fastvid.load.clips.resize import Native
+from fastvid.load.batch.canvas import Patches
+from fastvid.load.clips.crops import CenterCrop, Native
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
 from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.draws import Order
 from fastvid.load.order.packed import Packed
-from fastvid.load.order.permutation import Order
 from tests.datasets import make_clip, pack
 from tests.load.fakes import fake
 from tests.load.planned.tools import BUCKETS, PACKED, Every, FakeVideos, loaders, rows, together

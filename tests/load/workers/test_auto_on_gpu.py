@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 from fastvid.decode import pixels
 from fastvid.decode.backends import Backend
-from fastvid.load.memory.device import LoaderStream
+from fastvid.load.memory import LoaderStream
 from fastvid.load.workers import auto, lanes
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake
 from tests.load.gpu_fakes import GpuDecoder, gpu

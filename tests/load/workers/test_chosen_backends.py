@@ -17,9 +17,8 @@ from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
-from fastvid.load.batch.device_sinks import DeviceRgbSink
-from fastvid.load.batch.sinks import VideoSpec
-from fastvid.load.memory.device import LoaderStream
+from fastvid.load.batch.sinks import DeviceRgbSink, VideoSpec
+from fastvid.load.memory import LoaderStream
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
@@ -244,7 +243,7 @@ def test_default_is_kept_when_no_clip_can_be_read(monkeypatch):
 
 
 def test_ranks_use_the_default_without_a_process_group(dataset):
-    verdict = auto.agree(plans(dataset), fastvid.runtime.world.World(1, 2), CPU, 1, frozenset())
+    verdict = auto.agree(plans(dataset), fastvid.runtime.processes.World(1, 2), CPU, 1, frozenset())
     assert verdict.name == "pyav"
 
 
@@ -252,9 +251,9 @@ RANKS = """
 import os, sys
 import torch
 import torch.distributed as dist
-from fastvid.load.memory.device import LoaderStream
+from fastvid.load.memory import LoaderStream
 from fastvid.load.workers import auto
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from tests.load.loaders import clip_loader
 
 child = os.fork()

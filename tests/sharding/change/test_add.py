@@ -12,9 +12,8 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
-from fastvid.format.commit_record import read_head
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import read_generation
+from fastvid.format.generations import read_generation, read_head
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import collect_garbage, compact_shards

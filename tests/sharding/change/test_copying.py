@@ -11,8 +11,7 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.sharding.change.copying import copy_dataset
-from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.edit import copy_dataset, remove_samples
 from fastvid.storage import LocalStorage, open_storage
 from tests.datasets import make_clip, pack
 

@@ -13,15 +13,13 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, FormatError, JobError, StorageError, UsageError
-from fastvid.format.commit_record import read_head, swap_head
 from fastvid.format.dataset import Dataset, change
-from fastvid.format.generations import history, read_generation
+from fastvid.format.generations import history, read_generation, read_head, swap_head
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
-from fastvid.sharding.change.edit import relabel_samples, remove_samples
-from fastvid.sharding.change.labels import match_annotations, read_label_csv
-from fastvid.sharding.sources.rows import AnnotationRow, Annotations
+from fastvid.sharding.change.edit import match_annotations, read_label_csv, relabel_samples, remove_samples
+from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
 

@@ -10,8 +10,9 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, StorageError, UsageError
-from fastvid.format import generations, reason
-from fastvid.format.commit_record import read_head
+from fastvid.format import generations
+from fastvid.format import schema as reason
+from fastvid.format.generations import read_head
 from fastvid.format.reason import because
 from fastvid.sharding.change import history
 from fastvid.sharding.change.compact import collect_garbage, compact_shards

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.runtime.liveness import namespace
+from fastvid.runtime.processes import namespace
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage

@@ -19,10 +19,9 @@ from fastvid.format.tar import read_members, to_json
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
-from fastvid.sharding.change.restore import are_own, restore_dataset
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.tar_annotations import annotate_members, stored_row
+from fastvid.sharding.job.restore import annotate_members, are_own, restore_dataset, stored_row
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import make
 

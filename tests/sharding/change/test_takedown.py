@@ -20,24 +20,21 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.format.tar import read_members, write_tar
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change import add as addition
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.takedown import SourceSelection, take_down
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.job.blocked import block, read_blocked
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.job.receipts import read_receipts, receipt_file
+from fastvid.sharding.job.ledger import block, read_blocked, read_ledger, read_receipts, receipt_file
 from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import summarize
 from fastvid.sharding.verify.audit import audit_removals
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, open_storage
 from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make
 

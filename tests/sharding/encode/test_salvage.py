@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode import salvage
+from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.salvage import allowed_frames, clean_cut, longest_run
-from fastvid.sharding.encode.streams import Streams
-from fastvid.sharding.work.encode_source import encode_clips
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers

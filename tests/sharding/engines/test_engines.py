@@ -16,13 +16,12 @@ from dataclasses import replace
 import pytest
 
 from fastvid.errors import WorkerError
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines import local_engine
-from fastvid.sharding.engines.local_engine import LocalEngine
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.engines import local
+from fastvid.sharding.engines.local import LocalEngine
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.sharding.shardtools import REPOSITORY, make, stub
 
 SMALL = PROFILES["compact"].changed(short_side=96)
@@ -109,11 +108,11 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
     program = stub(folder / "ffmpeg", f"echo $$ > {folder}/pid; echo $PPID > {folder}/parent; exec sleep 600")
     code = f"""
         from dataclasses import replace
-        from fastvid.sharding.engines.local_engine import LocalEngine
+        from fastvid.sharding.engines.local import LocalEngine
         from fastvid.media.ffmpeg import find_ffmpeg
-        from fastvid.media.limits import Limits
+        from fastvid.media.ffmpeg import Limits
         from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.work.messages import Settings, SourceTask
+        from fastvid.sharding.work.tasks import Settings, SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
         list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))
@@ -155,13 +154,13 @@ def test_finished_outcomes_are_yielded_before_startup_failures_raise(folder, mon
             pass
         return outcomes
 
-    real = local_engine._WorkerProcess.receive
-    monkeypatch.setattr(local_engine, "_MAX_STARTUP_DEATHS", 1)
+    real = local._WorkerProcess.receive
+    monkeypatch.setattr(local, "_MAX_STARTUP_DEATHS", 1)
     with closing(LocalEngine(settings(), workers=2)) as engine:
         list(engine.run(tasks(folder, "a.mp4")))
         first = engine._pool[0].child.pid
         monkeypatch.setattr(selectors, "DefaultSelector", Both)
-        monkeypatch.setattr(local_engine._WorkerProcess, "receive", receive)
+        monkeypatch.setattr(local._WorkerProcess, "receive", receive)
         running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
         with pytest.raises(WorkerError, match="1 workers in a row died on startup"):
             got.extend(outcome.index for outcome in running)

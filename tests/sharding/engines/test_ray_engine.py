@@ -16,18 +16,17 @@ import pytest
 
 from fastvid import __version__
 from fastvid.errors import MissingDependency, WorkerError
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines import ray_work
-from fastvid.sharding.engines.engine import open_engine
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.engines import ray_engine
+from fastvid.sharding.engines.local import open_engine
+from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.lerobot.jobs import index_lerobot
-from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
 from tests.sharding.shardtools import command, ledger, make, tars
@@ -119,13 +118,13 @@ def test_unreachable_cluster_raises_a_clear_error(tmp_path):
 
 def work(*tasks, settings=SETTINGS, version=__version__):
     todo = json.dumps([task.to_json() for task in tasks])
-    return ray_work.encode(version, json.dumps(settings.to_json()), todo)
+    return ray_engine.encode(version, json.dumps(settings.to_json()), todo)
 
 
 @pytest.fixture
 def _no_worker_stays():
     yield
-    ray_work.close()
+    ray_engine.close()
 
 
 @pytest.mark.usefixtures("_no_worker_stays")
@@ -137,7 +136,7 @@ def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
     )
     assert [sample.key for sample in Outcome.from_bytes(first).samples] == ["a"]
     assert [sample.num_frames for sample in Outcome.from_bytes(clip).samples] == [1]
-    (engine,) = ray_work._engines.values()
+    (engine,) = ray_engine._engines.values()
     before = engine._pool[0].child.pid
     _, (second,) = work(SourceTask(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
     assert Outcome.from_bytes(second).reason is Reason.NOT_VIDEO

@@ -18,10 +18,8 @@ from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import StreamFlag
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
-from fastvid.sharding.change.copying import copy_dataset
-from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.in_place.reindex import reindex
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.change.edit import copy_dataset, remove_samples
+from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
 from tests import makers

@@ -34,7 +34,7 @@ MOST_IN_A_TRIAL = 4
 OPTIONS = ["--samples-per-shard", "2", "--workers", "2"]
 CODES = ("EIO", "ESTALE", "ENOENT", "EACCES", "ETIMEDOUT")
 RECIPE = """
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 

@@ -17,9 +17,8 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 from fastvid.cli.main import main
 from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
 from fastvid.sharding.change.edit import remove_samples
@@ -32,8 +31,8 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
 from tests.storage.gcs import GcsServer

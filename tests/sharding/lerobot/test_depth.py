@@ -10,7 +10,7 @@ import torch
 
 import fastvid
 from fastvid.errors import UsageError
-from fastvid.format.depth import DepthScale
+from fastvid.format.planes import DepthScale
 from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot

@@ -16,12 +16,11 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError
 from fastvid.sharding.change.compact import collect_garbage, compact_shards
-from fastvid.sharding.change.copying import copy_dataset
-from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.edit import copy_dataset, remove_samples
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets.merge import merge_datasets
-from fastvid.sharding.sets.subset import Selection, make_subset
+from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.datasets import REPOSITORY

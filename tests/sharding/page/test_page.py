@@ -17,12 +17,11 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.report.charts import histogram
-from fastvid.runtime import units
+from fastvid.runtime import values as units
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.page.contact_sheet import HEIGHT, make_contact_sheet, pick_frames
-from fastvid.sharding.page.distributions import packets
-from fastvid.sharding.page.page import render_page
+from fastvid.sharding.page.page import packets, render_page
 from fastvid.sharding.page.summary import UNLABELLED, summarize
 from tests.browser import Browser, needs_chromium
 from tests.datasets import make_clip, pack, recommit
@@ -171,7 +170,7 @@ class TestSummary:
         assert "classes" not in capsys.readouterr().out
 
     def test_facts_of_few_shards_are_read_of_a_dataset_with_many(self, tmp_path, clips, capsys, monkeypatch):
-        monkeypatch.setattr("fastvid.sharding.page.encoding._MOST_SHARDS", 3)
+        monkeypatch.setattr("fastvid.sharding.page.summary._MOST_SHARDS", 3)
         store = pack(tmp_path / "d", [[(f"s/{n}", clips[n % 2], 0)] for n in range(7)])
         for n in (1, 2, 4, 5):
             store.delete(f"data-00000{n}.parquet")
@@ -334,7 +333,7 @@ class TestContactSheet:
         assert (nothing.strips, nothing.left_out) == ({}, 2)
 
     def test_strips_show_the_frames_of_their_sample(self, store):
-        from fastvid.decode.access import open as open_dataset
+        from fastvid.decode.video_dataset import open as open_dataset
 
         strip = make_contact_sheet(summarize(store.url), max_bytes=10_000_000).strips["jump"][0]
         key = summarize(store.url).annotations["key"][strip.sample].as_py()

@@ -16,7 +16,7 @@ from typing import ClassVar
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.runtime.liveness import namespace
+from fastvid.runtime.processes import namespace
 from fastvid.sharding.job import status as status_module
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.status import read_status

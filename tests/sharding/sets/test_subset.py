@@ -20,7 +20,7 @@ from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.repack import Renaming
-from fastvid.sharding.sets.subset import Selection, make_subset
+from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit

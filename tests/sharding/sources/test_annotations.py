@@ -15,7 +15,7 @@ from fastvid.sharding.sources.action_sets import (
     parse_ucf101,
 )
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
-from fastvid.sharding.sources.video_names import split_of
+from fastvid.sharding.sources.sources import split_of
 
 
 @pytest.fixture

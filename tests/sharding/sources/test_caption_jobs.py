@@ -15,7 +15,7 @@ from fastvid.cli.main import main
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.labels import read_labels
+from fastvid.sharding.change.edit import read_labels
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations

@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import FormatError
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
-from fastvid.runtime.messages import HEADER_BYTES, pack, piece_size, unpack
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
+from fastvid.runtime.processes import HEADER_BYTES, pack, piece_size, unpack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.messages import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
 
 samples = st.builds(
     EncodedSample,

@@ -10,19 +10,18 @@ import numpy as np
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
-from fastvid.runtime.units import size
-from fastvid.sharding.encode import window
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
+from fastvid.runtime.values import size
+from fastvid.sharding.encode import profile as window
+from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.streams import Streams
-from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work import encode_clip
-from fastvid.sharding.work import encode_source as work
-from fastvid.sharding.work.encode_source import encode_clips, encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work import encode as encode_clip
+from fastvid.sharding.work import encode as work
+from fastvid.sharding.work.encode import encode_clips, encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers

@@ -11,10 +11,9 @@ from torch import nn
 
 from fastvid.errors import UsageError
 from fastvid.models import zoo
-from fastvid.train.config.optim import OptimConfig
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.layers import heads, layer_scales
-from fastvid.train.parts.optim import make_optimizer, parameter_groups
+from fastvid.train.config.config import OptimConfig
+from fastvid.train.parts.optim import heads, layer_scales, make_optimizer, parameter_groups
+from fastvid.train.parts.replica import Freezer
 
 CONFIG = OptimConfig(base_lr=0.1, base_batch_size=4, name="adamw", weight_decay=0.05)
 

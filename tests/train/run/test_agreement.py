@@ -16,12 +16,12 @@ import torch
 
 from fastvid.errors import JobError, StateError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.world import World
-from fastvid.train.config import recipes
+from fastvid.runtime.processes import World
+from fastvid.train.config import config as recipes
 from fastvid.train.loop import loop
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.run import agreement, launch
+from fastvid.train.ranks import Member
+from fastvid.train.run import assemble, launch
 from tests import datasets
 from tests.train.run.test_run import RECIPE
 
@@ -59,7 +59,7 @@ def test_ranks_that_read_other_data_do_not_train(folder: Path) -> None:
 def facts(folder: Path, *changes: str, edit: Callable[[Any], Any] = lambda dataset: dataset) -> dict[str, str]:
     config = recipes.load(str(folder / "recipe.py"), list(changes))
     train = edit(Dataset(str(folder / "shards0"), split="train"))
-    return agreement.facts(config, {"dataset": "one"}, train, Dataset(str(folder / "shards0"), split="val"))
+    return assemble.facts(config, {"dataset": "one"}, train, Dataset(str(folder / "shards0"), split="val"))
 
 
 def other_shard(dataset: Dataset) -> Any:
@@ -77,8 +77,8 @@ def other_shard(dataset: Dataset) -> Any:
 
 def check(monkeypatch: pytest.MonkeyPatch, *ranks: dict[str, str]) -> None:
     gathered = [json.dumps(rank).encode() for rank in ranks]
-    monkeypatch.setattr(agreement, "gather_bytes", lambda _data, _member: gathered)
-    agreement.check_agreement(ranks[0], RANK_0)
+    monkeypatch.setattr(assemble, "gather_bytes", lambda _data, _member: gathered)
+    assemble.check_agreement(ranks[0], RANK_0)
 
 
 def test_the_rank_and_the_first_difference_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,25 +19,25 @@ import torch
 from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import tag_generation
 from fastvid.storage import LocalStorage
-from fastvid.train.config import recipes
-from fastvid.train.config.optim import OptimizerName
-from fastvid.train.parts.loader_protocol import Lineage
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.train.config import config as recipes
+from fastvid.train.config.config import OptimizerName
+from fastvid.train.parts.replica import Lineage
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.run import launch
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.run.assemble import open_datasets
 from tests import datasets
 
 ROOT = Path(__file__).parents[3]
 TRAIN, HELD_OUT = 24, 7
 
 RECIPE = """
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 
@@ -133,7 +133,7 @@ def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_pa
 def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:
     dataset = Dataset(str(folder / "shards"), split="train")
     for entry in newest(undisturbed)["lineage"]:
-        from fastvid.load.order.permutation import Order
+        from fastvid.load.order.draws import Order
 
         ids = Order(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
         expected = Lineage()

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member
 from tests.train import toy
 from tests.train.strategies import lab, scenarios
 

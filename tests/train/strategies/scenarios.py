@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from fastvid.runtime import faults
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.shared.averager import CODECS
-from fastvid.train.strategies.shared.traffic import Traffic
-from fastvid.train.strategies.shared.wire import BLOCK, Counted
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.shared.average import CODECS
+from fastvid.train.strategies.shared.wire import BLOCK, Counted, Traffic
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.lab import CONSTANT, PLAIN, Case

@@ -13,13 +13,19 @@ import pytest
 import torch
 
 from fastvid.errors import FastvidError, UsageError, WorkerError
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member
 from fastvid.train.strategies.asgd.strategy import Asgd
-from fastvid.train.strategies.shared import listener
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import TOKEN_VARIABLE, Address, Listener, open_link, shared_token
-from fastvid.train.strategies.shared.store import shared_store
+from fastvid.train.strategies.shared import link as listener
+from fastvid.train.strategies.shared.link import (
+    TOKEN_VARIABLE,
+    Address,
+    Link,
+    Listener,
+    open_link,
+    shared_store,
+    shared_token,
+)
 from tests.train.strategies.asgd.kit import TOKEN, client_of, merging, serving, together, until, weights_of
 
 SIZE = 6

@@ -12,8 +12,7 @@ from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
 from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, float_bits
 from fastvid.train.strategies.asgd.weight_shard import ranges
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Address, open_link
+from fastvid.train.strategies.shared.link import Address, Link, open_link
 
 Versions = tuple[int, ...]
 """The version of each shard."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.parts.replica import Lineage
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Leases:
         """Mark the positions of a client's lease before `position` as done.
 
         `digest`: sum of the digests of all samples trained on in this lease so far, see
-        `fastvid.train.parts.loader_protocol.Lineage`.
+        `fastvid.train.parts.replica.Lineage`.
         """
         with self._lock:
             lease = self._lent.get(client)

@@ -28,8 +28,7 @@ from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage,
 from fastvid.train.strategies.asgd.record import ClientRecord
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.weight_shard import WeightShard
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Listener, token_of_job
+from fastvid.train.strategies.shared.link import Link, Listener, token_of_job
 
 log = logging.getLogger(__name__)
 

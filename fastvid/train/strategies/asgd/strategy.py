@@ -65,9 +65,8 @@ from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
-from fastvid.train.parts.loader_protocol import Lineage, Loader
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member, broadcast_bytes
+from fastvid.train.parts.replica import Lineage, Loader, Replica
+from fastvid.train.ranks import Member, broadcast_bytes
 from fastvid.train.strategies.asgd import options
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.deltas import DeltaPusher
@@ -78,14 +77,14 @@ from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.vector import Vector
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
-from fastvid.train.strategies.shared.listener import (
+from fastvid.train.strategies.shared.link import (
     Address,
     address_of,
     host_of_job,
     shared_token,
     token_of_job,
 )
-from fastvid.train.tasks.sums import Sums
+from fastvid.train.tasks.task import Sums
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.train.strategies.asgd.weight_shard import WeightRange
-from fastvid.train.strategies.shared.averager import statistics
+from fastvid.train.strategies.shared.average import statistics
 
 
 class Vector:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fastvid.train.strategies.kavg.outer import OuterMomentum
-from fastvid.train.strategies.shared.averager import CODECS, Averager, Averaging
-from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.strategies.shared.average import CODECS, Averager, Averaging
+from fastvid.train.strategies.shared.wire import Traffic
 
 
 class Fragment:

@@ -73,19 +73,24 @@ from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
-from fastvid.train.parts.loader_protocol import Loader
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.parts.replica import Loader, Replica
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.strategies.kavg.fragments import Fragment, split
 from fastvid.train.strategies.kavg.options import INTEGERS, Streaming, check_together, one_of, ranks_per_group
 from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.period import Period
-from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, reset_moments, statistics
-from fastvid.train.strategies.shared.noise import NoiseMeter
-from fastvid.train.strategies.shared.rank_sums import RankSums
-from fastvid.train.strategies.shared.traffic import Traffic
-from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
+from fastvid.train.strategies.shared.average import (
+    CODECS,
+    Averager,
+    NoiseMeter,
+    RankSums,
+    moments,
+    reset_moments,
+    statistics,
+)
+from fastvid.train.strategies.shared.wire import Traffic
+from fastvid.train.tasks.task import CLIPS, LOSS, Sums
 
 log = logging.getLogger(__name__)
 

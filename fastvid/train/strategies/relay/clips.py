@@ -13,14 +13,14 @@ import torch
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.storage import open_storage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.parts.evaluate import Score, evaluate
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.run.assemble import open_datasets
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
 from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from fastvid.train.strategies.relay.scheduler import Unit

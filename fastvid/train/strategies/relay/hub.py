@@ -16,8 +16,7 @@ from fastvid.train.strategies.relay.messages import Message, RelayMessage, recei
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Listener, token_of_job
+from fastvid.train.strategies.shared.link import Link, Listener, token_of_job
 
 log = logging.getLogger(__name__)
 

@@ -40,11 +40,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, to_json
-from fastvid.train.ranks.elastic import device_of
-from fastvid.train.ranks.rendezvous import fresh_store
-from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock, shown_number
+from fastvid.train.ranks import device_of, fresh_store
+from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
 from fastvid.train.strategies.relay.clips import Clips
 from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.options import SweepOptions
@@ -53,8 +52,7 @@ from fastvid.train.strategies.relay.scheduler import Scheduler
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.state_store import TokenStore
 from fastvid.train.strategies.relay.visit import read_weights
-from fastvid.train.strategies.shared.link import as_worker_error
-from fastvid.train.strategies.shared.listener import Address, host_of_job
+from fastvid.train.strategies.shared.link import Address, as_worker_error, host_of_job
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from fastvid.errors import UsageError
 from fastvid.train.config.config import Config
 from fastvid.train.strategies.relay.halving import Halving
 from fastvid.train.strategies.relay.scheduler import Order
-from fastvid.train.strategies.shared.listener import Address, address_of, shared_token
+from fastvid.train.strategies.shared.link import Address, address_of, shared_token
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from typing import IO
 
 from fastvid.storage import Storage
-from fastvid.storage.protocol import truncated_error
-from fastvid.storage.version import Version
+from fastvid.storage.protocol import Version, truncated_error
 
 
 class ResidentStorage:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastvid.train.config.config import Config, flatten, to_json
-from fastvid.train.records.metrics import clock
+from fastvid.train.records.records import clock
 from fastvid.train.strategies.relay.hub import SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Scheduler
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fastvid.runtime import faults
 from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.shared.listener import Address, open_link
+from fastvid.train.strategies.shared.link import Address, open_link
 
 
 class StageWorker(Protocol):

@@ -12,17 +12,16 @@ import torch
 
 from fastvid.errors import StateError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.parts.loader_protocol import Lineage
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.parts.replica import Lineage, Replica
+from fastvid.train.ranks import Member
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.tasks.sums import LOSS
+from fastvid.train.tasks.task import LOSS
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""How the mean of a vector over ranks travels: in half precision, or in 8 or 4 bits, with error feedback.
+"""Counts the collective operations of a rank and their bytes.
+
+How the mean of a vector over ranks travels: in half precision, or in 8 or 4 bits, with error feedback.
 
 Error feedback: what rounding withholds from a message is kept on the rank and added to the next one, so the sum of all
 messages and what is still withheld equals the sum of all values (Karimireddy et al. 2019). `drain` hands it out, for a
@@ -14,6 +16,7 @@ would send P / 2 times as much.
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from typing import Any, Final, Protocol
 
 import torch
@@ -21,7 +24,28 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from fastvid.train.strategies.shared.traffic import Traffic
+
+class Traffic:
+    """Collective operations of one rank and the bytes passed to them, by purpose.
+
+    A ring all-reduce over P ranks transfers 2 (P - 1) / P times these bytes over each rank's link, in each direction.
+
+    `bytes`: bytes by purpose.
+    """
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.bytes: Counter[str] = Counter()
+
+    def count(self, purpose: str, message: Tensor) -> None:
+        """Count a tensor passed to a collective operation."""
+        self.calls[purpose] += 1
+        self.bytes[purpose] += message.numel() * message.element_size()
+
+    def as_dict(self) -> dict[str, dict[str, int]]:
+        """Return ``{purpose: {"calls": ..., "bytes": ...}}``."""
+        return {purpose: {"calls": self.calls[purpose], "bytes": self.bytes[purpose]} for purpose in sorted(self.calls)}
+
 
 BLOCK: Final = 4096
 """Numbers per scale, which adds 0.1 % to 8-bit messages and 0.2 % to 4-bit messages."""

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from tests.train.strategies import lab
 
 ALONE = Member(World(), torch.device("cpu"))

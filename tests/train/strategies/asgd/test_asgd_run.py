@@ -11,7 +11,7 @@ import torch
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.records import metrics
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.weight_shard import WeightRange, WeightShard
 from tests.train import toy

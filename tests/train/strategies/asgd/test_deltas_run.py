@@ -17,8 +17,8 @@ from bench.common.ports import reserved_port
 from fastvid.errors import UsageError
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import strategy_of
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.records import metrics
+from fastvid.train.parts.replica import Freezer
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.messages import ServerMessage
 from fastvid.train.strategies.shared.link import Link

@@ -8,11 +8,10 @@ from torch import nn
 
 from bench.strategies.averaging import efficiency
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.shared.averager import Averager, moments, reset_moments
-from fastvid.train.strategies.shared.flat import Flat
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.shared.average import Averager, Flat, moments, reset_moments
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes

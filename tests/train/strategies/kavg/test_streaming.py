@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.errors import StateError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.optim import Schedule
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.strategies.kavg.fragments import Fragment, split
 from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.strategy import Kavg
 from fastvid.train.strategies.shared import wire
-from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.strategies.shared.wire import Traffic
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import Outcomes

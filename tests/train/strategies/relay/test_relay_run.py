@@ -17,12 +17,12 @@ import torch
 
 from bench.common.ports import reserved_port
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
-from fastvid.train.config import recipes
-from fastvid.train.loop.step import Stepper
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
-from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.runtime.processes import World
+from fastvid.train.config import config as recipes
+from fastvid.train.loop.loop import Stepper
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
+from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.clips import Clips, check_shared
 from fastvid.train.strategies.relay.launch import prepare
@@ -37,7 +37,7 @@ TRAIN, HELD_OUT = 22, 5
 TOKEN = "0123456789abcdef"
 
 RECIPE = """
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 

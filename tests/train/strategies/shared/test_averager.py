@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.train.strategies.shared import wire
-from fastvid.train.strategies.shared.averager import CODECS, Averager, moments, reset_moments, statistics
-from fastvid.train.strategies.shared.traffic import Traffic
+from fastvid.train.strategies.shared.average import CODECS, Averager, moments, reset_moments, statistics
+from fastvid.train.strategies.shared.wire import Traffic
 
 RANKS = 4
 
