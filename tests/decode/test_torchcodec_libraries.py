@@ -27,7 +27,7 @@ import json, os, re, sys, tempfile, threading
 from pathlib import Path
 
 import av, torch, torch._dynamo  # which torchcodec imports
-from fastvid.decode import libraries
+from fastvid.decode import engines as libraries
 from fastvid.decode.backends import backend
 from fastvid.decode.request import Rgb
 from fastvid.errors import MissingDependency
