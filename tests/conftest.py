@@ -99,5 +99,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the number of cores, because some tests wait."""
-    return available_cores() + 1
+    """Return the number of cores that this process may use."""
+    return available_cores()
