@@ -29,8 +29,7 @@ from fastvid.sharding.verify.audit import self_test
 
 _PACKAGES: Final = (
     *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-    *("pynvvideocodec", "torchcodec"),
-    "opencv-contrib-python-headless",
+    *("pynvvideocodec", "opencv-contrib-python-headless"),
 )
 _DECODED: Final = f"decode {REFERENCE}"
 _NEEDED_ENCODERS: Final = {"libx264": "compact, intra", "libvpx-vp9": "vp9"}
