@@ -18,7 +18,7 @@ from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
 from fastvid.load.batch.sinks import DeviceRgbSink, VideoSpec
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
@@ -251,7 +251,7 @@ RANKS = """
 import os, sys
 import torch
 import torch.distributed as dist
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers import auto
 from fastvid.runtime.processes import World
 from tests.load.loaders import clip_loader
