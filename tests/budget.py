@@ -21,11 +21,11 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_942,
     "media": 2_127,
     "storage": 1_718,
-    "sharding": 11_851,
-    "load": 6_568,
+    "sharding": 11_852,
+    "load": 6_573,
     "train": 8_452,
     "models": 1_434,
-    "cli": 1_857,
+    "cli": 1_859,
     "report": 549,
     "runtime": 505,
     "demo": 466,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_850
+TESTS: Final = 56_338
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

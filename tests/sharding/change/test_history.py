@@ -11,7 +11,7 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, StorageError, UsageError
 from fastvid.format import generations
-from fastvid.format import schema as reason
+from fastvid.format import reason
 from fastvid.format.generations import read_head
 from fastvid.format.reason import because
 from fastvid.sharding.change import history
