@@ -10,8 +10,7 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, StorageError, UsageError
-from fastvid.format import generations
-from fastvid.format import reason
+from fastvid.format import generations, reason
 from fastvid.format.generations import read_head
 from fastvid.format.reason import because
 from fastvid.sharding.change import history
