@@ -198,12 +198,16 @@ def release() -> str:
     """Return size, import time and licences of a bare install."""
     record = result("release")
     size = sum(record["bytes_installed"].values()) / 1e6
-    licences = {licence.removesuffix(" License") for name, licence in record["licences"].items() if name != "numpy"}
+    # The program says "GNU General Public License as published by ...; either version 3 of the License, or ..."
+    ffmpeg = re.sub(
+        r"GNU General Public License.*either version (\d).*", r"the GPL, version \1 or later", record["ffmpeg_licence"]
+    )
+    kinds = {str(licence).split()[0].split("-")[0] for name, licence in record["licences"].items() if name != "numpy"}
     return paragraph(
         f"Installed without extras and without torch, {record['version']} and the packages that it needs take "
-        f"{size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. These packages state "
-        f"{', '.join(sorted(licences))}, and numpy a set of such licences. The ffmpeg program in `imageio-ffmpeg`, "
-        "which fastvid runs, is under the GPL, version 3 or later; FFmpeg's libraries in `av` are under the "
+        f"{size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these "
+        f"packages state are {', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in "
+        f"`imageio-ffmpeg`, which fastvid runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the "
         f"{record['av_ffmpeg_licence']}."
     )
 
