@@ -25,32 +25,20 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.batch import Assembler, Batch
+from fastvid.format.schema import FLOW
+from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
-from fastvid.load.batch.sinks import video_spec
-from fastvid.load.clips.clip import (
-    BatchRow,
-    Clip,
-    ClipRules,
-    Crops,
-    Frames,
-    as_clips,
-    check_streams,
-    clips_to_decode,
-    depth_of,
-    streams_text,
-)
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
+from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, Crops, Frames, as_clips, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, add_location, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers
 from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Share
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.clip_worker import ClipTask, fetch_clip
-from fastvid.load.workers.lanes import choose_backends
+from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -117,21 +105,27 @@ class ClipDataset(MapStyle[ClipRow]):
         decoder: str | Backend = "pyav",
         output: Output = Output(),
     ) -> None:
-        dataset = resolve_subset(dataset)
-        self.dataset, self.rules, self.output = dataset, ClipRules.of(dataset, frames, spatial), output
-        self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
+        self.dataset, self.decoder = resolve_subset(dataset), decoder
+        rules = ClipRules.of(self.dataset, frames, spatial, streams, flow_stack)
+        self.spec = Spec(
+            self.dataset,
+            rules,
+            EpochOrders(self.dataset, shuffle=False),
+            RowAnnotations.of(self.dataset, fields, text, labels),
+            SignalRows.of(self.dataset, frames, rules.streams, signals, views=False),
+            output=output,
+            collate="list" if rules.shape is None and FLOW not in rules.streams else "stack",
+        )
+        """Everything that decides the pixels of the clips."""
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
-        self.decoder, self.annotations = decoder, RowAnnotations.of(dataset, fields, text, labels)
-        self._depth = depth_of(dataset, self.streams)
-        self.signals = SignalRows.of(dataset, frames, self.streams, signals, views=False)
-        self._opened: _Opened | None = None
+        self._opened: tuple[int, Decoders] | None = None
         self._open()  # reports a wrong argument here, not in a worker process
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __repr__(self) -> str:
-        return f"ClipDataset({len(self)} samples, frames={self.rules.sampler_text}, epoch {self.epoch})"
+        return f"ClipDataset({len(self)} samples, frames={self.spec.rules.sampler_text}, epoch {self.epoch})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -172,35 +166,25 @@ class ClipDataset(MapStyle[ClipRow]):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Decoders:
         """Return the decoder of this process; a forked one does not use its parent's."""
-        if self._opened is None or self._opened.pid != os.getpid():
-            stream = LoaderStream(resolve("cpu"))
-            fixed = self.rules.num_frames is not None and self.rules.output is not None
-            spec = video_spec(self.rules, self.output, stream, "stack" if fixed else "list")
-            has = (self.streams, self.flow_stack)
+        if self._opened is None or self._opened[0] != os.getpid():
+            video = VideoSpec.of(self.spec, LoaderStream(resolve("cpu")))
+            chosen = choose_backends(self.decoder, self.spec, video.stream.device)
             # Several rows may be of one video.
-            shape = BatchShape(
-                spec, self.output.dtype, *has, views=False, clips_per_video=2, planned=False, depth=self._depth
-            )
-            backends = ActiveBackends(shape, 1, Workers(num_threads=1))
-            backends.use(choose_backends(self.decoder, stream.device))
-            parts = (stream, self.streams, (), False, self.annotations)
-            assembler = Assembler(*parts, stage=None, seed=0, epoch=0, signals=self.signals)
-            self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
-        return self._opened
+            decoders = Decoders(self.spec, video, chosen, Workers(num_threads=1), 1, together=True)
+            self._opened = os.getpid(), decoders
+        return self._opened[1]
 
     def _read(self, seed: int, epoch: int, visits: Sequence[SampleVisit]) -> list[ClipRow]:
-        opened = self._open()
-        parts = (self.rules, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
-        order = _Visited(visits, seed, epoch)
-        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
-        planner = BatchPlanner(self.dataset, order, clips, join=opened.backends.join)
+        decoders = self._open()
+        clips = ClipPlanner(self.spec.rules, seed, epoch, decoders.backend)
+        planner = BatchPlanner(self.dataset, _Visited(visits, seed, epoch), clips, join=decoders.join)
         positions = np.array([visit.position for visit in visits], dtype=np.int64)
         plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
         for error in plan.errors.values():
             raise error
-        batch = opened.decode(plan, seed, epoch)
+        batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
         lengths = (batch.frame_index >= 0).sum(1).tolist()
         each = [name for name, value in batch.items() if isinstance(value, Tensor | tuple | list)]
         return [
@@ -241,47 +225,38 @@ class _Visited:
         return np.array([visit.sample for visit in self.visits], dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """What a process needs to decode clips."""
+def _decoded(plan: BatchPlan, decoders: Decoders, num_fetchers: int) -> Batch:
+    """Return the batch of a plan, all of whose clips are planned."""
+    canvas = decoders.finisher.open(plan.clips, plan.share.shape)
+    rows = clips_to_decode(plan.clips)
+    sources: Sequence[BatchRow | EncodedClip] = _fetched(as_clips(rows), num_fetchers) if num_fetchers else rows
+    tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
+    lane = decoders.lanes[0].take()
+    try:
+        with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
+            for made in results:
+                row = rows[made.number]
+                canvas.done(row.row, good=made.error is None)
+                if made.error is not None:
+                    add_location(made.error, row.shard.stem, row.key)
+                    raise made.error
+    finally:
+        decoders.lanes[0].give(lane)
+    shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
+    return decoders.assembler.make(plan, canvas, shown, ())[0]
 
-    pid: int
-    backends: ActiveBackends
-    assembler: Assembler
-    num_fetchers: int
 
-    def decode(self, plan: BatchPlan, seed: int, epoch: int) -> Batch:
-        """Return the batch of a plan, all of whose clips are planned."""
-        canvas = self.backends.finisher.open(plan.clips, plan.share.shape)
-        rows = clips_to_decode(plan.clips)
-        sources: Sequence[BatchRow | EncodedClip] = self._fetch(as_clips(rows)) if self.num_fetchers else rows
-        tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
-        lanes = self.backends.lanes[0]
-        lane = lanes.take()
+def _fetched(clips: Sequence[Clip | None], num_fetchers: int) -> list[EncodedClip]:
+    def fetch(clip: Clip | None) -> EncodedClip:
+        assert clip is not None
         try:
-            with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
-                for made in results:
-                    row = rows[made.number]
-                    canvas.done(row.row, good=made.error is None)
-                    if made.error is not None:
-                        add_location(made.error, row.shard.stem, row.key)
-                        raise made.error
-        finally:
-            lanes.give(lane)
-        shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-        return replace(self.assembler, seed=seed, epoch=epoch).make(plan, canvas, shown, ())[0]
+            return fetch_clip(clip)[0]
+        except Exception as error:
+            add_location(error, clip.shard.stem, clip.key)
+            raise
 
-    def _fetch(self, clips: Sequence[Clip | None]) -> list[EncodedClip]:
-        def fetch(clip: Clip | None) -> EncodedClip:
-            assert clip is not None
-            try:
-                return fetch_clip(clip)[0]
-            except Exception as error:
-                add_location(error, clip.shard.stem, clip.key)
-                raise
-
-        with ThreadPoolExecutor(min(self.num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
-            return list(pool.map(fetch, clips))
+    with ThreadPoolExecutor(min(num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
+        return list(pool.map(fetch, clips))
 
 
 def collate_rows(
@@ -372,10 +347,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
     ) -> None:
         check_choice("last", last, get_args(Last))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        self._orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
-        self.batches = Batches(
-            self._orders.num_samples, global_batch_size, last, self.world, clips_per_video=clips_per_video
-        )
+        orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        self.spec = replace(clips.spec, orders=orders)
+        self.batches = Batches(orders.num_samples, global_batch_size, last, self.world, clips_per_video=clips_per_video)
         if self.batches.size % self.world.size:
             raise UsageError(
                 f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",
@@ -391,7 +365,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
 
     def _iterate(self) -> Iterator[SampleVisit]:
         self._begin()
-        order = self._orders.order(self._seed, self.epoch)
+        order = self.spec.orders.order(self._seed, self.epoch)
         for share in self.batches.shares(self._origin):
             positions = share.positions[share.positions != MASKED]
             samples = order.ids(positions) if len(positions) else np.empty(0, np.int64)
@@ -430,7 +404,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
                 for those itself.
         """
         place = (self.epoch, self._position) if after is None else (after.epoch, after.stop)
-        own = {"version": STATE_VERSION, "fingerprint": self._fingerprint(), "seed": self._seed}
+        own = {"version": STATE_VERSION, "fingerprint": self.spec.fingerprint(), "seed": self._seed}
         return own | dict(zip(("epoch", "position"), place, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -439,7 +413,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        self._seed, self.epoch, self._position = check_state(state, self._fingerprint(), self._orders.num_samples)
+        self._seed, self.epoch, self._position = check_state(
+            state, self.spec.fingerprint(), self.spec.orders.num_samples
+        )
         self._origin = self._position
 
     @property
@@ -450,8 +426,3 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         if self._is_over:
             self.epoch, self._origin = self.epoch + 1, 0
         self._position = self._origin
-
-    def _fingerprint(self) -> dict[str, str]:
-        clips, streams = self.clips, streams_text(self.clips.streams, self.clips.flow_stack)
-        own = fingerprint(clips.dataset, clips.rules, order=self._orders.text, streams=streams)
-        return own | clips.annotations.fingerprint

@@ -1,7 +1,6 @@
-"""What a `ClipLoader` delivers, apart from its position: samples in order, decoders, and the form of a batch.
+"""ClipLoader: turn a dataset into batches of clips on a device.
 
-ClipLoader: turn a dataset into batches of clips on a device.
-
+spec      everything that decides pixels; as text the fingerprint of a state (batch/spec.py)
 state     {version, fingerprint, seed, epoch, position}: what was delivered
 order     position -> sample, by arithmetic (order/)
 plan      position -> frames, crop, flip, all before decoding (clips/plan.py)
@@ -15,7 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
@@ -26,14 +25,13 @@ from fastvid.decode.sound import Audio
 from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
-from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
-from fastvid.load.batch.canvas import Patches, SoundMemory, TransformStage
+from fastvid.load.batch.canvas import SoundMemory
 from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
-from fastvid.load.batch.sinks import Collate, check_collate, video_spec
-from fastvid.load.clips.clip import ClipRules, Crops, Frames, check_streams, depth_of, streams_text, varying_sizes
+from fastvid.load.batch.spec import STATE_VERSION, Collate, Spec, VideoSpec, check_state
+from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
-from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Skip, Workers
 from fastvid.load.order.buckets import Buckets
@@ -41,11 +39,9 @@ from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Last
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
-from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
-from fastvid.load.workers.engine import BatchPipeline, EpochPart
-from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.load.workers.engine import BatchPipeline
+from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.load.workers.stats import Counters, LoaderStats, batch_callbacks
 from fastvid.runtime.processes import World, available_cores
 from fastvid.runtime.values import check_integer
@@ -103,159 +99,6 @@ def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, tot
         ) from errors[max(errors)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Following:
-    """The epoch after one that was delivered to its end, and the pipeline that has prefetched from it, if one has."""
-
-    seed: int
-    epoch: int
-    run: BatchPipeline | None
-
-
-class ClipSource:
-    """Makes the batches of any epoch from any position.
-
-    `dataset`: the samples.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset | Mixture,
-        rules: ClipRules,
-        plans: EpochPlans,
-        *,
-        batches: Buckets | Packed | None,
-        streams: tuple[str, ...],
-        flow_stack: int,
-        views: Views | None,
-        audio: Audio | None,
-        annotations: RowAnnotations,
-        signals: SignalRows | None,
-        after: Sequence[AnyTransform],
-        collate: Collate,
-        output: Output,
-        workers: Workers,
-        decoder: str | Backend,
-        stream: LoaderStream,
-        world: World,
-    ) -> None:
-        self.dataset, self.rules, self._plans, self.world = dataset, rules, plans, world
-        self._following: _Following | None = None
-        self.streams, self.flow_stack, self.views, self.audio = streams, flow_stack, views, audio
-        self.annotations, self.workers, self.stream = annotations, workers, stream
-        self.num_threads = workers.num_threads or available_cores()
-        clips_per_video = plans.orders.clips_per_video
-        if views is not None:
-            for sampler, crop in rules.pairs:
-                check_views(views, sampler, crop, clips_per_video=clips_per_video, audio=audio is not None)
-        patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
-        collate = check_collate(collate, streams, views=views is not None, batches=batches)
-        spec = video_spec(rules, output, stream, collate)
-        self._depth = depth_of(dataset, streams)
-        self._after = TransformChain.of(after, streams, self._depth)
-        stage = None if self._after is None else TransformStage(self._after, spec)
-        made = (streams, () if views is None else (views.num_views,), collate == "pad", annotations, stage)
-        self.assembler = Assembler(stream, *made, seed=0, epoch=0, patches=patches, signals=signals, depth=self._depth)
-        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
-        required = collate == "pad" and world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, rules, streams, required=required)
-        has = (streams, flow_stack, views is not None, clips_per_video, isinstance(batches, Buckets))
-        self.backends = ActiveBackends(
-            BatchShape(spec, output.dtype, *has, stage, self._depth), self.num_threads, workers
-        )
-        if decoder != "auto":
-            self.backends.use(choose_backends(decoder, stream.device))
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """Everything that determines the batches besides seed, epoch and position, as text by part."""
-        own = fingerprint(
-            self.dataset,
-            self.rules,
-            order=self.plans.orders.text,
-            streams=streams_text(self.streams, self.flow_stack),
-        )
-        own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
-        own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
-        own |= {} if self.audio is None else {"audio": repr(self.audio)}
-        own |= self.annotations.fingerprint
-        own |= {} if self.assembler.signals is None else {"signals": self.assembler.signals.text}
-        return own if self._after is None else own | {"after": repr(self._after)}
-
-    @property
-    def plans(self) -> EpochPlans:
-        """The order and the batches of each epoch."""
-        return self._plans
-
-    @plans.setter
-    def plans(self, plans: EpochPlans) -> None:
-        self._plans, self._following = plans, None
-
-    def start(self, seed: int, epoch: int, position: int) -> BatchPipeline:
-        """Start the threads that make the batches from `position` to the end of the epoch.
-
-        If the epoch before was delivered to its end, they continue with what was prefetched, and prefetch from the next
-        epoch in turn: a loop over epochs waits for the first batch once. A loader that is read once reads nothing else.
-        Worker processes do not prefetch so: they would have to be interrupted in the middle of their tasks.
-        """
-        known, self._following = self._following, None
-        follows = known is not None and (known.seed, known.epoch, 0) == (seed, epoch, position)
-        run = known.run if known is not None and follows else None
-        run = run or self._pipeline(seed, epoch, position, follow=follows and self.workers.kind == "thread")
-        run.start(epoch)
-        return run
-
-    def finish(self, run: BatchPipeline, seed: int, epoch: int) -> None:
-        """Stop the threads after the last batch before an epoch, and keep what they prefetched of it."""
-        self._following = _Following(seed, epoch, run if run.follows and run.pause() else None)
-
-    def end(self, run: BatchPipeline) -> None:
-        """Stop the threads of an iteration, unless they were stopped by `finish`."""
-        if self._following is None or self._following.run is not run:
-            run.close()
-
-    def forget(self) -> None:
-        """Release what was prefetched for the next iteration."""
-        self._following = None
-
-    def close(self) -> None:
-        """Release the decoders and what was prefetched."""
-        self.forget()
-        self.backends.close()
-
-    def _pipeline(self, seed: int, epoch: int, position: int, *, follow: bool) -> BatchPipeline:
-        backends = self.backends
-        if backends.backend is AUTO:
-            planner, batches = self._planner(seed, epoch), self.plans.epoch(seed, epoch)
-            backends.decide(planner.plan(next(batches.shares(position))).clips, self.world)
-        epochs = itertools.count(epoch) if follow else (epoch,)
-        return BatchPipeline(
-            (self._part(seed, each, position if each == epoch else 0) for each in epochs),
-            backends.lanes,
-            backends.finisher,
-            prefetch=self.workers.prefetch,
-            follows=follow,
-            finishes_ahead=not self.assembler.uses_global_generators,
-            sounds=None if self.audio is None else SoundMemory(self.audio, backends.pool, self.stream),
-            num_fetchers=self._num_fetchers,
-        )
-
-    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
-        parts = (self.rules, seed, epoch, self.backends.backend, self.streams, self.flow_stack)
-        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
-        return BatchPlanner(self.dataset, self.plans.orders.order(seed, epoch), clips, clip_sizes=self._clip_sizes)
-
-    def _part(self, seed: int, epoch: int, position: int) -> EpochPart:
-        backends, planner = self.backends, self._planner(seed, epoch)
-        one = replace(planner.clips, views=self.views or ONE_VIEW, audio=self.audio)
-        # Clips that this process prefetches must be decided in this process.
-        in_workers = backends.decides and one.runs_in_workers and not self._num_fetchers and self.audio is None
-        planner = replace(planner, clips=one, join=backends.join, decide=not in_workers)
-        plans = planner.plans(self.plans.epoch(seed, epoch), position)
-        assembler = replace(self.assembler, seed=seed, epoch=epoch)
-        return EpochPart(epoch, plans, assembler, one if in_workers else None)
-
-
 class ClipLoader(IterableDataset[Batch]):
     """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
@@ -286,8 +129,7 @@ class ClipLoader(IterableDataset[Batch]):
         device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
             the loader, and belong to the stream that is current where the next one is requested.
         decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": the fastest available one, tried for a second when the first iteration starts. On a CPU "auto"
-            compares decoders for VP9 and MJPEG only; H.264, HEVC and AV1 start at once.
+            "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is available, else "pyav".
         seed: Determines order, frames and crops, 0 <= seed < 2**64.
         shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
             for dataset order, as in evaluation.
@@ -356,36 +198,35 @@ class ClipLoader(IterableDataset[Batch]):
     ) -> None:
         self._skips = Skips(on_error)
         dataset = resolve_subset(dataset)
-        rules, streams = ClipRules.of(dataset, frames, spatial), check_streams(streams, flow_stack, dataset.streams)
         self._found_world = rank is None
         self.world = World.resolve(rank, world_size)
         """This process's rank, and the world size."""
         orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
-        planned = (orders, dataset, rules, self.world, last)
+        rules = ClipRules.of(dataset, frames, spatial, streams, flow_stack, views, audio)
         annotations = RowAnnotations.of(dataset, fields, text, labels)
-        self.device = resolve(device)
-        self._source = ClipSource(
+        self.device, self.dataset = resolve(device), dataset
+        self.spec = Spec(
             dataset,
             rules,
-            EpochPlans.of(*planned, size=global_batch_size, group=group_size, planned=batches),
-            batches=batches,
-            streams=streams,
-            flow_stack=flow_stack,
-            views=views,
-            audio=audio,
-            annotations=annotations,
-            signals=SignalRows.of(dataset, frames, streams, signals, views=views is not None),
-            after=after,
-            collate=collate,
-            output=output,
-            workers=workers,
-            decoder=decoder,
-            stream=LoaderStream(self.device),
-            world=self.world,
+            orders,
+            annotations,
+            SignalRows.of(dataset, frames, rules.streams, signals, views=views is not None),
+            TransformChain.of(after, rules.streams, rules.depth),
+            output,
+            collate,
+            batches,
         )
+        """Everything that decides the pixels of the batches."""
+        self.plans = EpochPlans(orders, self.spec.batching(self.world, last, global_batch_size, group_size))
+        """The order and the batches of each epoch."""
+        required = collate == "pad" and self.world.size > 1
+        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
+        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
+        self.workers, self.num_threads = workers, workers.num_threads or available_cores()
+        self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), decoder == "auto"
+        self._use(choose_backends(decoder, self.spec, self.device))
         self.labels = None if annotations.labels is None else annotations.labels.labels
         """The classes of `Batch.labels`; None without labels=."""
-        self.workers, self.num_threads = workers, self._source.num_threads
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
         """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
@@ -394,10 +235,11 @@ class ClipLoader(IterableDataset[Batch]):
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
+        self._paused: BatchPipeline | None = None  # what was prefetched for the next iteration
 
     def __repr__(self) -> str:
         return (
-            f"ClipLoader({len(self.dataset)} samples, frames={self._source.rules.sampler_text}, {self.plans}, rank"
+            f"ClipLoader({len(self.dataset)} samples, frames={self.spec.rules.sampler_text}, {self.plans}, rank"
             f" {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
             f" epoch {self._epoch}, position {self._position})"
         )
@@ -422,18 +264,8 @@ class ClipLoader(IterableDataset[Batch]):
 
     @property
     def backend(self) -> Backend:
-        """The decoder back-end; named "auto" until the first iteration has chosen one."""
-        return self._source.backends.backend
-
-    @property
-    def dataset(self) -> Dataset | Mixture:
-        """The samples."""
-        return self._source.dataset
-
-    @property
-    def plans(self) -> EpochPlans:
-        """The order and the batches of each epoch."""
-        return self._source.plans
+        """The decoder back-end, with decoder="auto" the one that was chosen."""
+        return self._decoders.backend
 
     @property
     def seed(self) -> int:
@@ -462,7 +294,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     @batches.setter
     def batches(self, batches: Batches) -> None:
-        self._source.plans = EpochPlans(self.plans.orders, batches)
+        self.plans, self._paused = EpochPlans(self.plans.orders, batches), None
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`; does nothing if it is the current one, so that a resumed epoch continues.
@@ -490,13 +322,13 @@ class ClipLoader(IterableDataset[Batch]):
         decoder="auto" the state also contains the chosen decoder."""
         state = {
             "version": STATE_VERSION,
-            "fingerprint": self._source.fingerprint,
+            "fingerprint": self._fingerprint,
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
         }
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
-        return state | ({"decoder": self.backend.name} if self._source.backends.chosen else {})
+        return state | ({"decoder": self.backend.name} if self._is_auto else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of a loader of any world size and batch size. Ends a running iteration.
@@ -504,11 +336,14 @@ class ClipLoader(IterableDataset[Batch]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        seed, epoch, position = check_state(state, self._source.fingerprint, self.plans.orders.num_samples)
+        seed, epoch, position = check_state(state, self._fingerprint, self.plans.orders.num_samples)
         self.plans.epoch(seed, epoch).is_over(position)  # raises an error if a batch contains the position
         self._seek(seed, epoch, position)
-        if self.backend is AUTO and "decoder" in state:
-            self._source.backends.restore(str(state["decoder"]))
+        if self._is_auto and state.get("decoder", self.backend.name) != self.backend.name:
+            try:
+                self._use(choose_backends(str(state["decoder"]), self.spec, self.device))
+            except FastvidError as error:
+                _log.warning("decoder %s of the state is not available here: %s", state["decoder"], error)
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
         """Yield the next `num_batches` >= 1 batches over and over, for as many batches as one ``for``: measures how
@@ -529,7 +364,8 @@ class ClipLoader(IterableDataset[Batch]):
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._source.close()
+        self._paused = None
+        self._decoders.close()
 
     def __iter__(self) -> Iterator[Batch]:
         check_use(self, self.world, found=self._found_world)
@@ -539,7 +375,9 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         self._stop()  # again: iterators may be used in another order than they were created
         self._epoch, self._position, self._origin = self.epoch, self.position, self.position
-        run = self._run = self._source.start(self._seed, self._epoch, self._position)
+        run = self._run = self._paused or self._pipeline()
+        self._paused = None
+        run.start()
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked, step = True, time.perf_counter(), Counters()
         try:
@@ -553,7 +391,7 @@ class ClipLoader(IterableDataset[Batch]):
                 samples = work.plan.samples
                 step.clips, step.batches = sum(sample != MASKED for sample in samples), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
-                self._skips.take(work.errors, len(samples), step, self.stats.total, *self._source.assembler.views)
+                self._skips.take(work.errors, len(samples), step, self.stats.total, self.spec.rules.num_views)
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
@@ -577,9 +415,12 @@ class ClipLoader(IterableDataset[Batch]):
                 asked = time.perf_counter()
                 first, step = False, Counters(compute_seconds=asked - given)
             self._epoch, self._position = self._epoch + 1, 0
-            self._source.finish(run, self._seed, self._epoch)
+            # Worker processes would have to be interrupted in the middle of their tasks.
+            if run.pause(follow=self.workers.kind == "thread"):
+                self._paused = run
         finally:
-            self._source.end(run)
+            if self._paused is not run:
+                run.close()
             self.stats.total.take_traffic()  # of what was prefetched and not delivered
             if self._run is run:
                 self._run, self._origin = None, self._position
@@ -591,7 +432,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
-        self._source.forget()
+        self._paused = None
         self._stop()
 
     def _stop(self) -> None:
@@ -599,3 +440,40 @@ class ClipLoader(IterableDataset[Batch]):
         if run is not None:
             run.close()
         self._origin = self._position
+
+    @property
+    def _fingerprint(self) -> dict[str, str]:
+        return self.spec.fingerprint(self.plans.batching.text)
+
+    def _use(self, chosen: Sequence[Backend]) -> None:
+        together = self.spec.rules.views is not None or self.spec.orders.clips_per_video > 1
+        self._decoders = Decoders(self.spec, self._video, chosen, self.workers, self.num_threads, together)
+
+    def _pipeline(self) -> BatchPipeline:
+        """Return a pipeline of the rest of this epoch and of all that follow."""
+        first, position, decoders, audio = self._epoch, self._position, self._decoders, self.spec.rules.audio
+        seed, plans = self._seed, self.plans
+        planners = (self._planner(seed, epoch) for epoch in itertools.count(first))
+        return BatchPipeline(
+            (
+                planner.plans(plans.epoch(seed, planner.clips.epoch), position if planner.clips.epoch == first else 0)
+                for planner in planners
+            ),
+            decoders,
+            prefetch=self.workers.prefetch,
+            sounds=None if audio is None else SoundMemory(audio, decoders.pool, self._video.stream),
+            num_fetchers=self._num_fetchers,
+        )
+
+    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
+        clips = ClipPlanner(self.spec.rules, seed, epoch, self.backend)
+        # Clips that this process prefetches must be decided in this process.
+        here = self._num_fetchers or self.spec.rules.audio is not None or not clips.runs_in_workers
+        return BatchPlanner(
+            self.dataset,
+            self.plans.orders.order(seed, epoch),
+            clips,
+            join=self._decoders.join,
+            decide=bool(here) or not self._decoders.decides,
+            clip_sizes=self._clip_sizes,
+        )
