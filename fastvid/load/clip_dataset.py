@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, cast, get_args
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as MapStyle
@@ -27,19 +26,18 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
+from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
 from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, Crops, Frames, as_clips, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, add_location, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
-from fastvid.load.options import Output, Workers
+from fastvid.load.options import Output, Workers, with_moved
 from fastvid.load.order.draws import resolve_subset
-from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Share
+from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.trainers import check_use
 from fastvid.load.workers.clip_worker import ClipTask, fetch_clip
 from fastvid.load.workers.lanes import Decoders, choose_backends
-from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
 
@@ -76,13 +74,10 @@ class ClipDataset(MapStyle[ClipRow]):
         spatial: One crop and at most one flip.
         seed: Determines frames and crops, 0 <= seed < 2**64; the order too if an `ExactSampler` is used.
         streams: Video streams of each sample, see `ClipLoader`.
-        flow_stack: Flows per frame, see `ClipLoader`.
-        fields: Annotation columns to deliver in the row's "fields".
-        text: The row's "text", see `ClipLoader`.
-        labels: The row's "labels", see `ClipLoader`.
-        signals: Signals of the row, see `ClipLoader`.
+        extras: Texts, labels, columns and signals of the row; no sound.
         decoder: Name of a back-end that decodes on the CPU, or a `Backend`.
-        output: The form of the video tensors.
+        output: The form of the video tensors; clips are collated by the DataLoader.
+        **moved: Any field of `extras` and `output`, as version 0.2 had them.
 
     Raises:
         UsageError: If an argument is invalid.
@@ -97,24 +92,23 @@ class ClipDataset(MapStyle[ClipRow]):
         spatial: Crops,
         seed: int = 0,
         streams: Sequence[str] | str | None = None,
-        flow_stack: int = 1,
-        fields: Sequence[str] = (),
-        text: Text | None = None,
-        labels: MultiHot | None = None,
-        signals: SignalsAsked = (),
+        extras: Extras = Extras(),
         decoder: str | Backend = "pyav",
         output: Output = Output(),
+        **moved: Any,
     ) -> None:
         self.dataset, self.decoder = resolve_subset(dataset), decoder
-        rules = ClipRules.of(self.dataset, frames, spatial, streams, flow_stack)
+        extras, output = with_moved("ClipDataset", {"extras": extras, "output": output}, moved)
+        if extras.audio is not None:
+            raise UsageError("a ClipDataset has no sound", hint="use a ClipLoader for audio=")
+        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack)
         self.spec = Spec(
             self.dataset,
             rules,
             EpochOrders(self.dataset, shuffle=False),
-            RowAnnotations.of(self.dataset, fields, text, labels),
-            SignalRows.of(self.dataset, frames, rules.streams, signals, views=False),
-            output=output,
-            collate="list" if rules.shape is None and FLOW not in rules.streams else "stack",
+            RowAnnotations.of(self.dataset, extras),
+            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=False),
+            output=replace(output, collate="list" if rules.shape is None and FLOW not in rules.streams else "stack"),
         )
         """Everything that decides the pixels of the clips."""
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
@@ -178,10 +172,10 @@ class ClipDataset(MapStyle[ClipRow]):
 
     def _read(self, seed: int, epoch: int, visits: Sequence[SampleVisit]) -> list[ClipRow]:
         decoders = self._open()
-        clips = ClipPlanner(self.spec.rules, seed, epoch, decoders.backend)
-        planner = BatchPlanner(self.dataset, _Visited(visits, seed, epoch), clips, join=decoders.join)
-        positions = np.array([visit.position for visit in visits], dtype=np.int64)
-        plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
+        clips, order = ClipPlanner(self.spec.rules, seed, epoch, decoders.backend), self.spec.orders.order(seed, epoch)
+        planner = BatchPlanner(self.dataset, order, clips, join=decoders.join)
+        samples, positions = (np.array([visit[field] for visit in visits], dtype=np.int64) for field in range(2))
+        plan = planner.plan(Share(visits[0].start, visits[0].stop, positions), samples)
         for error in plan.errors.values():
             raise error
         batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
@@ -207,22 +201,6 @@ _OF_BATCH: Final = frozenset({"weight", "valid"})
 """Entries that depend on the other rows of a batch."""
 
 _LARGE: Final = frozenset({"video", "flow"})
-
-
-@dataclass
-class _Visited:
-    """Visits as an order of samples."""
-
-    visits: Sequence[SampleVisit]
-    seed: int
-    epoch: int
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.visits)
-
-    def ids(self, _positions: npt.ArrayLike, /) -> IntArray:
-        return np.array([visit.sample for visit in self.visits], dtype=np.int64)
 
 
 def _decoded(plan: BatchPlan, decoders: Decoders, num_fetchers: int) -> Batch:
@@ -303,9 +281,6 @@ def collate_rows(
 default_collate_fn_map[ClipRow] = collate_rows
 
 
-Last = Literal["drop", "keep"]
-
-
 class ExactSampler(DistributedSampler[SampleVisit]):
     """Yields this rank's visits of an epoch, as a `ClipLoader` of the same arguments makes its batches.
 
@@ -321,13 +296,11 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         clips: The clips.
         global_batch_size: Clips per step over all ranks; a multiple of the world size. The DataLoader's batch_size is
             this number divided by the world size.
-        shuffle: See `ClipLoader`.
-        balance: See `ClipLoader`.
-        clips_per_video: See `ClipLoader`.
-        last: "drop" discards the clips that do not fill the last batch; "keep" delivers them, and some ranks then have
-            fewer clips, or a batch less.
+        order: Which samples an epoch visits, in which order, and how it ends: last="drop" discards the clips that do
+            not fill the last batch; "keep" delivers them, and some ranks then have fewer clips, or a batch less.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
+        **moved: Any field of `order`, as version 0.2 had them.
 
     Raises:
         UsageError: If an argument is invalid, or if the dataset is too small for one batch.
@@ -338,18 +311,19 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         clips: ClipDataset,
         *,
         global_batch_size: int,
-        shuffle: bool | BlockShuffle = True,
-        balance: ClassBalanced | None = None,
-        clips_per_video: int = 1,
-        last: Last = "drop",
+        order: Order = Order(),
         rank: int | None = None,
         world_size: int | None = None,
+        **moved: Any,
     ) -> None:
-        check_choice("last", last, get_args(Last))
+        (order,) = with_moved("ExactSampler", {"order": order}, moved)
+        check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        orders = EpochOrders.of(clips.dataset, order)
         self.spec = replace(clips.spec, orders=orders)
-        self.batches = Batches(orders.num_samples, global_batch_size, last, self.world, clips_per_video=clips_per_video)
+        self.batches = Batches(
+            orders.num_samples, global_batch_size, order.last, self.world, order.group_size, order.clips_per_video
+        )
         if self.batches.size % self.world.size:
             raise UsageError(
                 f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",

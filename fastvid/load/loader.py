@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,22 +20,21 @@ import torch
 from torch.utils.data import IterableDataset, Subset
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.sound import Audio
 from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.canvas import SoundMemory
-from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
-from fastvid.load.batch.spec import STATE_VERSION, Collate, Spec, VideoSpec, check_state
+from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
 from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
 from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
-from fastvid.load.options import OnError, Output, Skip, Workers
+from fastvid.load.options import OnError, Output, Skip, Workers, with_moved
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.draws import resolve_subset
-from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Last
+from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
 from fastvid.load.trainers import check_use
@@ -57,9 +55,7 @@ class Skips:
     """A loader's policy for failed clips."""
 
     def __init__(self, on_error: OnError) -> None:
-        if on_error != "raise" and not isinstance(on_error, Skip):
-            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
-        self._skip = None if on_error == "raise" else on_error
+        self._skip = on_error if isinstance(on_error, Skip) else None
 
     def take(
         self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
@@ -99,6 +95,22 @@ def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, tot
         ) from errors[max(errors)]
 
 
+def _sizes(
+    given: int | Buckets | Packed | None, moved: dict[str, Any], world: World
+) -> tuple[int | None, Buckets | Packed | None]:
+    """Return the clips of a batch, or how batches of varying shape are planned; takes their other names off `moved`."""
+    if "batch_size" in moved and given is None:
+        given = moved.pop("batch_size")
+        if world.size > 1 and isinstance(given, int):
+            raise UsageError(
+                f"batch_size is {given} in a world of {world.size} ranks",
+                hint=f"use global_batch_size={given * world.size}, the clips of a step over all ranks",
+            )
+    if isinstance(given, Buckets | Packed):
+        return None, given
+    return given, moved.pop("batches", None)
+
+
 class ClipLoader(IterableDataset[Batch]):
     """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
@@ -116,46 +128,26 @@ class ClipLoader(IterableDataset[Batch]):
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
             For a mixture one of all datasets, or a mapping with one for each by name.
         spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
+        global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`. Or
+            `Buckets` or `Packed` for batches of varying shape: with `Buckets` the sampler makes the frames of each
+            bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
         streams: Video streams of each sample: "rgb", "flow", or both, of the same pixels; or cameras, whose frames show
             the same moments. All pictures by default. The first is `Batch.video`.
-        flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
-        global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
-        batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. With `Buckets` the
-            sampler makes the frames of each bucket's shape and the crop its size; with `Packed` `Batch.video` is a
-            sequence of patches.
-        group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
-            requires last="drop".
-        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
-            the loader, and belong to the stream that is current where the next one is requested.
-        decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is available, else "pyav".
-        seed: Determines order, frames and crops, 0 <= seed < 2**64.
-        shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
-            for dataset order, as in evaluation.
-        balance: Class shares of the epoch; None visits every sample once.
-        clips_per_video: K clips of each visited video, for contrastive learning. They are neighbours in `Batch.video`
-            [n * K, 3, T, H, W], never split between ranks, and each has its own frames, crop, flip and transforms.
-        collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
-            column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
-        last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
-            or "keep" (a smaller batch). "mask" and "keep" count each video once.
-        rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
-        world_size: Processes that share each global batch.
-        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
-        fields: Annotation columns to deliver in `Batch.fields`.
-        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
-        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
-        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
-            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+        order: Which samples an epoch visits, in which order, and how it ends.
+        extras: Sound, texts, labels, columns and signals of the clips.
         after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
             They depend on the seed, the epoch and the position of the clip.
         output: The form of the video tensors.
-        workers: Who decodes, and how far ahead.
-        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
-        show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
-        stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
+        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
+            the loader, and belong to the stream that is current where the next one is requested.
+        seed: Determines order, frames and crops, 0 <= seed < 2**64.
+        rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
+        world_size: Processes that share each global batch.
+        workers: Who decodes, with what, how far ahead, and what to do with damaged clips.
+        **moved: Any field of `order`, `extras`, `output` and `workers`, as version 0.2 had them: ``shuffle=False``;
+            also ``batches=`` and, in a world of one process, PyTorch's ``batch_size=`` for `global_batch_size`.
 
     Raises:
         UsageError: If an argument is invalid, or if the dataset is too small for one batch.
@@ -168,70 +160,55 @@ class ClipLoader(IterableDataset[Batch]):
         *,
         frames: Frames,
         spatial: Crops,
-        global_batch_size: int | None = None,
-        batches: Buckets | Packed | None = None,
+        global_batch_size: int | Buckets | Packed | None = None,
         streams: Sequence[str] | str | None = None,
-        flow_stack: int = 1,
         views: Views | None = None,
-        group_size: int = 1,
-        device: str | torch.device = "cpu",
-        decoder: str | Backend = "auto",
-        seed: int = 0,
-        shuffle: bool | BlockShuffle = True,
-        balance: ClassBalanced | None = None,
-        clips_per_video: int = 1,
-        collate: Collate = "stack",
-        last: Last = "drop",
-        rank: int | None = None,
-        world_size: int | None = None,
-        audio: Audio | None = None,
-        fields: Sequence[str] = (),
-        text: Text | None = None,
-        labels: MultiHot | None = None,
-        signals: SignalsAsked = (),
+        order: Order = Order(),
+        extras: Extras = Extras(),
         after: Sequence[AnyTransform] = (),
         output: Output = Output(),
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
         workers: Workers = Workers(),
-        on_error: OnError = "raise",
-        show_stats: bool = False,
-        stats_file: str | os.PathLike[str] | None = None,
+        **moved: Any,
     ) -> None:
-        self._skips = Skips(on_error)
-        dataset = resolve_subset(dataset)
-        self._found_world = rank is None
-        self.world = World.resolve(rank, world_size)
-        """This process's rank, and the world size."""
-        orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
-        rules = ClipRules.of(dataset, frames, spatial, streams, flow_stack, views, audio)
-        annotations = RowAnnotations.of(dataset, fields, text, labels)
-        self.device, self.dataset = resolve(device), dataset
+        self.device, self.world, self._found_world = resolve(device), World.resolve(rank, world_size), rank is None
+        size, batches = _sizes(global_batch_size, moved, self.world)
+        groups = {"order": order, "extras": extras, "output": output, "workers": workers}
+        order, extras, output, workers = with_moved("ClipLoader", groups, moved)
+        self.dataset = dataset = resolve_subset(dataset)
+        """The samples."""
+        rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
+        annotations = RowAnnotations.of(dataset, extras)
         self.spec = Spec(
             dataset,
             rules,
-            orders,
+            EpochOrders.of(dataset, order),
             annotations,
-            SignalRows.of(dataset, frames, rules.streams, signals, views=views is not None),
+            SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None),
             TransformChain.of(after, rules.streams, rules.depth),
             output,
-            collate,
             batches,
         )
         """Everything that decides the pixels of the batches."""
-        self.plans = EpochPlans(orders, self.spec.batching(self.world, last, global_batch_size, group_size))
+        self.plans = EpochPlans(self.spec.orders, self.spec.batching(self.world, order, size))
         """The order and the batches of each epoch."""
-        required = collate == "pad" and self.world.size > 1
+        required = output.collate == "pad" and self.world.size > 1
         self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
         self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
         self.workers, self.num_threads = workers, workers.num_threads or available_cores()
-        self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), decoder == "auto"
-        self._use(choose_backends(decoder, self.spec, self.device))
+        self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
+        self._use(choose_backends(workers.decoder, self.spec, self.device))
         self.labels = None if annotations.labels is None else annotations.labels.labels
         """The classes of `Batch.labels`; None without labels=."""
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
         """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
-        self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
+        self._skips = Skips(workers.on_error)
+        self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None

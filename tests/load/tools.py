@@ -14,7 +14,7 @@ from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spa
 from fastvid.load.clips.plan import BatchPlanner, ClipPlanner
 from fastvid.load.clips.sampling import Segments, VideoInfo
 from fastvid.load.clips.views import Views
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches
 from fastvid.runtime.processes import World
 from tests.load.fakes import HEIGHT, WIDTH, fake
@@ -67,7 +67,7 @@ def epoch_of(dataset, world, **options):
 def plans(dataset, crop=(96, 160)):
     """Return six clips of two frames."""
     one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, backend("pyav"))
-    planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
+    planner = BatchPlanner(dataset, Permutation(len(dataset), 0, 0), one)
     return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 

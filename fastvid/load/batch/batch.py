@@ -247,7 +247,7 @@ class Assembler:
         small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
         small |= {} if spec.signals is None else spec.signals.rows(samples, valid, frames)
-        if spec.collate == "pad":
+        if spec.output.collate == "pad":
             small["mask"] = frames >= 0
         video, plain = streams[self._rules.streams[0]], dict[str, Any]()
         if self._patches is not None:

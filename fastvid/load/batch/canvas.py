@@ -24,11 +24,12 @@ from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
 from fastvid.load.after.chain import TransformChain
 from fastvid.load.batch.sinks import OpenSink, Sink
-from fastvid.load.batch.spec import Collate, Video, VideoSpec
+from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.plan import SoundTask, sounding
 from fastvid.load.device import LoaderStream, upload
 from fastvid.load.memory import BufferPool, SharedBufferPool, SharedRow
+from fastvid.load.options import Collate
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import ClipShape
 from fastvid.runtime.arrays import IntArray

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PICTURES
@@ -291,19 +292,13 @@ class RowAnnotations:
     mixture: Mixture | None = None
 
     @classmethod
-    def of(
-        cls,
-        dataset: Dataset | Mixture,
-        fields: Sequence[str],
-        text: Text | None,
-        labels: MultiHot | None,
-    ) -> RowAnnotations:
+    def of(cls, dataset: Dataset | Mixture, extras: Extras) -> RowAnnotations:
         """Build from a loader's arguments."""
         return cls(
             dataset.labels,
-            {name: dataset.column(name) for name in fields},
-            None if text is None else TextColumns(text, dataset),
-            None if labels is None else MultiHotLabels(labels, dataset),
+            {name: dataset.column(name) for name in extras.fields},
+            None if extras.text is None else TextColumns(extras.text, dataset),
+            None if extras.labels is None else MultiHotLabels(extras.labels, dataset),
             dataset if isinstance(dataset, Mixture) else None,
         )
 
@@ -349,6 +344,26 @@ class RowAnnotations:
 
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
 """Signals by name, with the seconds around each item; without any, at the frames that the clip shows."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a batch contains besides its pictures.
+
+    Args:
+        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
+        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
+        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
+        fields: Annotation columns to deliver in `Batch.fields`.
+        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
+            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+    """
+
+    audio: Audio | None = None
+    text: Text | None = None
+    labels: MultiHot | None = None
+    fields: Sequence[str] = ()
+    signals: SignalsAsked = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -165,7 +165,7 @@ class RgbSink(_LevelsSink):
             self._blank.add(row)
         elif staged is not None:
             layout = self._layouts[row]
-            layout.fill(layout.channels_first(self._rows[row]), staged)
+            layout.fill(layout.view(self._rows[row]), staged)
 
     def finish(self) -> Video:
         """See `Sink`."""

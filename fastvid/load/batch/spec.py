@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
 import torch
 
@@ -25,16 +25,14 @@ from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, clip_sizes
 from fastvid.load.clips.sampling import with_length
 from fastvid.load.clips.views import check_views
 from fastvid.load.device import LoaderStream
-from fastvid.load.options import Output
+from fastvid.load.options import Collate, Output
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.draws import DRAWS_VERSION
-from fastvid.load.order.epoch import Batches, Batching, ClipShape, EpochOrders, Last
+from fastvid.load.order.epoch import Batches, Batching, ClipShape, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.packed import Packed
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice, check_integer
-
-Collate = Literal["stack", "pad", "list"]
+from fastvid.runtime.values import check_integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +46,10 @@ class Spec:
     signals: SignalRows | None = None
     after: TransformChain | None = None
     output: Output = Output()
-    collate: Collate = "stack"  # how clips of different shapes are put together
     batches: Buckets | Packed | None = None
 
     def __post_init__(self) -> None:
-        rules, collate = self.rules, self.collate
-        check_choice("collate", collate, get_args(Collate))
+        rules, collate = self.rules, self.output.collate
         for sampler, crop in rules.pairs if rules.views else ():
             assert rules.views is not None
             sound = rules.audio is not None
@@ -94,15 +90,15 @@ class Spec:
         }
         return parts | {name: text for name, text in asked.items() if text}
 
-    def batching(self, world: World, last: Last, size: int | None, group: int) -> Batching:
+    def batching(self, world: World, order: Order, size: int | None) -> Batching:
         """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
         orders, planned, rules = self.orders, self.batches, self.rules
         if planned is None:
             size = check_integer("global_batch_size", size, 1)
-            return Batches(orders.num_samples, size, last, world, group, orders.clips_per_video)
-        if size is not None or group != 1:
+            return Batches(orders.num_samples, size, order.last, world, order.group_size, orders.clips_per_video)
+        if size is not None or order.group_size != 1:
             raise UsageError(
-                f"global_batch_size is {size} and group_size {group} with batches={planned}",
+                f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}",
                 hint="leave out both: batches= decides the size of each batch",
             )
         if orders.clips_per_video > 1:
@@ -114,7 +110,7 @@ class Spec:
             for shape in planned.shapes:
                 with_length(sampler, shape[0])
                 spatial.of_size(shape[1:])
-        return planned.plan(clip_sizes(self.dataset, rules), world, last, self.dataset.key)
+        return planned.plan(clip_sizes(self.dataset, rules), world, order.last, self.dataset.key)
 
 
 STATE_VERSION: Final = 1
@@ -198,7 +194,7 @@ class VideoSpec:
     @classmethod
     def of(cls, spec: Spec, stream: LoaderStream) -> VideoSpec:
         """Return the form of a loader's batches on a device; packed patches are made of a list of clips."""
-        output, collate = spec.output, spec.collate
+        output, collate = spec.output, spec.output.collate
         if isinstance(spec.batches, Packed):
             collate = "list"
         pixels = None if output.dtype is torch.uint8 else output.pixels

@@ -161,6 +161,12 @@ class ClipRules:
                 f"EveryFrame has items, whose frames {frames!r} does not choose",
                 hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
             )
+        for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
+            if not hasattr(sampler, "draw"):
+                raise UsageError(
+                    f"frames is {sampler!r}, which is no sampler",
+                    hint=f"use Segments({sampler}), Uniform({sampler}) or Dense({sampler}, stride)",
+                )
         names = check_streams(streams, flow_stack, dataset.streams)
         options = (names, flow_stack, depth_of(dataset, names), views, audio)
         if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):

@@ -220,9 +220,9 @@ class BatchPlanner:
             for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):
                 yield self._plan(share, part)
 
-    def plan(self, share: Share) -> BatchPlan:
-        """Return the plan of one rank's share of a batch."""
-        return self._plan(share, self._samples(share.positions))
+    def plan(self, share: Share, samples: IntArray | None = None) -> BatchPlan:
+        """Return the plan of one rank's share of a batch; of these samples, in place of those of the order."""
+        return self._plan(share, self._samples(share.positions) if samples is None else samples)
 
     def _samples(self, positions: IntArray) -> IntArray:
         present = positions != MASKED
@@ -277,8 +277,8 @@ class BatchPlanner:
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 add_location(error, self.dataset.shard_name(shard), key)
                 plan.errors[number * rules.num_views] = error
-            # Yield the GIL to decode threads between clips; otherwise it switches only every 5 ms.
-            time.sleep(0)
+        # Yield the GIL to decode threads between batches; otherwise it switches only every 5 ms.
+        time.sleep(0)
         if self.join:
             plan.clips[:] = join_neighbours(as_clips(plan.clips))
         if rules.audio is None:
