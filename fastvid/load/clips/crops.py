@@ -362,7 +362,10 @@ class Spatial:
         flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
         crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
         if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
-            raise UsageError(f"spatial contains something that is neither a crop nor a flip: {listed}")
+            raise UsageError(
+                f"spatial contains something that is neither a crop nor a flip: {listed}",
+                hint=f"use CenterCrop({listed[0]}), RandomResizedCrop({listed[0]}) or another crop",
+            )
         if len(crops) != 1 or len(flips) > 1:
             raise UsageError(
                 f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",

@@ -126,9 +126,9 @@ def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_pa
 def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:
     dataset = Dataset(str(folder / "shards"), split="train")
     for entry in newest(undisturbed)["lineage"]:
-        from fastvid.load.order.draws import Order
+        from fastvid.load.order.draws import Permutation
 
-        ids = Order(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
+        ids = Permutation(len(dataset), 0, entry["epoch"]).ids(range(len(dataset)))
         expected = Lineage()
         expected.add(entry["epoch"], *digest_of([dataset.key(int(sample)) for sample in ids]))
         assert expected.state_dict() == [entry]
