@@ -20,7 +20,7 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_364,
     "decode": 2_942,
     "media": 2_127,
-    "storage": 1_718,
+    "storage": 1_633,
     "sharding": 11_851,
     "load": 6_568,
     "train": 8_452,
