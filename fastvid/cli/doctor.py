@@ -25,7 +25,7 @@ from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.processes import available_cores
-from fastvid.sharding.verify.audit import self_test
+from fastvid.sharding.verify.self_test import self_test
 
 _PACKAGES: Final = (
     *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),

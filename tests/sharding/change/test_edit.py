@@ -17,8 +17,9 @@ from fastvid.format.dataset import Dataset, change
 from fastvid.format.generations import history, read_generation, read_head, swap_head
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
-from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import match_annotations, read_label_csv, relabel_samples, remove_samples
+from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
@@ -441,7 +442,8 @@ def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, 
         "import sys\n"
         "from fastvid.storage import LocalStorage\n"
         "from fastvid.sharding.change.edit import remove_samples\n"
-        "from fastvid.sharding.change.compact import compact_shards, collect_garbage\n"
+        "from fastvid.sharding.change.compact import compact_shards\n"
+        "from fastvid.sharding.change.history import collect_garbage\n"
         f"store = LocalStorage(sys.argv[1])\n{command}\n"
     )
 
