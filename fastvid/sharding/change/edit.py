@@ -8,8 +8,6 @@ Reads new labels and columns for a dataset's samples, from a table with keys or 
 
 from __future__ import annotations
 
-import csv
-import io
 import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +36,7 @@ from fastvid.sharding.sources.tables import (
     Annotations,
     Columns,
     NumberedRecord,
+    check_rows,
     label_list,
     plain_value,
 )
@@ -218,14 +217,15 @@ class Matched:
 
 
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change."""
+    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
+
+    An empty field of a CSV is None.
+    """
     file, names = AnnotationFile(place), Columns.parse(columns)
-    form = file.suffix[1:]
+    form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
     try:
-        if form not in ("json", "jsonl", "parquet"):
-            rows = read_label_csv(file.read(), file=place, columns=names)
-        else:
-            rows = _by_key(read_table(file, form, names))
+        rows = _by_key(read_table(file, form, names, whole=True))
+        check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
         for row in rows.values():
             if LABELS in row:
                 row[LABELS] = label_list(row[LABELS])
@@ -244,49 +244,12 @@ def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for number, record in records:
         key = record.get("key")
-        if not isinstance(key, str):
+        if not isinstance(key, str) or not key:
             raise UsageError("row has no key", row=number, column="key", hint="name the column, such as key=COLUMN")
         if key in rows:
             raise UsageError(f"duplicate key {key!r}", row=number)
-        rows[key] = {
-            name: value if name == LABELS else plain_value(value) for name, value in record.items() if name != "key"
-        }
-    return rows
-
-
-def read_label_csv(data: bytes, *, file: str, columns: Columns | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a CSV with the columns ``key`` and those to change.
-
-    An empty field is None. Columns of whole or decimal numbers become numbers, except ``label``, whose text is first
-    looked up as a class name.
-    """
-    try:
-        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        lines = [(reader.line_num, line) for line in reader if line]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot parse CSV: {error}", file=file) from error
-    renamed = {source: name for name, source in columns.sources.items()} if columns is not None else {}
-    header = [renamed.get(name.strip(), name.strip()) for name in lines[0][1]] if lines else []
-    if missing := next((name for name in renamed.values() if name not in header), None):
-        raise UsageError(f"table has no column for {missing!r}", file=file, hint=f"its columns are {', '.join(header)}")
-    if "key" not in header or len(header) < 2 or len(set(header)) < len(header):
-        raise UsageError(
-            f"CSV header is {','.join(header)!r}", file=file, hint="name the column key, and label or other columns"
-        )
-    rows: dict[str, dict[str, Any]] = {}
-    at = header.index("key")
-    for number, line in lines[1:]:
-        if len(line) != len(header):
-            raise UsageError(f"line has {len(line)} fields, the header {len(header)}", file=file, line=number)
-        if line[at] in rows:
-            raise UsageError(f"duplicate key {line[at]!r}", file=file, line=number)
-        rows[line[at]] = {name: value or None for name, value in zip(header, line, strict=True) if name != "key"}
-    for name in header:
-        if name not in ("key", "label", LABELS):
-            numbers = _numbers([row[name] for row in rows.values()])
-            if numbers is not None:
-                for row, value in zip(rows.values(), numbers, strict=True):
-                    row[name] = value
+        values = {name: None if value == "" else value for name, value in record.items() if name != "key"}
+        rows[key] = {name: value if name == LABELS else plain_value(value) for name, value in values.items()}
     return rows
 
 
@@ -344,13 +307,3 @@ def _wanted(row: AnnotationRow) -> list[str]:
     if row.whole_name is None:
         return [f"{path}#{ends}"]
     return [path, f"{encode_name(row.whole_name)}#{ends}"]
-
-
-def _numbers(texts: list[Any]) -> list[Any] | None:
-    """Return the values as integers or floats, keeping None; None if any is not a number."""
-    for kind in (int, float):
-        try:
-            return [None if text is None else kind(text) for text in texts]
-        except ValueError:
-            continue
-    return None

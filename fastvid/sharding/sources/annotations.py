@@ -122,13 +122,14 @@ def read_annotations(
     return _named(rows, classes, class_names)
 
 
-def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[NumberedRecord]:
+def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
     """Return the rows of a table by column, with renamed columns and one row per segment.
 
     Args:
         file: The table.
         form: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
         columns: Names for its columns.
+        whole: Whether a row of a CSV with fewer fields than the header is an error.
 
     Raises:
         UsageError: If the table does not parse.
@@ -136,7 +137,7 @@ def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[Number
     records: Sequence[NumberedRecord]
     if form == "csv":
         text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
-        records = list(enumerate(read_rows(file.text(), text_columns=text_columns), FIRST_ROW))
+        records = list(enumerate(read_rows(file.text(), text_columns=text_columns, whole=whole), FIRST_ROW))
     elif form == "parquet":
         records = read_parquet(file.read())
     elif form == "jsonl":
