@@ -21,7 +21,7 @@ from fastvid.decode.request import DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec, Range
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.sharding.verify.audit import self_test
+from fastvid.sharding.verify.self_test import self_test
 from tests import fake_cuda
 from tests.conformance.posing import SPOILED, Late, Unwritten, posing
 from tests.sharding.shardtools import REPOSITORY, stub
