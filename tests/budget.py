@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 3_124,
     "media": 2_127,
     "storage": 1_718,
-    "sharding": 11_851,
+    "sharding": 11_618,
     "load": 6_568,
     "train": 8_452,
     "models": 1_434,
