@@ -41,7 +41,7 @@ from fastvid.load.clips.clip import (
     streams_text,
 )
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, add_location, prefetch_threads
-from fastvid.load.memory import LoaderStream, resolve
+from fastvid.load.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers
 from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Share

@@ -18,7 +18,7 @@ from fastvid.load.batch.canvas import BatchSound, Canvas, Patches, TransformStag
 from fastvid.load.batch.labels import RowAnnotations, SignalRows
 from fastvid.load.batch.sinks import Video
 from fastvid.load.clips.plan import BatchPlan
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import MASKED
 from fastvid.runtime.arrays import FloatArray, IntArray

@@ -44,7 +44,8 @@ from fastvid.load.after.chain import TransformChain
 from fastvid.load.batch.sinks import Collate, HostPlanes, OpenSink, Sink, Video, VideoSpec, one_shape
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.plan import SoundTask, sounding
-from fastvid.load.memory import BufferPool, LoaderStream, SharedBufferPool, SharedRow, upload
+from fastvid.load.device import LoaderStream, upload
+from fastvid.load.memory import BufferPool, SharedBufferPool, SharedRow
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import ClipShape
 from fastvid.runtime.arrays import IntArray

@@ -32,7 +32,8 @@ from fastvid.decode.pixels import finish_planes, finish_rgb
 from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, Planes, Rgb, packed, packed_size
 from fastvid.errors import UsageError
 from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, as_clips
-from fastvid.load.memory import BufferPool, LoaderStream, RowLayout, SharedBufferPool, SharedRow
+from fastvid.load.device import LoaderStream
+from fastvid.load.memory import BufferPool, RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.options import Output
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClipShape

@@ -20,7 +20,7 @@ from fastvid.decode.backends import Backend, backends
 from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb, packed, packed_size
 from fastvid.errors import FastvidError
 from fastvid.load.clips.clip import Clip
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers.clip_worker import fetch_clip
 from fastvid.load.workers.lanes import choose_backends, merge, on_device, open_decoder, split_lanes
 from fastvid.runtime.processes import World

@@ -4,9 +4,7 @@ Seconds of fetch, decode and finish are sums over all threads; wait and compute 
 wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
 stream waits for it is copy.
 
-Shows loader statistics during a run: on the terminal, as JSON lines; and times the waits for copies to a device.
-
-Handles failed clips: raises their error, or masks and counts them up to a maximum rate.
+Shows them during a run, on the terminal or as JSON lines. Does not import torch, because worker processes count too.
 """
 
 from __future__ import annotations
@@ -17,16 +15,11 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-import torch
-
-from fastvid.errors import FastvidError, UnavailableError, UsageError
-from fastvid.load.options import OnError, Skip
 from fastvid.storage.protocol import TRAFFIC, Prices
 
 _BOUND: Final = 0.1
@@ -310,91 +303,3 @@ class LiveView:
             f"{stats.num_threads} threads {stats.busy:.0%} busy: {parts}; {reads}; skipped: {skips}",
             stats.verdict(),
         ]
-
-
-class CopyClock:
-    """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
-
-    The host never waits: each measurement is read after the stream has passed it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def __enter__(self) -> None:
-        if self._device is not None:
-            pair = self._free.pop() if self._free else (_event(), _event())
-            self._pending.append(pair)
-            pair[0].record(torch.cuda.current_stream(self._device))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._device is not None:
-            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
-
-    def seconds(self) -> float:
-        """Return the seconds of the waits that have ended since the last call."""
-        spent = 0.0
-        while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
-            start, stop = pair = self._pending.popleft()
-            spent += start.elapsed_time(stop) / 1e3
-            self._free.append(pair)
-        return spent
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-SKIP_SLACK: Final = 5
-"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
-fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
-
-
-class Skips:
-    """A loader's policy for failed clips."""
-
-    def __init__(self, on_error: OnError) -> None:
-        if on_error != "raise" and not isinstance(on_error, Skip):
-            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
-        self._skip = None if on_error == "raise" else on_error
-
-    def take(
-        self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
-    ) -> dict[int, Exception]:
-        """Count the failed clips of a batch.
-
-        `errors`: by row of the canvas, see `fastvid.load.batch.canvas`. `rows`: rows of the batch. `views`:
-        canvas rows for each row of each stream. Returns the first error of each masked row.
-        """
-        first: dict[int, Exception] = {}
-        for row in sorted(errors):
-            # If one stream or view of a clip fails, the whole clip fails.
-            first.setdefault(row // views % rows, errors[row])
-        for error in first.values():
-            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
-            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
-            if self._skip is None or not own:
-                raise error
-            step.skips[type(error).__name__] += 1
-            _log.warning("clip skipped: %s", error)
-        step.clips -= len(first)
-        if first:
-            assert self._skip is not None
-            _check(self._skip.max_rate, first, step, total)
-        return first
-
-
-def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
-    skips = total.skips + step.skips
-    skipped = skips.total()
-    seen = total.clips + step.clips + skipped
-    if skipped > SKIP_SLACK + max_rate * seen:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
-        raise FastvidError(
-            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
-            hint="run `fastvid verify` to find damaged samples and exclude them with where=",
-        ) from errors[max(errors)]

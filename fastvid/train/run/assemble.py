@@ -37,8 +37,8 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
-from fastvid.load.memory import upload
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.models import zoo

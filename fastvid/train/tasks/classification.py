@@ -21,7 +21,7 @@ from torch.nn import functional
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
-from fastvid.load.memory import upload
+from fastvid.load.device import upload
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.values import check_least
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output

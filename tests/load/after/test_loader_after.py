@@ -24,7 +24,7 @@ from fastvid.load.batch.sinks import VideoSpec
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.order.draws import Draws
 from tests import fake_cuda
 from tests.datasets import make_clip, pack

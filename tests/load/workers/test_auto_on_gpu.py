@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from fastvid.decode import pixels
 from fastvid.decode.backends import Backend
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers import auto, lanes
 from fastvid.runtime.processes import World
 from tests import fake_cuda

@@ -18,7 +18,7 @@ from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.schema import Codec
 from fastvid.load.batch.sinks import DeviceRgbSink, VideoSpec
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers import auto, lanes
 from tests.datasets import REPOSITORY, pack
 from tests.load.fakes import FakeDataset
@@ -150,7 +150,7 @@ def test_damaged_clip_is_masked_and_its_lane_continues(dataset, known, monkeypat
 
 
 def test_auto_measures_available_backends_and_logs_the_reason(dataset, monkeypatch, caplog):
-    rates = {"pyav": 100.0, "dali-cpu": 300.0, "torchcodec-cpu": 20.0}
+    rates = {"pyav": 100.0, "dali-cpu": 300.0}
     monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
     loader = make(dataset)
     assert loader.backend.name == "auto"
@@ -175,7 +175,7 @@ def test_auto_measures_available_backends_and_logs_the_reason(dataset, monkeypat
 
 
 def test_auto_resumes_at_the_end_of_an_epoch(dataset, monkeypatch):
-    rates = {"pyav": 100.0, "dali-cpu": 300.0, "torchcodec-cpu": 20.0}
+    rates = {"pyav": 100.0, "dali-cpu": 300.0}
     monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
     whole = make(dataset)
     for _ in whole:
@@ -218,7 +218,7 @@ print(loader.backend.name, [name for name in ("torchcodec", "nvidia.dali") if na
 
 def test_default_is_replaced_only_for_a_clear_gain(dataset, monkeypatch):
     for dali, name in ((149.0, "pyav"), (151.0, "dali-cpu")):
-        rates = {"pyav": 100.0, "dali-cpu": dali, "torchcodec-cpu": 20.0}
+        rates = {"pyav": 100.0, "dali-cpu": dali}
         monkeypatch.setattr(auto, "measure", lambda chosen, *_, rates=rates: rates[chosen[0].name])
         assert auto.choose(plans(dataset), CPU, 1).name == name
 
@@ -251,7 +251,7 @@ RANKS = """
 import os, sys
 import torch
 import torch.distributed as dist
-from fastvid.load.memory import LoaderStream
+from fastvid.load.device import LoaderStream
 from fastvid.load.workers import auto
 from fastvid.runtime.processes import World
 from tests.load.loaders import clip_loader

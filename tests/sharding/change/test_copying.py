@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from fastvid.cli.main import main
@@ -13,6 +9,7 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import copy_dataset, remove_samples
 from fastvid.storage import LocalStorage, open_storage
+from tests import forks
 from tests.datasets import make_clip, pack
 
 
@@ -50,8 +47,7 @@ def test_copy_has_only_the_current_generation_by_default(store, tmp_path):
 
 def test_killed_copy_is_no_dataset_and_resumes(store, tmp_path):
     out = LocalStorage(tmp_path / "out")
-    command = [sys.executable, "-m", "fastvid", "copy", store.url, str(tmp_path / "out"), "--all"]
-    done = subprocess.run(command, env={**os.environ, "FASTVID_FAULT": "copy:6"}, capture_output=True, check=False)
+    done = forks.fastvid("copy", store.url, tmp_path / "out", "--all", fault="copy:6")
     assert done.returncode == -9
     assert not out.exists("dataset.json")
     resumed = copy_dataset(store, out, every=True)
