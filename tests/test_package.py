@@ -34,10 +34,6 @@ ORDER = {
     for folder, order in {
         "fastvid": "errors runtime report storage format decode media sharding load tune models train demo cli",
         "fastvid/sharding": "sources encode work engines job in_place lerobot verify change sets page",
-        "fastvid/cli": """
-            shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
-            predict history access sets main
-        """,
         "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
