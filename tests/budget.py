@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_127,
     "storage": 1_718,
     "sharding": 11_851,
-    "load": 6_568,
+    "load": 6_210,
     "train": 8_452,
     "models": 1_434,
     "cli": 1_857,
