@@ -41,9 +41,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sized:
-    """A crop with a size, or with none until it is given that of a bucket."""
+    """A crop with a size, or with none until it is given that of a bucket.
 
-    size: int | Size | None = None  # (height, width) in pixels; None if it comes from a bucket
+    Attributes:
+        size: (height, width) in pixels; None if it comes from a bucket.
+        from_bucket: Whether the size came from a bucket, so that regions are relative to `largest`.
+    """
+
+    size: int | Size | None = None
     from_bucket: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
