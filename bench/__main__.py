@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from fastvid.errors import FastvidError, naming_extras
-from fastvid.runtime.children import SAFE_PATH
-from fastvid.runtime.command_line import parse
+from fastvid.runtime.names import parse
+from fastvid.runtime.processes import SAFE_PATH
 
 BENCHES: Final = {
     "annotations": (

@@ -101,11 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def load(file: Path) -> dict[str, Any]:
-    """Read a result.
-
-    Raises:
-        UsageError: If the file cannot be read or is not a JSON object.
-    """
+    """Read a result."""
     try:
         record = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -125,14 +121,9 @@ def _labels(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render the page.
-
-    Args:
-        records: Results by a distinct label.
-    """
+    """Render the page."""
     from fastvid.report.charts import bars, lines
-    from fastvid.report.markup import card, table
-    from fastvid.report.page import Section, document
+    from fastvid.report.page import Section, card, document, table
 
     def drawn(chart: Chart) -> str:
         if isinstance(chart, Bars):
@@ -309,11 +300,7 @@ def _today(row: Mapping[str, Any]) -> list[str]:
 
 
 def with_table(readme: str, table: str) -> str:
-    """Return the README with the text between its markers replaced.
-
-    Raises:
-        UsageError: If the markers are missing.
-    """
+    """Return the README with the text between its markers replaced."""
     before, begin, rest = readme.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 from fastvid.storage import urls
 from tests.makers import Videos
 from tests.server_fixtures import ceph, obstore, s3, web
@@ -97,7 +97,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ranks.get(item.path.name, len(ranks)))
 
 
+def pytest_collection_finish() -> None:
+    """Leave what imports and collection made out of every later `gc.collect`, which would take half a second."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the number of cores, because some tests wait."""
-    return available_cores() + 1
+    """Return the number of cores that this process may use."""
+    return available_cores()

@@ -17,7 +17,7 @@ import av
 import numpy as np
 
 from fastvid.decode.request import Box, ClipRequest, EncodedClip
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import INPUT_PADDING, PacketFlag
 from fastvid.media.ffmpeg import find_ffmpeg

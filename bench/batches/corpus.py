@@ -6,10 +6,9 @@ from typing import Final
 
 import numpy as np
 
-from fastvid.load.clips.augment import Spatial
-from fastvid.load.clips.resize import Native
+from fastvid.load.clips.crops import Native, Spatial
 from fastvid.load.clips.timed_sampling import AtFps
-from fastvid.load.order.sizes import ClipSizes
+from fastvid.load.order.buckets import ClipSizes
 
 SIDES: Final = ((720, 1280), (1080, 1920), (480, 640), (1280, 720), (360, 640), (1080, 1080))
 """Height and width of the videos."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvid.load.order.packing import cost
+from fastvid.load.order.packed import cost
 from fastvid.runtime.arrays import IntArray
 
 Steps = Sequence[Sequence[Sequence[int]]]
@@ -18,11 +18,9 @@ Steps = Sequence[Sequence[Sequence[int]]]
 def score(ranks: Steps, tokens: IntArray, room: IntArray, quadratic_from: int) -> dict[str, Any]:
     """Return what can be said of the batches of an epoch.
 
-    Args:
-        ranks: For each rank its steps, and for each step its samples; steps that only some ranks take are last.
-        tokens: Tokens of each sample as delivered, int64 [N].
-        room: Tokens that each (rank, step) occupies in memory, padding included, int64 [W, S] for the common steps.
-        quadratic_from: See `fastvid.load.order.packing.cost`.
+    `ranks`: for each rank its steps, and for each step its samples; steps that only some ranks take are last.
+    `tokens`: tokens of each sample as delivered, int64 [N]. `room`: tokens that each (rank, step) occupies in
+    memory, padding included, int64 [W, S] for the common steps.
     """
     seen = Counter(sample for steps in ranks for step in steps for sample in step)
     common = min(map(len, ranks))

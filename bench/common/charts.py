@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart.
-
-    Attributes:
-        title: Title of the plot; charts of several files with the same title share one plot.
-        unit: Unit of the values.
-        values: Value of each bar by name, from top to bottom.
-        spread: Minimum and maximum by name.
-        rivals: Names of the bars that fastvid is compared with.
-        note: One or two sentences for the reader.
-    """
+    """A bar chart."""
 
     title: str
     unit: str
@@ -29,18 +20,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Lines:
-    """A line chart.
-
-    Attributes:
-        title: As in `Bars`.
-        across: Label of the x axis.
-        up: Label of the y axis.
-        series: Points (x, y) by name.
-        expected: Names of series that are predicted, not measured.
-        log_x: Whether the x axis is logarithmic.
-        log_y: Whether the y axis is logarithmic.
-        note: As in `Bars`.
-    """
+    """A line chart."""
 
     title: str
     across: str

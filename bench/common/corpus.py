@@ -11,22 +11,11 @@ from typing import Final
 from fastvid.errors import UsageError
 
 SAMPLINGS: Final = ("tsn8", "dense16x4", "dense32x2")
-"""Samplings to benchmark; see `fastvid.measure.clips.parse_sampling`."""
+"""Samplings to benchmark; see `fastvid.tune.measure.parse_sampling`."""
 
 
 def shard(footage: Path, profile: str, cache: Path, *, options: Sequence[str] = (), name: str | None = None) -> Path:
-    """Return the dataset of `footage` in a profile, created on first use.
-
-    Args:
-        footage: A folder of videos.
-        profile: Encode profile.
-        cache: Folder of the datasets.
-        options: Additional options for ``fastvid shard``.
-        name: Name of the dataset's folder; by default the profile.
-
-    Raises:
-        UsageError: If ``fastvid shard`` fails.
-    """
+    """Return the dataset of `footage` in a profile, created on first use."""
     folder = cache / (name or profile)
     if not (folder / "dataset.json").exists():
         command = [sys.executable, "-m", "fastvid", "shard", str(footage), "--out", str(folder), "--profile", profile]

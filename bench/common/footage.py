@@ -28,28 +28,16 @@ COPIED: Final = "as it is"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of footage.
+    """A kind of footage."""
 
-    Attributes:
-        size: Height and width in pixels.
-        fps: Frames a second.
-        seconds: Length of what is encoded.
-        videos: Number of videos.
-        options: Encoder options of the source files.
-        profiles: Profiles that it is encoded in, or `COPIED`.
-        samplings: How clips are drawn, see `fastvid.measure.clips.parse_sampling`.
-        crop: Side of the square crop in pixels.
-        loops: How often what is encoded follows itself in the file, without being encoded again.
-    """
-
-    size: tuple[int, int]
-    fps: int
+    size: tuple[int, int]  # height and width in pixels
+    fps: int  # frames a second
     seconds: int
     videos: int
     options: tuple[str, ...]
     profiles: tuple[str, ...]
     samplings: tuple[str, ...]
-    crop: int
+    crop: int  # side of the square crop in pixels
     loops: int = 1
 
 
@@ -84,11 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def datasets(name: str, footage: Path | None, cache: Path) -> Iterator[tuple[str, Path]]:
-    """Yield each profile of a kind and its dataset, which is made when it is reached, unless it exists.
-
-    Raises:
-        UsageError: If they have to be made and there is no footage.
-    """
+    """Yield each profile of a kind and its dataset, which is made when it is reached, unless it exists."""
     kind = KINDS[name]
     for profile in kind.profiles:
         yield profile, _dataset(name, kind, profile, footage, cache)

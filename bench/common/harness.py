@@ -1,6 +1,6 @@
 """Machine facts and JSON records, shared by all benchmarks.
 
-Contenders run in alternating rounds (`fastvid.measure.rounds`); a ratio is the median of the rounds' ratios.
+Contenders run in alternating rounds (`fastvid.tune.measure`); a ratio is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from bench.common import newest
 from fastvid.errors import JobError, UsageError
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
 # In a checkout, the repository's bench/results; in an installation, below the working directory.
@@ -61,11 +61,7 @@ def _first(file: str, field_name: str) -> str | None:
 
 
 def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the record `before` with the machine on which one part is now measured again.
-
-    Raises:
-        UsageError: If `before` was measured with other settings.
-    """
+    """Return the record `before` with the machine on which one part is now measured again."""
     for key in now.keys() - {"machine"}:
         if before.get(key) != now[key]:
             raise UsageError(
@@ -79,9 +75,6 @@ def run_json(command: Sequence[str]) -> dict[str, Any]:
     """Run a command and return the JSON object of its last line.
 
     Its processes compute in one thread each: several commands share the cores, and the sums stay the same.
-
-    Raises:
-        JobError: It fails.
     """
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)

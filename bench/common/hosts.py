@@ -24,16 +24,7 @@ _numbers = itertools.count()
 
 
 class Hosts:
-    """Network namespaces that exist while the context is open.
-
-    Args:
-        count: Number of hosts, 2 to 250.
-
-    Attributes:
-        prefixes: Command prefix of each host that runs a command there.
-        addresses: IPv4 address of each host.
-        environment: Environment variables for processes there: the network device for gloo and NCCL.
-    """
+    """Network namespaces that exist while the context is open."""
 
     def __init__(self, count: int) -> None:
         if not 2 <= count <= 250:

@@ -28,13 +28,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A library at its newest version.
-
-    Attributes:
-        package: Name on the package index.
-        version: Its newest version on the day `CHECKED`.
-        needs: Requirements that this environment lacks, pinned. Its other requirements are those of fastvid.
-    """
+    """A library at its newest version."""
 
     package: str
     version: str
@@ -83,10 +77,6 @@ def use_newest(names: Collection[str], cache: Path) -> None:
 
     Those that this environment lacks are installed on first use, each into a folder of its own below `cache`. What
     cannot be installed is logged, and stays as it is in this environment.
-
-    Args:
-        names: Keys of `NEWEST`; unknown ones are ignored.
-        cache: Folder of the installations.
     """
     for name in names:
         if name in NEWEST and installed(NEWEST[name].package) != NEWEST[name].version:
@@ -124,12 +114,7 @@ def versions() -> dict[str, str]:
 
 
 def outdated(packages: Mapping[str, str], measured: date) -> list[str]:
-    """Return what is wrong with the versions that a result was measured with.
-
-    Args:
-        packages: Version of each package, as in the result's facts about its machine.
-        measured: The day of the result.
-    """
+    """Return what is wrong with the versions that a result was measured with."""
     wrong = [
         f"{rival.package} {packages[rival.package]} was measured; {rival.version} is the newest"
         for rival in NEWEST.values()

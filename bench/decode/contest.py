@@ -12,10 +12,8 @@ from av.video.frame import VideoFrame
 
 from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
 from fastvid.errors import FastvidError
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
-from fastvid.measure.rounds import Contender, RoundTimes, measure
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, measure
 
 # Mean difference from fastvid's RGB, in levels. Colour converters differ by 1 to 2 (rounding, chroma); a wrong frame of
 # a moving scene differs by far more.
@@ -28,13 +26,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Rivals:
-    """Rivals on one corpus.
-
-    Attributes:
-        best: Each rival with its best settings.
-        sweeps: All settings tried, by rival.
-        refused: Why a rival cannot run here, by rival.
-    """
+    """Rivals on one corpus."""
 
     best: list[Contender] = field(default_factory=list)
     sweeps: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
@@ -61,18 +53,7 @@ def sweep(
 
     Settings that deliver wrong frames are recorded but never chosen. The rounds are not those that are reported.
 
-    Args:
-        name: Key of `KNOBS` or `DALI_KNOBS`.
-        corpus: The clips.
-        workers: Cores.
-        rounds: Rounds of each knob.
-        by: "wall" or "cpu": the time that decides. CPU time is right on a machine that others use.
-
-    Returns:
-        The rival with its best settings, and all settings tried, with the spread of their rounds.
-
-    Raises:
-        FastvidError: If every setting delivers wrong frames.
+    Returns the rival with its best settings, and all settings tried, with the spread of their rounds.
     """
     lanes = [(workers, False), (workers, True), (workers + 1, False), (max(1, workers // 2), False)]
     knobs: dict[str, tuple[Any, ...]] = {
@@ -115,9 +96,8 @@ def sweep(
 def check(contender: Contender, corpus: Corpus) -> str | None:
     """Compare a contender's frames with fastvid's, which fastvid's own tests verify.
 
-    Returns:
-        None, or a description of the error. A frame passes if it is within the tolerance and closer to the requested
-        frame than to its neighbours (unless those hardly differ).
+    Returns none, or a description of the error. A frame passes if it is within the tolerance and closer to the
+    requested frame than to its neighbours (unless those hardly differ).
     """
     ours, theirs = FastvidRunner(corpus, "rgb", "memory"), contender.open_runner()
     # Long clips check as many frames with fewer of them.

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 
 from bench.decode.kept import output_of
-from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class WholeJob:
     """DALI on whole videos: a pipeline that stays open and decodes one clip per run.
 
-    Args:
-        corpus: The clips.
-        frames: "wanted" to pass the operator the list of frames, each once and in order; "all" to decode the whole
-            video and then select the wanted frames.
-        index: Whether the operator indexes a video before decoding.
+    `frames`: "wanted" to pass the operator the list of frames, each once and in order; "all" to decode the whole
+    video and then select the wanted frames.
     """
 
     def __init__(self, corpus: Corpus, frames: str, index: bool) -> None:

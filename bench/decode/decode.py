@@ -24,10 +24,8 @@ from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
 from bench.decode.memory import megabytes_kept
 from fastvid.errors import UsageError
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import fastvid
-from fastvid.measure.rounds import Contender, measure, ratio
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
+from fastvid.tune.measure import Contender, Corpus, fastvid, measure, ratio
 
 SCHEMA: Final = "fastvid-bench-decode/1"
 

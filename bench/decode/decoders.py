@@ -15,21 +15,12 @@ from bench.decode.dali import WholeJob
 from bench.decode.kept import OpenDecoders, cut, output_of
 from bench.decode.rivals import PyAvFilesJob, SpdlJob
 from bench.decode.torchcodec_jobs import BlocksJob, TorchcodecJob
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
-from fastvid.measure.rounds import Contender
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Contender, Corpus, FastvidRunner
 
 
 class DecordJob:
-    """decord with one reader per clip, as its users write it.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        ffmpeg_threads: FFmpeg threads per reader.
-        kept: Readers that are kept open, one per video; 0 to open one per clip.
-    """
+    """decord with one reader per clip, as its users write it."""
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int, kept: int = 0) -> None:
         import decord

@@ -18,15 +18,13 @@ import ffmpeg
 
 from bench.common.corpus import shard
 from fastvid.errors import UsageError
-from fastvid.measure.clips import Corpus
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
-from fastvid.runtime.cores import available_cores
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters
-from fastvid.tune.quality import compare, mean
+from fastvid.tune.measure import Corpus
+from fastvid.tune.study import compare, mean
 
 TOLERANCE: Final = 0.005
 """Largest SSIM difference between encodings of equal quality."""
@@ -42,14 +40,7 @@ _JUDGED: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """A dataset of one encoding.
-
-    Attributes:
-        name: "default", or the profile.
-        folder: The dataset.
-        crf: The encoder's quality setting.
-        ssim: SSIM of each video, by key.
-    """
+    """A dataset of one encoding."""
 
     name: str
     folder: Path
@@ -67,11 +58,7 @@ class Encoding:
 
 
 def equal_quality(footage: Path, profiles: Sequence[str], cache: Path) -> list[Encoding]:
-    """Return the default encoding of `footage`, followed by the profiles at the same SSIM.
-
-    Raises:
-        UsageError: If no CRF brings a profile to the default's SSIM, or if two videos have the same name.
-    """
+    """Return the default encoding of `footage`, followed by the profiles at the same SSIM."""
     sources = videos(footage)
     default = default_dataset(footage, cache)
     found = [Encoding(DEFAULT, default, _DEFAULT_CRF, ssim(default, sources))]
@@ -114,15 +101,7 @@ def search(ssim_of: Callable[[int], float], target: float) -> int:
 
 
 def videos(footage: Path, pattern: str = "*") -> dict[str, Path]:
-    """Return the files of a folder by sample key.
-
-    Args:
-        footage: The folder.
-        pattern: Glob pattern of the file names.
-
-    Raises:
-        UsageError: If two files have the same key.
-    """
+    """Return the files of a folder by sample key."""
     files = sorted(path for path in footage.glob(pattern) if path.is_file())
     found = {path.stem: path for path in files}
     if len(found) < len(files):
@@ -142,10 +121,7 @@ def default_dataset(footage: Path, cache: Path) -> Path:
 def ssim(folder: Path, sources: Mapping[str, Path], *, most: int | None = None) -> dict[str, float]:
     """Return the SSIM of a dataset's samples by key, against their sources scaled as its profile scales them.
 
-    Args:
-        folder: The dataset. Results are cached in a file beside it.
-        sources: The videos by key, see `videos`.
-        most: Number of samples to measure, spread over the dataset; None for all.
+    `most`: number of samples to measure, spread over the dataset; None for all.
     """
     corpus = Corpus(str(folder), _ANY)
     facts = {"dataset_id": json.loads((folder / "dataset.json").read_text())["dataset_id"], "most": most}

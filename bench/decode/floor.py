@@ -13,12 +13,12 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.libraries import library
+from fastvid.decode.engines import library
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import MissingDependency
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
-from fastvid.measure.clips import Corpus
+from fastvid.tune.measure import Corpus
 
 # Offsets of fields in libavcodec 59 to 62: AVCodecContext has no setter for extradata, AVPacket none for its data.
 _FLAGS2, _EXTRADATA, _EXTRADATA_SIZE = 68, 72, 80
@@ -36,11 +36,7 @@ _RETURNS_POINTER: Final = (
 
 
 class FloorJob:
-    """The codec contexts and packets of one thread.
-
-    Args:
-        corpus: The clips.
-    """
+    """The codec contexts and packets of one thread."""
 
     def __init__(self, corpus: Corpus) -> None:
         self._codec, self._util = _libraries()

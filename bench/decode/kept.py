@@ -13,12 +13,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 
 class OpenDecoders:
-    """Decoders by sample. The least recently used is closed when there are too many.
-
-    Args:
-        opened: Opens the decoder of a sample.
-        most: Decoders that are kept; 0 to open one each time.
-    """
+    """Decoders by sample. The least recently used is closed when there are too many."""
 
     def __init__(self, opened: Callable[[int], Any], most: int) -> None:
         self._opened, self._most = opened, most

@@ -9,8 +9,8 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from fastvid.measure.rounds import Contender, TaskRunner
-from fastvid.runtime.children import safe_path
+from fastvid.runtime.processes import safe_path
+from fastvid.tune.measure import Contender, TaskRunner
 
 
 def megabytes_kept(contender: Contender, tasks: int) -> float:

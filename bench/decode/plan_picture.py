@@ -16,8 +16,7 @@ import numpy as np
 
 from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import PacketFlag
-from fastvid.load.clips.sampling import Segments
-from fastvid.load.clips.video_info import VideoInfo
+from fastvid.load.clips.sampling import Segments, VideoInfo
 
 NUM_FRAMES: Final = 96
 # GOP of the profile compact: a key frame; after it every eighth frame and the last one are references.

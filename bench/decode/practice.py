@@ -18,9 +18,7 @@ from bench.decode.charts import title
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
 from bench.decode.goals import best_rival
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import fastvid
-from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
+from fastvid.tune.measure import Contender, Corpus, RoundTimes, fastvid, measure, ratio
 
 TODAY: Final = "today's practice"
 SLICED: Final = "sliced against whole"
@@ -32,14 +30,7 @@ _SAMPLING: Final = "tsn8"
 
 
 def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: int, rounds: int) -> dict[str, Any]:
-    """Time rivals on x264's defaults and fastvid on every encoding, in alternating rounds.
-
-    Args:
-        corpora: The same clips by encoding, including `bench.decode.encodings.DEFAULT`.
-        rivals: Each rival with its best settings on the default encoding.
-        workers: Decode threads of fastvid.
-        rounds: Measured rounds.
-    """
+    """Time rivals on x264's defaults and fastvid on every encoding, in alternating rounds."""
     ours = []
     for name, corpus in corpora.items():
         for product in ("rgb", "planes"):
@@ -66,16 +57,7 @@ def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: i
 def sliced(
     footage: Path, count: int, cache: Path, workers: int, rounds: int, sweep_rounds: int
 ) -> Iterator[dict[str, Any]]:
-    """Time DALI on planned packets and on whole videos, in alternating rounds; yields one row per encoding.
-
-    Args:
-        footage: Folder of videos.
-        count: Number of videos to use, spread over the folder.
-        cache: Folder of the datasets.
-        workers: Workers of both contenders.
-        rounds: Measured rounds.
-        sweep_rounds: Rounds per setting of a sweep.
-    """
+    """Time DALI on planned packets and on whole videos, in alternating rounds; yields one row per encoding."""
     files = list(videos(footage).values())
     few = cache / f"{count}-videos"
     few.mkdir(parents=True, exist_ok=True)

@@ -11,20 +11,13 @@ import av.container
 import numpy as np
 
 from bench.decode.kept import OpenDecoders, cut, output_of
-from fastvid.decode import libraries
-from fastvid.measure.clips import Corpus
+from fastvid.decode import engines
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class PyAvFilesJob:
-    """PyAV on whole files: seek to the preceding key frame, then decode up to each wanted frame.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        ffmpeg_threads: FFmpeg threads per decoder.
-        kept: Containers that are kept open, one per video; 0 to open one per clip.
-    """
+    """PyAV on whole files: seek to the preceding key frame, then decode up to each wanted frame."""
 
     def __init__(self, corpus: Corpus, source: str, ffmpeg_threads: int, kept: int = 0) -> None:
         self._requests = corpus.requests
@@ -64,21 +57,14 @@ class PyAvFilesJob:
 
 def spdl_io() -> Any:
     """Return `spdl.io`, which ships without FFmpeg and uses the system's or PyAV's."""
-    libraries.expose_ffmpeg()
+    engines.expose_ffmpeg()
     import spdl.io
 
     return spdl.io
 
 
 class SpdlJob:
-    """SPDL: demux, decode the wanted frames, convert.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        crop: "filter" to crop by an FFmpeg filter before conversion; "slice" to crop afterwards.
-        pix_fmt: "rgb24" or "yuv420p".
-    """
+    """SPDL: demux, decode the wanted frames, convert."""
 
     def __init__(self, corpus: Corpus, source: str, crop: str, pix_fmt: str = "rgb24") -> None:
         self._io = spdl_io()

@@ -15,20 +15,14 @@ from bench.common.cuda_wheels import video_decoder
 from bench.decode.kept import OpenDecoders, cut, output_of
 from fastvid.decode.request import ClipRequest
 from fastvid.format.schema import PacketFlag
-from fastvid.measure.clips import Corpus
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.tune.measure import Corpus
 
 
 class TorchcodecJob:
     """torchcodec's ``VideoDecoder``.
 
-    Args:
-        corpus: The clips.
-        source: "memory" for bytes, "file" for a path.
-        seek: "exact", "approximate", or "mappings" for a precomputed frame index.
-        crop: "slice", or "decoder" for a torchcodec transform.
-        ffmpeg_threads: FFmpeg threads per decoder.
-        kept: Decoders that are kept open, one per video; 0 to open one per clip.
+    `source`: "memory" for bytes, "file" for a path.
     """
 
     def __init__(self, corpus: Corpus, source: str, seek: str, crop: str, ffmpeg_threads: int, kept: int = 0) -> None:
@@ -62,13 +56,7 @@ class TorchcodecJob:
 
 
 class BlocksJob:
-    """torchcodec's blocks with fastvid's plan: of a kept demuxer's packets only the planned ones are decoded.
-
-    Args:
-        corpus: The clips.
-        source: "memory" or "file".
-        kept: Demuxers and decoders that are kept open, one per video.
-    """
+    """torchcodec's blocks with fastvid's plan: of a kept demuxer's packets only the planned ones are decoded."""
 
     def __init__(self, corpus: Corpus, source: str, kept: int) -> None:
         import torch

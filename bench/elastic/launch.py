@@ -169,14 +169,7 @@ def disturb(job: LaunchJob, out: Path, args: argparse.Namespace) -> list[dict[st
 
 
 class LaunchJob:
-    """A launch script on simulated hosts, with Slurm's commands emulated by scripts at the front of PATH.
-
-    Args:
-        hosts: The network.
-        script: A Slurm batch script.
-        words: Arguments of the script.
-        here: Folder for the emulation scripts and logs.
-    """
+    """A launch script on simulated hosts, with Slurm's commands emulated by scripts at the front of PATH."""
 
     def __init__(self, hosts: Hosts, script: Path, words: list[str], here: Path) -> None:
         self.hosts, self.script, self.arguments, self.here = hosts, script, words, here
@@ -250,11 +243,7 @@ class LaunchJob:
         self._start([str(self.here / "bin" / "node"), str(number), *self.words()], environment)
 
     def until(self, reached: Callable[[], bool], what: str, patience: float) -> None:
-        """Wait until `reached` returns True.
-
-        Raises:
-            JobError: If the script exits before, or after `patience` seconds.
-        """
+        """Wait until `reached` returns True."""
         deadline = time.monotonic() + patience
         while not reached():
             if self._processes[0].poll() is not None and not reached():

@@ -31,12 +31,7 @@ while True:
 
 @contextlib.contextmanager
 def network(nodes: int) -> Iterator[Hosts]:
-    """Create one host per node, and a last one that runs the rendezvous store. Needs root.
-
-    Raises:
-        UsageError: If the hosts cannot be created.
-        JobError: If the store does not start.
-    """
+    """Create one host per node, and a last one that runs the rendezvous store. Needs root."""
     with Hosts(nodes + 1) as hosts:
         code = _STORE.format(host=hosts.addresses[nodes], port=PORT)
         command = hosts.command(nodes, [sys.executable, "-c", code])
@@ -51,15 +46,7 @@ def network(nodes: int) -> Iterator[Hosts]:
 
 
 class Node:
-    """One node: a torchrun agent in a namespace, with one worker.
-
-    Args:
-        hosts: The hosts from `network`.
-        number: Index of the node.
-        recipe: Recipe file to train.
-        most: Maximum number of nodes of the job.
-        logs: Folder for its log.
-    """
+    """One node: a torchrun agent in a namespace, with one worker."""
 
     def __init__(self, hosts: Hosts, number: int, recipe: Path, most: int, logs: Path) -> None:
         self.hosts, self.number, self.recipe, self.most = hosts, number, recipe, most

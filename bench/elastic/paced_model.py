@@ -11,9 +11,7 @@ from torch import Tensor, nn
 class Paced(nn.Module):
     """Map clips [B, 3, T, H, W] to logits [B, classes].
 
-    Args:
-        num_classes: Width of the last layer.
-        pause_s: Seconds to sleep in each training forward, so that a run takes long without using the CPU.
+    `pause_s`: seconds to sleep in each training forward, so that a run takes long without using the CPU.
     """
 
     def __init__(self, num_classes: int, pause_s: float) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from fastvid.errors import JobError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.job.job import run_job
-from fastvid.train.records import metrics
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 
 ROOT: Final = Path(__file__).parents[2]
@@ -47,8 +47,7 @@ def recipe():
 def make_dataset(here: Path) -> Path:
     """Create and shard small videos of four test patterns; the class is the folder.
 
-    Returns:
-        The dataset's folder.
+    Returns the dataset's folder.
     """
     sources = ("testsrc", "testsrc2", "smptebars", "rgbtestsrc")
     for number in range(VIDEOS):
@@ -73,11 +72,7 @@ def write_recipe(shards: Path, out: Path, *, epochs: int, pause_s: float) -> Pat
 
 
 def train_alone(shards: Path, out: Path, *, epochs: int) -> dict[str, Any]:
-    """Train undisturbed in one process and return the outcome.
-
-    Raises:
-        JobError: If training fails.
-    """
+    """Train undisturbed in one process and return the outcome."""
     recipe = write_recipe(shards, out, epochs=epochs, pause_s=0.0)
     command = [sys.executable, "-m", "fastvid.train", str(recipe), "run.log_every_steps=50"]
     result = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
@@ -113,11 +108,7 @@ def is_finished(out: Path) -> bool:
 
 
 def outcome(out: Path) -> dict[str, Any]:
-    """Return the weights, lineage and samples of a run's newest checkpoint.
-
-    Raises:
-        JobError: If there is no checkpoint.
-    """
+    """Return the weights, lineage and samples of a run's newest checkpoint."""
     found = Checkpoints(str(out / "checkpoints")).newest()
     if found is None:
         raise JobError("the run has no checkpoint", file=out)

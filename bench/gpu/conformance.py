@@ -9,11 +9,11 @@ import torch
 
 from bench.gpu.frames import POISON, clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
 from bench.gpu.settings import NUM_FRAMES, REFERENCE, Notes, Settings
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import finish_planes
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb, EncodedClip, Planes
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
 from fastvid.runtime.arrays import UInt8Array
 

@@ -19,12 +19,7 @@ from fastvid.format.schema import Codec
 
 
 class _Fake:
-    """PyAV behind the interface of a GPU decoder.
-
-    Args:
-        device_id: Accepted as a GPU decoder does.
-        num_threads: Likewise; the sweep varies it.
-    """
+    """PyAV behind the interface of a GPU decoder."""
 
     max_clips = 4
     codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.H264, Codec.HEVC})

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.clips import read_clip
 from fastvid.decode.colours import ClipPlanes
 from fastvid.decode.pixels import clip_to_rgb
 from fastvid.decode.request import Box, ClipRequest, Decoder, EncodedClip, Planes
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.runtime.arrays import UInt8Array
 
 POISON: Final = 0x5A
@@ -39,11 +39,7 @@ def clip_of(dataset: VideoDataset, number: int, frames: npt.ArrayLike) -> Encode
 
 
 def planes_of(decoder: Decoder, clip: EncodedClip) -> Planes:
-    """Decode a clip to planes on the host.
-
-    Raises:
-        FastvidError: If it does not decode.
-    """
+    """Decode a clip to planes on the host."""
     count, box = len(clip.request.frames), clip.request.box
     planes = Planes.packed(np.full(Planes.nbytes(count, box), POISON, np.uint8), count, box)
     (error,) = decoder.decode([clip], [planes])
@@ -75,13 +71,8 @@ def rgb_of(clip: EncodedClip, planes: Planes) -> UInt8Array:
 def wrong_frames(found: UInt8Array, every: UInt8Array, wanted: npt.ArrayLike) -> tuple[int, float]:
     """Compare a decoder's frames with all frames of the clip.
 
-    Args:
-        found: uint8 [C, T, H, W].
-        every: The reference of all frames, uint8 [C, N, H, W].
-        wanted: The requested frames, [T].
-
-    Returns:
-        How many frames are wrong, and the mean difference of the whole clip in levels.
+    `found`: uint8 [C, T, H, W]. `every`: the reference of all frames, uint8 [C, N, H, W]. `wanted`: the requested
+    frames, [T]. Returns how many frames are wrong, and the mean difference of the whole clip in levels.
     """
     small, coarse = found[..., ::_STRIDE, ::_STRIDE].astype(np.int16), every[..., ::_STRIDE, ::_STRIDE].astype(np.int16)
     wrong, total = 0, 0.0

@@ -39,7 +39,7 @@ from bench.gpu.pack import pack
 from bench.gpu.proofs import judge
 from bench.gpu.settings import Notes, Settings
 from fastvid.errors import UsageError
-from fastvid.runtime.children import how_it_ended
+from fastvid.runtime.processes import how_it_ended
 
 SCHEMA: Final = "fastvid-bench-gpu/2"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from bench.gpu.measuring import Tuned, Utilization, throughput
 from bench.gpu.settings import Notes, Settings
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
 
 _LANES = (1, 2, 4, 7, 14, 21)

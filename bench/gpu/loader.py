@@ -15,7 +15,7 @@ import torch
 from bench.gpu.frames import POISON
 from bench.gpu.measuring import endless, make_loader, throughput
 from bench.gpu.settings import Notes, Settings
-from fastvid.decode.access import VideoDataset
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
 
 _BATCHES = 12

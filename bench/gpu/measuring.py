@@ -14,17 +14,13 @@ import torch
 
 import fastvid
 from bench.gpu.settings import NUM_FRAMES, Settings
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend
+from fastvid.decode.video_dataset import VideoDataset
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned(Backend):
-    """A back-end whose decoders are opened with options; a loader takes it like any other.
-
-    Attributes:
-        options: Keyword arguments of the decoder.
-    """
+    """A back-end whose decoders are opened with options; a loader takes it like any other."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -72,15 +68,10 @@ def endless(loader: fastvid.ClipLoader) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Rate:
-    """What a loader delivered.
+    """What a loader delivered."""
 
-    Attributes:
-        clips_per_s: Clips per second.
-        host_cores: CPU seconds of this process per second.
-    """
-
-    clips_per_s: float
-    host_cores: float
+    clips_per_s: float  # clips per second
+    host_cores: float  # CPU seconds of this process per second
 
     def as_row(self) -> dict[str, float]:
         """Return the numbers with clips and frames per second."""
@@ -90,11 +81,7 @@ class Rate:
 
 
 def throughput(settings: Settings, dataset: VideoDataset, decoder: str | Backend, **options: Any) -> Rate:
-    """Measure what a loader delivers on the device, after two warm-up batches.
-
-    Raises:
-        FastvidError: If the decoder cannot run here, or cannot decode the dataset.
-    """
+    """Measure what a loader delivers on the device, after two warm-up batches."""
     loader = make_loader(settings, dataset, decoder, **options)
     try:
         batches, clips = endless(loader), 0
@@ -131,11 +118,7 @@ def synchronize(device: torch.device) -> None:
 
 
 class Utilization:
-    """Reads ``nvidia-smi dmon`` while the block runs.
-
-    Args:
-        index: The GPU.
-    """
+    """Reads ``nvidia-smi dmon`` while the block runs."""
 
     _COMMAND = ("nvidia-smi", "dmon", "-s", "u", "-d", "1", "-i")
 

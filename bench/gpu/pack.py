@@ -35,20 +35,11 @@ _X264: Final = ("-c:v", "libx264", "-preset", "veryfast", "-crf", "23", "-pix_fm
 
 @dataclass(frozen=True)
 class Part:
-    """A dataset of the pack.
-
-    Attributes:
-        name: Its name.
-        profile: Its encode profile.
-        lines: Its short side in pixels.
-        clips: Its number of clips.
-        size: Width and height of sources that are made for ``copy``, because encoders' own sides are multiples of 16;
-            None takes the footage as it is.
-    """
+    """A dataset of the pack."""
 
     name: str
     profile: str
-    lines: int
+    lines: int  # its short side in pixels
     clips: int
     size: tuple[int, int] | None = None
 
@@ -77,18 +68,7 @@ def parts(clips: int, lines: Sequence[int]) -> list[Part]:
 def pack(footage: Path, out: Path, *, clips: int, lines: Sequence[int], seconds: float) -> float:
     """Make the datasets, their reference digests and the manifest.
 
-    Args:
-        footage: A folder of videos.
-        out: Folder of the pack; must not exist.
-        clips: Clips of the compact dataset with the fewest lines.
-        lines: Short sides in pixels.
-        seconds: Duration of each clip.
-
-    Returns:
-        The size in MB.
-
-    Raises:
-        UsageError: If the folder exists, has too few videos, or the result is larger than `LIMIT_MB`.
+    `lines`: short sides in pixels. Returns the size in MB.
     """
     if out.exists():
         raise UsageError("the folder exists", file=out, hint="delete it or name another one")

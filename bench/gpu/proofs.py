@@ -12,17 +12,7 @@ _SIGNS: Final = {">=": operator.ge, "<=": operator.le, "==": operator.eq, ">": o
 
 @dataclass(frozen=True)
 class Proof:
-    """An expectation about one number.
-
-    Attributes:
-        section: The section that measures it.
-        value: The number's name in that section.
-        sign: How it compares with the bound.
-        bound: The bound.
-        says: What holds if the expectation is met.
-        goal: Whether it is a goal of the project rather than a condition of correctness.
-        card: Whether it says something only on a GPU, and is not judged with ``--fake``.
-    """
+    """An expectation about one number."""
 
     section: str
     value: str
@@ -71,13 +61,7 @@ PROOFS: Final = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one expectation.
-
-    Attributes:
-        proof: The expectation.
-        found: The number; None if the section did not measure it.
-        met: Whether it is met; None if it is not judged.
-    """
+    """The outcome of one expectation."""
 
     proof: Proof
     found: float | None
@@ -99,13 +83,7 @@ class Verdict:
 
 
 def judge(sections: Iterable[str], found: Mapping[str, Mapping[str, Any]], *, fake: bool) -> list[Verdict]:
-    """Judge the expectations of some sections; a number that is missing misses its bound.
-
-    Args:
-        sections: Sections that were run.
-        found: Their numbers, by section and name.
-        fake: Whether no GPU was used.
-    """
+    """Judge the expectations of some sections; a number that is missing misses its bound."""
     chosen = set(sections)
     return [_verdict(proof, found.get(proof.section, {}), fake) for proof in PROOFS if proof.section in chosen]
 

@@ -15,8 +15,8 @@ import bench
 from bench.gpu.measuring import crop_of
 from bench.gpu.settings import NUM_FRAMES, Notes, Settings
 from fastvid.runtime.faults import VARIABLE as FAULT
-from fastvid.train.ranks.elastic import SHARED_DEVICE
-from fastvid.train.records import metrics
+from fastvid.train.ranks import SHARED_DEVICE
+from fastvid.train.records import records as metrics
 
 _EPOCHS = 2
 _BATCH = 2  # of both ranks together

@@ -13,10 +13,10 @@ import torch
 import fastvid
 from bench.common.harness import write_json
 from bench.gpu import fake
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend, backends
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import StorageError
-from fastvid.train.config.run import Amp
+from fastvid.train.config.config import Amp
 
 MANIFEST: Final = "pack.json"
 REFERENCE: Final = "reference"
@@ -25,17 +25,7 @@ NUM_FRAMES: Final = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """The arguments of a section; a section runs in a process of its own, so they must pickle.
-
-    Attributes:
-        data: Folder made by ``--pack``.
-        fake: Whether decoders on the CPU pose as GPU decoders, and every number is only a rehearsal.
-        seconds: Duration of one measurement.
-        batch: Clips per batch.
-        model: Model of the training step.
-        model_options: Its options.
-        amp: Precision of the training step; a CPU is slow in bfloat16.
-    """
+    """The arguments of a section; a section runs in a process of its own, so they must pickle."""
 
     data: Path
     fake: bool = False
@@ -51,11 +41,7 @@ class Settings:
         return torch.device("cpu") if self.fake else torch.device("cuda", 0)
 
     def datasets(self, *, lines: int | None = None) -> dict[str, VideoDataset]:
-        """Return the datasets of the pack by name, or those with a number of lines.
-
-        Raises:
-            StorageError: If the folder is not a pack.
-        """
+        """Return the datasets of the pack by name, or those with a number of lines."""
         manifest = self.data / MANIFEST
         if not manifest.exists():
             raise StorageError(
@@ -86,11 +72,7 @@ class Settings:
 
 
 class Notes:
-    """The numbers of a section, written to a file with every addition, so that a time limit loses none.
-
-    Args:
-        path: The file.
-    """
+    """The numbers of a section, written to a file with every addition, so that a time limit loses none."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

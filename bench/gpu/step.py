@@ -12,20 +12,17 @@ import torch
 
 from bench.gpu.measuring import crop_of, endless, make_loader, synchronize, timed
 from bench.gpu.settings import NUM_FRAMES, Notes, Settings
-from fastvid.decode.access import VideoDataset
 from fastvid.decode.backends import Backend
+from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.runtime.world import World
-from fastvid.train.config.config import Config
+from fastvid.runtime.processes import World
+from fastvid.train.config.config import Amp, Config, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.config.data import DataConfig
-from fastvid.train.config.model import ModelConfig
-from fastvid.train.config.optim import OptimConfig
-from fastvid.train.config.run import Amp, RunConfig
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run.assemble import make_replica
 
 _SYNC_STEPS = 8
@@ -45,14 +42,7 @@ _VARIANTS: dict[str, dict[str, Any]] = {
 class Steps:
     """The trainer's step of one variant.
 
-    Args:
-        settings: Model, batch and device.
-        side: Side of the crop in pixels.
-        amp: Precision; by default the settings'.
-        channels_last: Memory format of the model.
-        benchmark: Whether cuDNN tries its algorithms.
-        fused: Whether the optimizer is fused where it can be.
-        compile: Whether the model is compiled.
+    `side`: side of the crop in pixels.
     """
 
     def __init__(

@@ -64,10 +64,9 @@ def make_dataset(folder: Path, rows: int, *, captions: bool) -> None:
     import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
-    from fastvid.format.commit_record import sealed, swap_head
-    from fastvid.format.generations import Generation, ShardRecord
+    from fastvid.format.generations import Generation, ShardRecord, sealed, swap_head
     from fastvid.format.schema import ANNOTATION_FIELDS, annotations_file, generation_file
-    from fastvid.runtime.hashing import sha256
+    from fastvid.runtime.values import sha256
     from fastvid.storage import LocalStorage
 
     storage, random = LocalStorage(folder), np.random.default_rng(0)

@@ -20,11 +20,11 @@ from typing import Any, Final
 from bench.common.charts import Chart, Table
 from bench.common.corpus import shard
 from bench.common.harness import RESULTS, machine_facts, write_json
-from fastvid.audio.window import Audio
-from fastvid.decode.access import VideoDataset
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.sound import Audio
+from fastvid.decode.video_dataset import VideoDataset
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import RandomResizedCrop
+from fastvid.load.clips.crops import RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Sampler, Segments
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Workers

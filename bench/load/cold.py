@@ -82,10 +82,9 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
     from fastvid.decode.clips import PacketBuffer, coalesce
     from fastvid.decode.request import Box, ClipRequest
     from fastvid.format.shard import Shard
-    from fastvid.load.clips.sampling import Segments
-    from fastvid.load.clips.video_info import VideoInfo
-    from fastvid.load.order.random_draws import Draws
-    from fastvid.load.workers.fetch import fetch
+    from fastvid.load.clips.sampling import Segments, VideoInfo
+    from fastvid.load.order.draws import Draws
+    from fastvid.load.workers.clip_worker import fetch
     from fastvid.storage import LocalStorage
 
     storage, sampler = LocalStorage(folder), Segments(8)
@@ -128,11 +127,11 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
 
 def reach_batch(number: int) -> np.ndarray:
     """Return the samples of a batch of the large dataset, int64 [BATCH]."""
-    from fastvid.load.order.permutation import Order
+    from fastvid.load.order.draws import Permutation
 
     total = REACH["shards"] * REACH["samples"]
     start = number * total // 100
-    return Order(total, 1, 0).ids(np.arange(start, start + BATCH))
+    return Permutation(total, 1, 0).ids(np.arange(start, start + BATCH))
 
 
 def make_reach(folder: Path, number: int) -> Path:
@@ -194,9 +193,9 @@ def make_wide(folder: Path) -> str:
 
     from fastvid.format.dataset import Generation, ShardRecord, commit_generation
     from fastvid.format.schema import ANNOTATION_FIELDS
-    from fastvid.format.write_shard import sample_members, write_shard
-    from fastvid.media.colour_tags import tagged
+    from fastvid.format.shard import sample_members, write_shard
     from fastvid.media.ffmpeg import find_ffmpeg
+    from fastvid.media.timing import tagged
     from fastvid.storage import LocalStorage
 
     folder.mkdir()

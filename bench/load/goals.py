@@ -14,9 +14,7 @@ SHORT_EPOCHS: Final = 0.9
 def goals(row: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
     """Return the goals of a row of `bench.load.load`: what was found, and whether they were met.
 
-    Args:
-        row: The row.
-        by: "wall" or "cpu": the time that decides.
+    `row`: the row.
     """
     wanted = WANTED.get(row["profile"], {"rival": 1.0, "decoder": 0.0})
     entries = {one["pipeline"]: one for one in row["page-cached"]}

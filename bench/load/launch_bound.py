@@ -28,14 +28,7 @@ _START_SECONDS: Final = 5.0
 def slowdown(inputs: PipelineInputs, kind: str, rounds: int) -> dict[str, float]:
     """Measure the relative increase of a launch-bound thread's step time while fastvid loads on the other cores.
 
-    Args:
-        inputs: The dataset to load.
-        kind: Workers of the loader: "thread" or "process". "elsewhere" is the control: an unrelated process decodes the
-            same clips, which measures the effect of the machine alone.
-        rounds: Number of rounds, each without and with loading.
-
-    Returns:
-        Step times in milliseconds, and increases as fractions of the step time without loading.
+    Returns step times in milliseconds, and increases as fractions of the step time without loading.
     """
     context = get_context("spawn")
     ours, theirs = context.Pipe()

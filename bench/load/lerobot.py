@@ -30,7 +30,7 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.newest import NEWEST
 from bench.load.lerobot_programs import OFFSETS, described
 from fastvid.errors import FastvidError, JobError
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 
 SCHEMA: Final = "fastvid-bench-lerobot/1"
 _RIVALS: Final = ("torchcodec", "pyav")

@@ -41,9 +41,9 @@ from bench.load.cold import drop_from_cache
 from bench.load.launch_bound import KINDS, slowdown
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from fastvid.errors import UsageError
-from fastvid.measure.clips import Corpus
-from fastvid.runtime.cores import available_cores
-from fastvid.storage.options import CACHE_VARIABLE
+from fastvid.runtime.processes import available_cores
+from fastvid.storage.protocol import CACHE_VARIABLE
+from fastvid.tune.measure import Corpus
 
 SCHEMA: Final = "fastvid-bench-load/1"
 
@@ -147,12 +147,7 @@ class Pipeline:
 
 
 class Runner:
-    """Runs a pipeline in its own process, which makes batches on request.
-
-    Args:
-        pipeline: The pipeline.
-        clips: Clips of a batch. A pipeline whose batches have another number is timed for as many clips.
-    """
+    """Runs a pipeline in its own process, which makes batches on request."""
 
     def __init__(self, pipeline: Pipeline, clips: int) -> None:
         self._clips = clips

@@ -25,8 +25,8 @@ import torch
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.load.loop_programs import PROGRAMS
-from fastvid.measure.clips import Corpus
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
+from fastvid.tune.measure import Corpus
 
 SCHEMA: Final = "fastvid-bench-loops/1"
 

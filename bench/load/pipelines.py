@@ -27,8 +27,7 @@ from bench.decode.rivals import spdl_io
 from bench.load.rival_clips import CROP, FRAMES, decord_frames, spdl_frames, torchcodec_frames
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
-from fastvid.measure.clips import Corpus
-from fastvid.measure.fastvid_contender import FastvidRunner
+from fastvid.tune.measure import Corpus, FastvidRunner
 
 _SCALE = torch.tensor([1 / (255 * std) for std in IMAGENET_STD]).view(1, 3, 1, 1, 1)
 _BIAS = torch.tensor([-mean / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(1, 3, 1, 1, 1)
@@ -41,17 +40,7 @@ def normalize(batch: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class PipelineInputs:
-    """Inputs of every pipeline.
-
-    Attributes:
-        url: The dataset, for pipelines that read fastvid shards.
-        files: The same videos as files.
-        tars: The dataset's tars.
-        folder: Where a pipeline may store the dataset in its own format.
-        batch: Clips per batch.
-        workers: Threads or processes.
-        levels: Whether batches are uint8 levels instead of normalised float32.
-    """
+    """Inputs of every pipeline."""
 
     url: str
     files: tuple[str, ...]
@@ -59,7 +48,7 @@ class PipelineInputs:
     folder: str
     batch: int
     workers: int
-    levels: bool = False
+    levels: bool = False  # whether batches are uint8 levels instead of normalised float32
 
     def finished(self, batch: Tensor) -> Tensor:
         """Return a batch of uint8 as the consumer of a pipeline wants it."""
@@ -72,14 +61,7 @@ Batches = Iterator[Tensor]
 def fastvid_loader(
     inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav", epoch: int | None = None
 ) -> Batches:
-    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch.
-
-    Args:
-        inputs: The inputs.
-        workers: "thread" or "process".
-        decoder: The back-end.
-        epoch: Clips of an epoch, if it shall not be long: two batches then.
-    """
+    """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch."""
     import fastvid
 
     options: dict[str, Any] = {"output": fastvid.Output(dtype=torch.uint8)} if inputs.levels else {}

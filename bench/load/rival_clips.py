@@ -20,10 +20,7 @@ FRAMES: Final = 8
 def torchcodec_frames(source: Any, seek: str = "approximate", kept: int = 0) -> Tensor:
     """Decode random frames and a random crop of a video by torchcodec, uint8 [3, T, H, W].
 
-    Args:
-        source: Path or bytes.
-        seek: "approximate" or "exact".
-        kept: Decoders that this process keeps open, one per path.
+    `source`: path or bytes.
     """
     decoder = _torchcodec_decoders(seek, kept)[source]
     count = decoder.metadata.num_frames

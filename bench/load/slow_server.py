@@ -28,11 +28,7 @@ _SMALL: Final = 1 << 20
 class SlowServer:
     """Serves a folder.
 
-    Args:
-        folder: The folder.
-        seconds: Delay before each response.
-        bits_per_second: Bandwidth of all connections together; unlimited without it.
-        rate: GETs that it serves in any second; unlimited without it. More get 429.
+    `rate`: GETs that it serves in any second; unlimited without it. More get 429.
     """
 
     def __init__(self, folder: Path, seconds: float, bits_per_second: float = 0, rate: int = 0) -> None:

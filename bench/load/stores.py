@@ -98,11 +98,7 @@ def charts(record: Mapping[str, Any]) -> list[Chart]:
 def nodes(
     args: argparse.Namespace, data: str, folder: Path, variables: Mapping[str, str], expected: str, size: int
 ) -> dict[str, Any]:
-    """Run eight processes on two nodes; return what they took.
-
-    Raises:
-        FastvidError: If a clip is wrong or out of order.
-    """
+    """Run eight processes on two nodes; return what they took."""
     with slow_server(Path(data), args.latency, rate=args.rate) as (url, _):
         begun = time.perf_counter()
         made = _ranks(
@@ -179,7 +175,7 @@ def memory(url: str, way: str, cache: str, shards: str, samples: str) -> dict[st
     if way == "cache":
         os.environ["FASTVID_CACHE"] = cache
     import fastvid
-    from fastvid.format.open_shards import OpenShards
+    from fastvid.format.shard import OpenShards
 
     dataset = fastvid.open(url)
     if way == "unlimited":

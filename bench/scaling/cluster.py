@@ -21,11 +21,7 @@ INFINITE = math.inf
 class Workload:
     """The training workload. Exactly one of the two batch sizes must be above 0.
 
-    Args:
-        clips_per_epoch: Training clips.
-        epochs: Passes over them.
-        clips_per_gpu: Weak scaling: batch of each GPU, so the global batch grows with n.
-        global_batch: Strong scaling: batch of all GPUs together; each GPU gets at most the rounded-up share.
+    `global_batch`: strong scaling: batch of all GPUs together; each GPU gets at most the rounded-up share.
     """
 
     clips_per_epoch: Value
@@ -55,12 +51,8 @@ class Workload:
 class Gradients:
     """Sizes of the gradients and parameters that are communicated.
 
-    Args:
-        parameters: Number of parameters.
-        bytes_per_parameter: 4 for float32, 2 for 16-bit gradients.
-        bucket_bytes: Size of a gradient bucket; DistributedDataParallel's default is 25 MiB.
-        first_bucket_bytes: Size of the first bucket; the default of torch.distributed is 1 MiB.
-        averaged_bytes_per_parameter: Bytes that K-AVG averages: 4 for the parameters alone, 8 with the momentum.
+    `bytes_per_parameter`: 4 for float32, 2 for 16-bit gradients. `averaged_bytes_per_parameter`: bytes that K-AVG
+    averages: 4 for the parameters alone, 8 with the momentum.
     """
 
     parameters: int
@@ -93,13 +85,9 @@ class Gradients:
 class Compute:
     """Time of one step on an average GPU, without data loading and communication.
 
-    Args:
-        seconds: Forward, backward and update of `clips` clips.
-        clips: The batch size at which `seconds` was measured.
-        fixed_seconds: The part of `seconds` that does not depend on the batch size.
-        backward_fraction: Share of `seconds` in which gradients appear, (0, 1]. 2/3 if backward costs two forwards.
-        gpu_spread: Relative standard deviation of the constant speed differences between GPUs, >= 0.
-        step_jitter: Relative standard deviation of one GPU's step time between steps, >= 0.
+    `clips`: the batch size at which `seconds` was measured. `fixed_seconds`: the part of `seconds` that does not
+    depend on the batch size. `backward_fraction`: share of `seconds` in which gradients appear, (0, 1]. 2/3 if
+    backward costs two forwards.
     """
 
     seconds: Value
@@ -133,18 +121,9 @@ class Compute:
 class DataPath:
     """Cost of reading and decoding clips. An omitted rate is unlimited.
 
-    Args:
-        cores_per_node: CPU cores that decode.
-        clips_per_core_second: Clips that one core decodes and finishes per second.
-        engines_per_gpu: NVDEC engines per GPU.
-        clips_per_engine_second: Clips that one engine decodes per second.
-        bytes_per_clip: Bytes read per clip.
-        requests_per_clip: Reads (files opened, or ranges of an object) per clip.
-        node_bytes_per_second: Storage bandwidth of one node.
-        shared_bytes_per_second: Storage bandwidth of all nodes together.
-        shared_requests_per_second: Reads per second of all nodes together.
-        request_latency_seconds: Time from a request to its first byte.
-        requests_in_flight: Concurrent requests of a node.
+    `clips_per_core_second`: clips that one core decodes and finishes per second. `clips_per_engine_second`: clips
+    that one engine decodes per second. `bytes_per_clip`: bytes read per clip. `shared_requests_per_second`: reads
+    per second of all nodes together. `request_latency_seconds`: time from a request to its first byte.
     """
 
     cores_per_node: int = 0
@@ -168,13 +147,7 @@ class DataPath:
             require_positive(name, getattr(self, name))
 
     def seconds(self, node_clips: float, all_clips: float, node_gpus: int) -> dict[str, Value]:
-        """Return the seconds that each part needs for one step; parts overlap, so the largest counts.
-
-        Args:
-            node_clips: Clips of one node per step.
-            all_clips: Clips of all nodes per step.
-            node_gpus: GPUs of one node, whose NVDEC engines decode.
-        """
+        """Return the seconds that each part needs for one step; parts overlap, so the largest counts."""
         parts: dict[str, Value] = {
             "node_bandwidth": node_clips * np.asarray(self.bytes_per_clip) / self.node_bytes_per_second,
             "shared_bandwidth": all_clips * np.asarray(self.bytes_per_clip) / self.shared_bytes_per_second,

@@ -25,12 +25,7 @@ Value: TypeAlias = "float | NDArray[np.float64]"
 
 @dataclass(frozen=True)
 class NetworkLink:
-    """Bandwidth and latency of one kind of connection, in one direction.
-
-    Args:
-        bytes_per_second: Bandwidth, > 0; infinity for a free link.
-        latency_seconds: Time per message step, >= 0.
-    """
+    """Bandwidth and latency of one kind of connection, in one direction."""
 
     bytes_per_second: Value
     latency_seconds: Value = 0.0
@@ -42,13 +37,7 @@ class NetworkLink:
 
 @dataclass(frozen=True)
 class Topology:
-    """Placement of ranks on nodes, and the links between them.
-
-    Args:
-        gpus_per_node: Ranks per full node.
-        intra: NetworkLink between two GPUs of one node (NVLink, PCIe, shared memory).
-        inter: NetworkLink of one node to the network, shared by its GPUs.
-    """
+    """Placement of ranks on nodes, and the links between them."""
 
     gpus_per_node: int
     intra: NetworkLink
@@ -112,14 +101,7 @@ ALGORITHMS: Final[dict[str, Callable[[int, float, Topology], Value]]] = {
 def all_reduce_seconds(ranks: int, size: float, topology: Topology, algorithm: str = "auto") -> Value:
     """Return the seconds to all-reduce `size` bytes over `ranks` ranks.
 
-    Args:
-        ranks: Number of ranks, >= 1; 0 seconds for one rank.
-        size: Bytes of the buffer.
-        topology: Links and node size.
-        algorithm: A name in `ALGORITHMS`.
-
-    Raises:
-        UsageError: If the algorithm is unknown or `ranks` is below 1.
+    `ranks`: number of ranks, >= 1; 0 seconds for one rank. `size`: bytes of the buffer.
     """
     if algorithm not in ALGORITHMS:
         raise UsageError(f"unknown all-reduce algorithm {algorithm!r}", hint=f"use one of {', '.join(ALGORITHMS)}")
@@ -142,9 +124,6 @@ def fit_link(points: Sequence[AllReducePoint]) -> NetworkLink:
 
     A ring's time is linear in latency and in 1 / bandwidth, so this is a least-squares fit of two unknowns, with each
     row divided by its measured time. A negative latency is replaced by 0.
-
-    Raises:
-        UsageError: If the points with at least two ranks have fewer than two sizes, or if times decrease with size.
     """
     usable = [point for point in points if point.ranks > 1]
     if len({point.size for point in usable}) < 2:

@@ -83,15 +83,7 @@ class ModelFile:
 
 
 def load_model(path: Path, changes: Mapping[str, str] | None = None) -> ModelFile:
-    """Read a model file.
-
-    Args:
-        path: The TOML file.
-        changes: Dotted names and TOML values that override the file, such as ``{"workload.epochs": "50"}``.
-
-    Raises:
-        UsageError: If the file is missing, is not valid TOML, or has an unknown or missing key.
-    """
+    """Read a model file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
         for dotted, text in (changes or {}).items():

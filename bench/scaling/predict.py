@@ -21,7 +21,7 @@ from bench.scaling.collectives import Value
 from bench.scaling.model_file import ModelFile, load_model
 from bench.scaling.scaling_model import predict_step, train_seconds
 from fastvid.errors import UsageError
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.values import sha256
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"
 QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -84,9 +84,8 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
 def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
     """Predict every combination of GPU count, strategy and all-reduce algorithm in the model file.
 
-    Returns:
-        A JSON object: ``rows``, one per combination, each number as ``{"mean", "p05", "p50", "p95"}``; ``references``,
-        each published result with its prediction and error; ``inputs``, the contents of the model file.
+    Returns A JSON object: ``rows``, one per combination, each number as ``{"mean", "p05", "p50", "p95"}``;
+    ``references``, each published result with its prediction and error; ``inputs``, the contents of the model file.
     """
     cluster = model.cluster(seed, draws)
     rows = [

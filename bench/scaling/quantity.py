@@ -30,14 +30,7 @@ _FORMS: Final = ({"value"}, {"low", "high"}, {"low", "high", "scale"}, {"values"
 
 @dataclass(frozen=True)
 class Quantity:
-    """One input number.
-
-    Args:
-        low: Smallest value; equal to `high` if exact.
-        high: Largest value.
-        log: Whether the distribution is log-uniform instead of uniform.
-        values: Measurements, drawn with replacement; empty for an interval.
-    """
+    """One input number."""
 
     low: float
     high: float
@@ -46,11 +39,7 @@ class Quantity:
 
     @classmethod
     def parse(cls, raw: object, where: str) -> Quantity:
-        """Parse one of the forms in this module's docstring.
-
-        Raises:
-            UsageError: If it has another form, if a number is not finite, or if low is above high.
-        """
+        """Parse one of the forms in this module's docstring."""
         if not isinstance(raw, Mapping):
             number = finite(raw, where)
             return cls(number, number)
@@ -87,22 +76,14 @@ class Quantity:
 
 
 def finite(raw: object, where: str) -> float:
-    """Return `raw` as a float.
-
-    Raises:
-        UsageError: If it is not a finite number.
-    """
+    """Return `raw` as a float."""
     if not isinstance(raw, int | float) or isinstance(raw, bool) or not math.isfinite(raw):
         raise UsageError(f"{where} is {raw!r}, must be a finite number", hint=_SPELLINGS)
     return float(raw)
 
 
 def whole(raw: object, where: str) -> int:
-    """Return `raw`, or its ``value``, as an int.
-
-    Raises:
-        UsageError: If it is not an integer.
-    """
+    """Return `raw`, or its ``value``, as an int."""
     value = raw.get("value") if isinstance(raw, Mapping) else raw
     if not isinstance(value, int) or isinstance(value, bool):
         raise UsageError(f"{where} is {raw!r}, must be an integer")

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
 def _rank(args: argparse.Namespace) -> int:
     """Measure one rank of a torchrun job."""
     from bench.scaling.scale_rank import MeasurePlan, analyse, measure
-    from fastvid.train.config import recipes
+    from fastvid.train.config import config as recipes
 
     strategies = tuple(SyncSpec.parse(text) for text in args.sync)
     found = measure(recipes.load(args.recipe, args.changes), MeasurePlan(args.clips, args.steps, strategies=strategies))
@@ -146,11 +146,7 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def joined(files: Sequence[Path]) -> dict[str, Any]:
-    """Merge several records into one, sorted by world size.
-
-    Raises:
-        UsageError: If a file is not a result of this benchmark, or if the recipes or overrides differ.
-    """
+    """Merge several records into one, sorted by world size."""
     records = []
     for file in files:
         try:

@@ -28,15 +28,15 @@ import torch.distributed as dist
 
 from bench.scaling.cluster import Gradients, SyncSpec
 from fastvid.load.batch.batch import Batch
-from fastvid.load.order.batches import World
-from fastvid.runtime.cores import available_cores
+from fastvid.load.order.epoch import World
+from fastvid.runtime.processes import available_cores
 from fastvid.train.config.config import Config
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member, join
+from fastvid.train.ranks import Member, join
 from fastvid.train.run import assemble
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.run.assemble import open_datasets
 
 # Two sizes in addition to the model's buckets: one dominated by latency, one by bandwidth.
 _PROBES: Final = (64 * 2**10, 8 * 2**20)
@@ -44,14 +44,7 @@ _PROBES: Final = (64 * 2**10, 8 * 2**20)
 
 @dataclass(frozen=True)
 class MeasurePlan:
-    """What to measure, and how long.
-
-    Attributes:
-        clips: Clips per rank and batch.
-        steps: Timed steps per part.
-        warmup: Untimed steps before them.
-        strategies: Strategies to measure.
-    """
+    """What to measure, and how long."""
 
     clips: int = 8
     steps: int = 24
@@ -62,12 +55,7 @@ class MeasurePlan:
 def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
     """Measure all parts on this rank.
 
-    Args:
-        config: The recipe.
-        plan: What to measure.
-
-    Returns:
-        On rank 0 a JSON object with the results of all ranks; None on the others.
+    Returns on rank 0 a JSON object with the results of all ranks; None on the others.
     """
     with join(config.run.timeout_s) as member:
         found = _Rank(config, plan, member).run()

@@ -33,16 +33,7 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True)
 class StepPrediction:
-    """The predicted parts of one step, in seconds: ``step = max(data, compute + wait + exposed)``.
-
-    Args:
-        data: Loader time; `data_stall` is its part that does not overlap the others.
-        compute: Computation of the average GPU.
-        wait: Wait for the slowest GPU.
-        communication: Time of all all-reduces, overlapped or not.
-        exposed: The part of `communication` that does not overlap computation.
-        clips: Clips per step of all GPUs.
-    """
+    """The predicted parts of one step, in seconds: ``step = max(data, compute + wait + exposed)``."""
 
     data: Value
     compute: Value
@@ -67,11 +58,7 @@ class StepPrediction:
         return self.clips / np.asarray(self.seconds)
 
     def seconds_without(self, bottleneck: str) -> Value:
-        """Return the duration of the step if one of the three bottlenecks were free.
-
-        Args:
-            bottleneck: ``data``, ``communication`` or ``compute``. Without computation all communication is exposed.
-        """
+        """Return the duration of the step if one of the three bottlenecks were free."""
         if bottleneck == "data":
             return self.compute + self.wait + self.exposed
         if bottleneck == "communication":
@@ -81,14 +68,7 @@ class StepPrediction:
 
 
 def predict_step(cluster: ClusterModel, gpus: int, strategy: SyncSpec, algorithm: str = "auto") -> StepPrediction:
-    """Predict one step on `gpus` GPUs.
-
-    Args:
-        cluster: The inputs.
-        gpus: Number of GPUs, >= 1; nodes are filled in order.
-        strategy: ``ddp`` or ``kavg``.
-        algorithm: All-reduce algorithm, a name in `bench.scaling.collectives.ALGORITHMS`.
-    """
+    """Predict one step on `gpus` GPUs."""
     clips, all_clips = cluster.workload.clips(gpus)
     node_gpus = min(gpus, cluster.topology.gpus_per_node)
     data: Value = 0.0
@@ -120,9 +100,6 @@ def calibrate(cluster: ClusterModel, measured_seconds: Value, gpus: int, algorit
 
     Each GPU has `compute.clips` clips. The measured step includes waiting and exposed communication; the rest is
     computation. The predicted step grows with `compute.seconds`, which is found by bisection.
-
-    Raises:
-        UsageError: If the measured step is shorter than its data path or its communication alone.
     """
     target = np.asarray(measured_seconds, dtype=np.float64)
     low, high = np.zeros_like(target), target

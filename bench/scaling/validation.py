@@ -92,15 +92,9 @@ class _MeasuredParts:
 def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
     """Predict every run of a measurement file from the file's other parts.
 
-    Args:
-        measurements: The file's JSON object.
-
-    Returns:
-        A JSON object with one row per run: predicted and measured seconds per step, clips per second and efficiency
-        against the smallest run of the same strategy, the step's relative error, and the parts of the predicted step.
-
-    Raises:
-        UsageError: If a key is unknown or missing, or if a value violates the schema.
+    Returns A JSON object with one row per run: predicted and measured seconds per step, clips per second and
+    efficiency against the smallest run of the same strategy, the step's relative error, and the parts of the
+    predicted step.
     """
     _check("", measurements)
     if measurements["schema"] != MEASUREMENTS:

@@ -102,11 +102,7 @@ def make_videos(footage: Path, folder: Path) -> list[Path]:
 
 
 def compare(args: argparse.Namespace, served: Path, folder: Path) -> dict[str, Any]:
-    """Time both in alternating rounds; return the record.
-
-    Raises:
-        FastvidError: If fastvid does not index every file.
-    """
+    """Time both in alternating rounds; return the record."""
     names = sorted(path.name for path in served.iterdir())
     proofs = {"none": len(names), "sample": min(args.sampled, len(names))}
     seconds: dict[str, list[float]] = {name: [] for name in ("download", *proofs)}

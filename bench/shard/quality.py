@@ -26,10 +26,10 @@ from bench.common.charts import Bars, Chart
 from bench.common.corpus import shard
 from bench.common.harness import RESULTS, machine_facts, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.demo import motion
-from fastvid.runtime.cores import available_cores
-from fastvid.tune.quality import mean
+from fastvid.runtime.processes import available_cores
+from fastvid.tune.study import mean
 
 SCHEMA: Final = "fastvid-bench-quality/1"
 RECIPE: Final = "motion_tsm"
@@ -50,12 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """An encoding to compare.
-
-    Attributes:
-        profile: Encode profile.
-        options: Additional options for ``fastvid shard``.
-    """
+    """An encoding to compare."""
 
     profile: str
     options: tuple[str, ...] = ()

@@ -30,10 +30,8 @@ from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
 from fastvid.sharding.encode.profiles import build_command, get_profile
 
 SCHEMA: Final = "fastvid-bench-segments/1"
@@ -102,11 +100,7 @@ def segment_starts(seconds: int, count: int, length: float) -> list[float]:
 
 
 def compare(long: Path, starts: Sequence[float], length: float, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time both contenders; return the record.
-
-    Raises:
-        FastvidError: If a frame is wrong.
-    """
+    """Time both contenders; return the record."""
     annotations = folder / "segments.csv"
     rows = [f"{long.name},{start},{start + length:.2f},segment" for start in starts]
     annotations.write_text("\n".join(["path,start,end,label", *rows]) + "\n")
@@ -179,11 +173,7 @@ def probe_seconds(path: Path) -> float:
 
 
 def check(out: Path, starts: Sequence[float], length: float) -> int:
-    """Compare the painted number of every frame with that of the full decode; return the number of frames.
-
-    Raises:
-        FastvidError: If one is wrong.
-    """
+    """Compare the painted number of every frame with that of the full decode; return the number of frames."""
     wanted = [list(range(round(start * _RATE), round((start + length) * _RATE))) for start in starts]
     found = []
     for tar in sorted(out.glob("*.tar")):

@@ -23,18 +23,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
-from fastvid.runtime.cores import available_cores
-from fastvid.sharding.encode.check_encoded import verify
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.encode.profiles import build_command, get_profile
+from fastvid.sharding.encode.transcode import verify
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.work.clip_frames import plan_parts
+from fastvid.sharding.work.encode import plan_parts
 from fastvid.storage import open_storage
 
 SCHEMA: Final = "fastvid-bench-shard/1"
@@ -217,11 +215,7 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
 
 
 def check(dataset: Path, plain: Path, files: int) -> None:
-    """Compare the MP4s of both contenders.
-
-    Raises:
-        FastvidError: If one is missing or differs.
-    """
+    """Compare the MP4s of both contenders."""
     seen = 0
     for tar in sorted(dataset.glob("*.tar")):
         data = memoryview(tar.read_bytes())

@@ -27,16 +27,10 @@ _T: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.3
 
 @dataclass(frozen=True)
 class Network:
-    """The network between the ranks.
-
-    Attributes:
-        name: Name in the tables.
-        delay_s: Delay before each message, in seconds.
-        bits_per_s: Bandwidth of each rank's link; 0 is unlimited.
-    """
+    """The network between the ranks."""
 
     name: str
-    delay_s: float = 0.0
+    delay_s: float = 0.0  # delay before each message, in seconds
     bits_per_s: float = 0.0
 
     @property
@@ -47,15 +41,7 @@ class Network:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to train.
-
-    Attributes:
-        name: Name in the tables.
-        ranks: Number of processes.
-        spec: What they run; the seed is replaced.
-        rates: Learning rates to choose from.
-        networks: Where it runs.
-    """
+    """One way to train."""
 
     name: str
     ranks: int
@@ -66,15 +52,9 @@ class Contender:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a contender is to reach.
+    """What a contender is to reach."""
 
-    Attributes:
-        value: Held-out loss in nats, or accuracy from 0 to 1.
-        accuracy: Whether it is an accuracy.
-        window: Looks whose mean must reach it.
-    """
-
-    value: float
+    value: float  # held-out loss in nats, or accuracy from 0 to 1
     accuracy: bool = False
     window: int = 3
 

@@ -40,18 +40,7 @@ def run(
 ) -> list[dict[str, Any]]:
     """Run commands until the first of them succeeds.
 
-    Args:
-        commands: Commands by name. The run ends with the first one.
-        done: Returns the finished share of the run, 0 to 1.
-        kills: Number of participants to kill, one after the other.
-        seed: Decides whom to kill and when; nobody is killed twice before everybody was killed once.
-        environment: Environment of the processes; None inherits this process'.
-
-    Returns:
-        One entry per kill: ``done``, the share of the run at that moment, and ``killed``, the participant.
-
-    Raises:
-        WorkerError: If commands fail more often than the kills explain, or if the run ends before all kills.
+    Returns one entry per kill: ``done``, the share of the run at that moment, and ``killed``, the participant.
     """
     draws = random.Random(seed)
     places = sorted(draws.uniform(*SPAN) for _ in range(kills))
@@ -114,11 +103,7 @@ class _Processes:
         return self._running[name].poll()
 
     def restart(self, *, at_most: int) -> None:
-        """Restart failed commands.
-
-        Raises:
-            WorkerError: If there would be more than `at_most` restarts in total.
-        """
+        """Restart failed commands."""
         for name, process in list(self._running.items()):
             if process.poll() in (None, 0):
                 continue

@@ -43,10 +43,10 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.ports import reserved_port
 from bench.strategies import motion_kills
 from fastvid.errors import UsageError, WorkerError
-from fastvid.train.config import recipes
-from fastvid.train.records import metrics
+from fastvid.train.config import config as recipes
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.shared.listener import TOKEN_VARIABLE
+from fastvid.train.strategies.shared.link import TOKEN_VARIABLE
 
 _log = logging.getLogger(__name__)
 
@@ -58,14 +58,7 @@ STALENESS: Final = 1.0
 
 @dataclass(frozen=True)
 class SyncRecipe:
-    """How to train with one strategy.
-
-    Attributes:
-        recipe: Name of the recipe.
-        ranks: Number of processes.
-        changes: Overrides of the recipe.
-        must: Whether the run must reach the target accuracy.
-    """
+    """How to train with one strategy."""
 
     recipe: str
     ranks: int
@@ -257,14 +250,14 @@ def lineage_of(config: Any) -> list[dict[str, int | str]]:
     import torch
 
     from fastvid.format.dataset import Dataset
-    from fastvid.load.order.permutation import Order
-    from fastvid.train.parts.loader_protocol import Lineage
+    from fastvid.load.order.draws import Permutation
+    from fastvid.train.parts.replica import Lineage
 
     keys = Dataset(config.data.path, split=config.data.split).keys.to_pylist()
     positions = np.arange(_samples_per_epoch(config))
     whole = Lineage()
     for epoch in range(config.run.epochs):
-        samples = Order(len(keys), config.run.seed, epoch).ids(positions)
+        samples = Permutation(len(keys), config.run.seed, epoch).ids(positions)
         batch: Any = SimpleNamespace(position=torch.from_numpy(positions), key=[keys[sample] for sample in samples])
         whole.add(epoch, *Lineage.of(batch))
     return whole.state_dict()

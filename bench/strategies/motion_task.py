@@ -15,8 +15,8 @@ class MotionTask:
     """The recipe's parts, and its held-out clips."""
 
     def __init__(self, spec: RunSpec) -> None:
-        from fastvid.load.clips.augment import CenterCrop, RandomCrop
-        from fastvid.train.config import recipes
+        from fastvid.load.clips.crops import CenterCrop, RandomCrop
+        from fastvid.train.config import config as recipes
 
         config = recipes.load(RECIPE, [f"data.path={spec.data}", f"run.seed={spec.seed}", *spec.changes])
         self.config = replace(
@@ -33,8 +33,8 @@ class MotionTask:
 
     def parts(self, member: Any, reader: Any) -> tuple[Any, Any, Any]:
         """Return configuration, replica and loader of this rank."""
-        from fastvid.runtime.world import World
-        from fastvid.train.ranks.elastic import Member
+        from fastvid.runtime.processes import World
+        from fastvid.train.ranks import Member
         from fastvid.train.run import assemble
 
         found = assemble.parts(self.config, None, member, reader)

@@ -16,7 +16,7 @@ def main() -> None:
     """Read run specifications from stdin, one JSON line each, and write one JSON result line for each."""
     import torch
 
-    from fastvid.train.ranks.elastic import join
+    from fastvid.train.ranks import join
 
     torch.set_num_threads(1)
     with join(TIMEOUT_S) as member:

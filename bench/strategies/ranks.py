@@ -21,27 +21,7 @@ TIMEOUT_S: Final = 120.0
 
 @dataclass(frozen=True)
 class RunSpec:
-    """Specification of a run.
-
-    Attributes:
-        sync: Strategy; "relay" and "migrate" are sweeps, see `bench.strategies.sweep_run`.
-        options: Options of the strategy.
-        optim: Overrides of the optimiser's configuration.
-        clips: Clips to train on, over all ranks.
-        look_clips: Clips from one measurement on held-out clips to the next, the same for all contenders of a bench.
-        batch: Global batch size, at the start if it adapts.
-        hidden: Hidden width of the toy's student.
-        clip_s: Seconds that a rank computes on a clip, a sleep or counted.
-        straggler: Factor by which the last rank computes more slowly.
-        links: Simulated cost of messages; several networks at once only if time is counted.
-        counted: Whether time is counted instead of slept; only if all ranks take part in every message.
-        data: Folder of the motion dataset, whose recipe is then trained; None trains the toy.
-        changes: Overrides of that recipe.
-        dataset_clips: Training clips of the toy; `clips` of a sweep are those of one model in one epoch.
-        epochs: Epochs of a sweep.
-        cached: Whether workers of "migrate" keep what they have read.
-        seed: Seed of the model and the order.
-    """
+    """Specification of a run."""
 
     sync: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +30,7 @@ class RunSpec:
     look_clips: int = 9600
     batch: int = 32
     hidden: int = 256
-    clip_s: float = 0.0
+    clip_s: float = 0.0  # seconds that a rank computes on a clip, a sleep or counted
     straggler: float = 1.0
     links: Sequence[SlowLink] = (SlowLink(),)
     counted: bool = False
@@ -63,13 +43,7 @@ class RunSpec:
 
 
 class Ranks:
-    """Processes of one process group, reused between runs because they take seconds to start.
-
-    Args:
-        size: Number of ranks.
-        prefixes: Command prefix of each rank, for example to enter a network namespace.
-        environment: Additional environment variables.
-    """
+    """Processes of one process group, reused between runs because they take seconds to start."""
 
     def __init__(
         self, size: int, prefixes: Sequence[Sequence[str]] = (), environment: Mapping[str, str] | None = None
@@ -91,11 +65,7 @@ class Ranks:
         ]
 
     def run(self, spec: RunSpec) -> list[dict[str, Any]]:
-        """Execute a run; return the result of each rank.
-
-        Raises:
-            RuntimeError: If a rank exits.
-        """
+        """Execute a run; return the result of each rank."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(json.dumps(asdict(spec)) + "\n")

@@ -84,18 +84,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(size: int, rounds: int, rule: Any = None, quorum: int = 1) -> dict[str, float]:
-    """Return medians in ms of CPU time.
-
-    Args:
-        size: Number of weights.
-        rounds: Pushes, each followed by a fetch.
-        rule: Builds the optimizer of gradients; None measures deltas.
-        quorum: Clients that a merge of deltas needs; there are two, one of which never pushes.
-    """
+    """Return medians in ms of CPU time."""
     import torch
+    from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 
     from fastvid.train.strategies.asgd.client import ParameterClient
-    from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
     from fastvid.train.strategies.asgd.messages import MessageHeader
     from fastvid.train.strategies.asgd.server import Server
     from fastvid.train.strategies.asgd.weight_shard import WeightShard

@@ -22,14 +22,9 @@ from fastvid.runtime.arrays import FloatArray
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Simulated cost of messages, in addition to their real cost.
+    """Simulated cost of messages, in addition to their real cost."""
 
-    Attributes:
-        delay_s: Delay before each message, in seconds.
-        bytes_per_s: Bandwidth of each rank's link; 0 is unlimited.
-    """
-
-    delay_s: float = 0.0
+    delay_s: float = 0.0  # delay before each message, in seconds
     bytes_per_s: float = 0.0
 
     def seconds(self, size: int, ranks: int) -> float:
@@ -67,9 +62,6 @@ class CountedClock:
 
     Valid if all ranks take part in each message, because their clocks are compared only there. A run then does the same
     on every network, so one run counts the time on several: times are float64 [networks], in seconds.
-
-    Args:
-        networks: Number of networks.
     """
 
     def __init__(self, networks: int) -> None:
@@ -103,15 +95,8 @@ Clock = WallClock | CountedClock
 class SlowNetwork:
     """Delays this process' communication inside a ``with`` block.
 
-    Args:
-        links: The simulated networks; one if the clock is a `WallClock`.
-        clock: Where the delays pass.
-        far: Whether this process reaches servers and hubs over the network.
-
-    Attributes:
-        messages: Number of collective operations and, if `far`, of messages to and from a server or hub.
-        bytes: Bytes in them, as the strategy hands them over.
-        wire_bytes: Bytes that this rank sends in them, by the ring.
+    `bytes`: bytes in them, as the strategy hands them over. `wire_bytes`: bytes that this rank sends in them, by
+    the ring.
     """
 
     def __init__(self, links: Sequence[SlowLink], clock: Clock, *, far: bool) -> None:

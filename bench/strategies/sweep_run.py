@@ -33,12 +33,12 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     """Train all models by relay; return seconds, bytes, and on rank 0 the models' losses and digests."""
     import torch.distributed as dist
 
-    from fastvid.train.ranks.elastic import broadcast_bytes
+    from fastvid.train.ranks import broadcast_bytes
     from fastvid.train.strategies.relay.hub import Hub
     from fastvid.train.strategies.relay.scheduler import Scheduler
     from fastvid.train.strategies.relay.stage import serve
     from fastvid.train.strategies.relay.state_store import TokenStore
-    from fastvid.train.strategies.shared.listener import Address, host_of_job
+    from fastvid.train.strategies.shared.link import Address, host_of_job
 
     world = member.world
     work = _Sweep(spec, member)
@@ -93,9 +93,7 @@ def migrate(spec: RunSpec, member: Any) -> dict[str, Any]:
 class _Sweep:
     """Trains a unit of a sweep, reading its batches over the wire unless they are kept: the work of a relay stage.
 
-    Attributes:
-        data_bytes: Bytes of the dataset read over the wire.
-        kept: Partitions in memory.
+    `data_bytes`: bytes of the dataset read over the wire.
     """
 
     def __init__(self, spec: RunSpec, member: Any) -> None:
@@ -137,9 +135,8 @@ class _Sweep:
         time.sleep(self.spec.links[0].message_s(size))
 
     def _model(self, model: int) -> Any:
-        from fastvid.train.parts.optim import make_optimizer
+        from fastvid.train.parts.optim import Schedule, make_optimizer
         from fastvid.train.parts.replica import Replica
-        from fastvid.train.parts.schedule import Schedule
         from fastvid.train.strategies.relay.visit import SweepModel
 
         spec = self.spec

@@ -28,7 +28,7 @@ def optim_of(spec: RunSpec) -> Any:
 
 def config_of(spec: RunSpec, *, epochs: int = 1) -> Any:
     """Return the configuration of a run."""
-    from fastvid.load.clips.augment import CenterCrop
+    from fastvid.load.clips.crops import CenterCrop
     from fastvid.load.clips.sampling import Segments
     from fastvid.train.config.config import Config, DataConfig, ModelConfig, RunConfig
 
@@ -69,9 +69,8 @@ class ToyTask:
 
     def parts(self, member: Any, reader: Any) -> tuple[Any, Any, Any]:  # noqa: ARG002
         """Return configuration, replica and loader of this rank."""
-        from fastvid.train.parts.optim import make_optimizer
+        from fastvid.train.parts.optim import Schedule, make_optimizer
         from fastvid.train.parts.replica import Replica
-        from fastvid.train.parts.schedule import Schedule
 
         spec = self.spec
         config = config_of(spec)
@@ -127,7 +126,7 @@ class _ToyLoader:
     """The task's clips, in the order and shares of a real loader."""
 
     def __init__(self, task: ToyTask, world: Any, spec: RunSpec) -> None:
-        from fastvid.load.order.batches import Batches
+        from fastvid.load.order.epoch import Batches
 
         self._task, self._seed, self._clips = task, spec.seed, spec.dataset_clips
         self._batches = Batches(spec.clips, spec.batch, "drop", world)
@@ -147,9 +146,9 @@ class _ToyLoader:
     def __iter__(self) -> Iterator[Any]:
         import torch
 
-        from fastvid.load.order.permutation import Order
+        from fastvid.load.order.draws import Permutation
 
-        order = Order(self._clips, self._seed, self.epoch)
+        order = Permutation(self._clips, self._seed, self.epoch)
         while self._batches.count(self._position):
             share = self._batches.share(self._position)
             samples = torch.from_numpy(order.ids(share.positions))

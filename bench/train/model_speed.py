@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     import torch
 
     from fastvid.models import zoo
-    from fastvid.models.cost import model_cost
+    from fastvid.models.zoo import model_cost
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -24,18 +24,17 @@ from torch.nn import functional
 
 from bench.common import harness
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.models import zoo
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.optim import Schedule, sgd
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records.metrics import METRICS_FILE, Recorder
+from fastvid.train.ranks import Member
+from fastvid.train.records.records import METRICS_FILE, Recorder
 
 SCHEMA: Final = "fastvid-bench-train/1"
 CLASSES: Final = 10

@@ -27,7 +27,7 @@ import numpy as np
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.demo.motion import make_videos, plan_videos
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.encode.profiles import get_profile
@@ -51,12 +51,7 @@ TARGET_PERCENT: Final = 95.0
 
 @dataclass(frozen=True, slots=True)
 class Toy:
-    """One toy video.
-
-    Attributes:
-        split: "train" or "test".
-        number: Index in the split; four consecutive videos share a texture.
-    """
+    """One toy video."""
 
     split: str
     number: int

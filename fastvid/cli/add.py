@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from fastvid.cli.shard import EXIT_REJECTED, add_columns, add_machines_options, add_packing_options, summary
-from fastvid.runtime.command_line import add_reason
+from fastvid.runtime.names import add_reason
 from fastvid.sharding.change.add import add_sources
 
 

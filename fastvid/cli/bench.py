@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import fastvid
-from fastvid.runtime.children import SAFE_PATH
+from fastvid.runtime.processes import SAFE_PATH
 
 RAW_ARGUMENTS: Final = True
 

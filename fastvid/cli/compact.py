@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 import logging
 
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import size, things
+from fastvid.runtime.names import add_reason
+from fastvid.runtime.values import size, things
 from fastvid.sharding.change.compact import compact_shards
 from fastvid.storage import open_storage
 

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     import os
     from pathlib import Path
 
-    from fastvid.runtime.json_text import json_text
-    from fastvid.train.config import recipes
+    from fastvid.runtime.values import json_text
+    from fastvid.train.config import config as recipes
     from fastvid.train.run import scoring
 
     found = scoring.score(
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
                 record["confusion"] = found.confusion.tolist()
             Path(args.json).write_text(json_text(record) + "\n", encoding="utf-8")
         if args.report is not None:
-            from fastvid.report import evaluation
+            from fastvid.report import results
 
-            Path(args.report).write_text(evaluation.page(found), encoding="utf-8")
+            Path(args.report).write_text(results.page(found), encoding="utf-8")
     return 0 if found.score.scored == found.score.total else 1

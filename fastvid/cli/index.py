@@ -43,18 +43,17 @@ from fastvid.cli.shard import (
 )
 from fastvid.errors import UsageError
 from fastvid.format.schema import DATASET_JSON
-from fastvid.media.in_place.index_video import Proof
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import things
-from fastvid.sharding.change.restore import are_own, restore_dataset
-from fastvid.sharding.in_place.reindex import reindex
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.media.index_video import Proof
+from fastvid.runtime.names import add_reason
+from fastvid.runtime.values import things
+from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.job.job import JobReport
-from fastvid.sharding.job.staging import Staging
+from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot.jobs import index_lerobot
-from fastvid.sharding.lerobot.metadata import is_lerobot
-from fastvid.sharding.sources.tar_sources import is_tar
+from fastvid.sharding.lerobot.read import is_lerobot
+from fastvid.sharding.sources.tars import is_tar
 from fastvid.storage import open_storage
 
 

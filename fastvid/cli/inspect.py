@@ -18,8 +18,8 @@ from typing import Final
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.media.reasons import MEANING, Reason
-from fastvid.runtime.units import count, duration, padded, percent, shares, size, text_width, things
+from fastvid.media.timing import MEANING, Reason
+from fastvid.runtime.values import count, duration, padded, percent, shares, size, text_width, things
 from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # width of the name column in characters
@@ -89,7 +89,7 @@ def _videos(summary: Summary) -> list[str]:
         _row("bytes", " and ".join(places)),
     ]
     if encoding.num_samples:
-        lines[-1] += f", {size(encoding.bytes.mean())} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
+        lines[-1] += f", {size(encoding.bytes / encoding.num_samples)} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
         lines += _encoding(summary)
     extras = summary.generation.extras
     if flow := extras.get("flow"):

@@ -15,8 +15,8 @@ from typing import Final
 
 from fastvid.errors import FastvidError, UsageError, naming_extras
 from fastvid.format.reason import because
-from fastvid.runtime.command_line import parse
-from fastvid.runtime.log_lines import log_to_stderr
+from fastvid.runtime.names import parse
+from fastvid.runtime.progress import log_to_stderr
 
 COMMANDS: Final = {
     "shard": ("fastvid.cli.shard", "encode raw videos into an indexed WebDataset"),
@@ -38,12 +38,9 @@ COMMANDS: Final = {
         "write samples with their current labels for other tools",
     ),
     "log": ("fastvid.cli.history.log", "list the generations of a dataset: when, what, why"),
-    "diff": ("fastvid.cli.history.diff", "show what differs between two generations"),
-    "tag": ("fastvid.cli.history.tag", "name a generation, and keep it"),
     "gc": ("fastvid.cli.history.gc", "delete old generations and files that only they use"),
     "find": ("fastvid.cli.access.find", "show where samples are: shard, row, bytes, source, removed"),
     "get": ("fastvid.cli.access.get", "write a sample, a clip, a frame, a contact sheet or the sound to a file"),
-    "copy": ("fastvid.cli.access.copy", "copy a dataset between folders and stores, every file checked"),
     "bench": ("fastvid.cli.bench", "measure decoding, loading, sharding, training and scaling"),
     "doctor": ("fastvid.cli.doctor", "check which decoders and encoders work on this machine, and why others do not"),
     "demo": ("fastvid.cli.demo", "make a motion dataset, shard it, train on it, write a report"),

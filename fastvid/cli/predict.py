@@ -30,9 +30,9 @@ def run(args: argparse.Namespace) -> int:
     from pathlib import Path
 
     from fastvid.errors import UsageError
-    from fastvid.runtime.json_text import json_text
-    from fastvid.train.config import recipes
-    from fastvid.train.run import predict
+    from fastvid.runtime.values import json_text
+    from fastvid.train.config import config as recipes
+    from fastvid.train.run import scoring
 
     if args.picture is not None and not args.picture.endswith((".png", ".html")):
         raise UsageError("--picture must end in .png or .html", file=args.picture)
@@ -40,13 +40,13 @@ def run(args: argparse.Namespace) -> int:
     changes = [word for word in args.words if "=" in word and not Path(word).exists()]
     videos = [word for word in args.words if word not in changes]
     config = recipes.load(args.recipe, changes)
-    found = predict.predict(
+    found = scoring.predict(
         config, videos, args.checkpoint, protocol=args.protocol, size=args.size, top=max(1, args.top)
     )
     for prediction in found:
         print(json_text(prediction.as_row()))
     if args.picture is not None:
-        from fastvid.report import predictions
+        from fastvid.report import results
 
-        predictions.write(Path(args.picture), found)
+        results.write(Path(args.picture), found)
     return 0

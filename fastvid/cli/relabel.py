@@ -17,10 +17,9 @@ from fastvid.cli.shard import add_columns
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import things
-from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.labels import match_annotations, read_labels
+from fastvid.runtime.names import add_reason
+from fastvid.runtime.values import things
+from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
 

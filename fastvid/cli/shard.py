@@ -20,19 +20,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from fastvid.errors import UsageError, visible
-from fastvid.media.reasons import MEANING
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.file_names import encode_name
-from fastvid.runtime.units import duration, size, things
+from fastvid.media.timing import MEANING
+from fastvid.runtime.names import add_reason, encode_name
+from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, get_profile
-from fastvid.sharding.engines.engine import ENGINES
+from fastvid.sharding.engines.local import ENGINES
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
-from fastvid.sharding.lerobot.episodes import EPISODES_PER_SHARD
 from fastvid.sharding.lerobot.jobs import shard_lerobot
-from fastvid.sharding.lerobot.metadata import is_lerobot
+from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
 from fastvid.sharding.sources.annotations import FORMATS
 
 EXIT_REJECTED: Final = 3
@@ -258,11 +256,7 @@ def _shard_lerobot(args: argparse.Namespace) -> JobReport:
 
 
 def check_lerobot_options(args: argparse.Namespace, **defaults: Any) -> None:
-    """Refuse options that a LeRobot dataset does not have, given with their defaults, and a second source.
-
-    Raises:
-        UsageError: If there is one.
-    """
+    """Refuse options that a LeRobot dataset does not have, given with their defaults, and a second source."""
     if len(args.sources) > 1:
         raise UsageError(
             "a LeRobot dataset is a source by itself", hint="make one dataset of several with `fastvid merge --prefix`"
@@ -361,11 +355,7 @@ def chosen_profile(args: argparse.Namespace) -> Profile:
 
 
 def class_names(path: str | None) -> list[str]:
-    """Return the lines of the file given as ``--classes``; an empty list without one.
-
-    Raises:
-        UsageError: If it cannot be read.
-    """
+    """Return the lines of the file given as ``--classes``; an empty list without one."""
     if path is None:
         return []
     try:

@@ -17,7 +17,7 @@ from collections import Counter
 from typing import Final
 
 from fastvid.errors import StorageError, UsageError, visible
-from fastvid.runtime.units import count, duration, size, things
+from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
 
 _SHOWN: Final = 20  # most processes listed, without --all
@@ -51,12 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def summary(status: FolderStatus, *, every: bool = False) -> str:
-    """Render a status as text.
-
-    Args:
-        status: What `read_status` returned.
-        every: Whether to list all parts.
-    """
+    """Render a status as text."""
     lines = [f"{status.folder} at {status.time}"]
     dataset = status.dataset
     if dataset is not None:

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     """Train, or print the configuration or the results of a dry run."""
     import json
 
-    from fastvid.train.config import config, recipes
+    from fastvid.train.config import config
+    from fastvid.train.config import config as recipes
     from fastvid.train.run import launch
 
     chosen = recipes.load_all(args.recipe, args.changes)

@@ -37,8 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print the results."""
-    from fastvid.tune.advice import recommend
-    from fastvid.tune.study import study
+    from fastvid.tune.study import recommend, study
     from fastvid.tune.text import render
 
     found = study(

@@ -61,22 +61,9 @@ def read_clip(
 ) -> EncodedClip:
     """Read and verify the planned packets of a request.
 
-    Args:
-        request: The frames and the crop.
-        info: The stream.
-        table: Its packets.
-        read: Reads its bytes.
-        gap: Packets at most this many bytes apart are read together, including the bytes between them.
-        limit: Size of the stream in bytes, if known; a packet outside is an error.
-        plan: The table's plan for the request, if already computed.
-        scratch: Memory to read into; by default newly allocated.
-        key: The sample's key, for messages.
-        shard: The shard's name, for messages.
-
-    Raises:
-        UsageError: If a frame or the crop is outside the stream.
-        FormatError: If a packet is outside the stream.
-        ChecksumError: If a packet differs from the indexed one.
+    `request`: the frames and the crop. `read`: reads its bytes. `gap`: packets at most this many bytes apart are
+    read together, including the bytes between them. `limit`: size of the stream in bytes, if known; a packet
+    outside is an error.
     """
     plan = plan or table.plan(request.frames)
     records = table.records[plan.packets]
@@ -111,14 +98,10 @@ def read_clip(
 def coalesce(offsets: Sequence[int], sizes: Sequence[int], gap: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Merge nearby packets into single reads.
 
-    Args:
-        offsets: First byte of each packet, any order.
-        sizes: Size of each packet in bytes.
-        gap: Packets at most this many bytes apart are read together.
-
-    Returns:
-        The start of each packet, in the given order, in the concatenation of all reads; and the reads as (first byte,
-        number of bytes), ascending and more than `gap` bytes apart.
+    `offsets`: first byte of each packet, any order. `sizes`: size of each packet in bytes. `gap`: packets at most
+    this many bytes apart are read together. Returns the start of each packet, in the given order, in the
+    concatenation of all reads; and the reads as (first byte, number of bytes), ascending and more than `gap` bytes
+    apart.
     """
     starts = [0] * len(offsets)
     runs: list[tuple[int, int]] = []
@@ -157,15 +140,8 @@ def check_packets(
 ) -> None:
     """Verify the checksums of packets.
 
-    Args:
-        data: Bytes that contain them.
-        starts: First byte of each packet in `data`.
-        sizes: Its size in bytes.
-        crc32: Its expected checksum.
-        packets: Its number in the stream, for messages, int64 [P].
-
-    Raises:
-        ChecksumError: If a packet differs.
+    `data`: bytes that contain them. `starts`: first byte of each packet in `data`. `sizes`: its size in bytes.
+    `packets`: its number in the stream, for messages, int64 [P].
     """
     for number, (start, size, crc) in enumerate(zip(starts, sizes, crc32, strict=True)):
         found = zlib.crc32(data[start : start + size])

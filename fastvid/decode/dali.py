@@ -31,7 +31,7 @@ import nvidia.dali.pipeline
 import nvidia.dali.types
 
 from fastvid.decode import engines
-from fastvid.decode.container import WrappedClip, check_target, wrap
+from fastvid.decode.containers import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import FastvidError, UsageError
@@ -52,12 +52,7 @@ _UNWRITTEN: Final = "DALI did not write frame {}: NVDEC's parser dropped its pic
 
 
 class DaliCpuDecoder:
-    """Decodes batches of clips with DALI on the CPU.
-
-    Args:
-        max_clips: Maximum number of clips per DALI batch. On one thread a batch is no faster than single clips.
-        num_threads: Threads of each pipeline. Use one if every thread of the loader has its own decoder.
-    """
+    """Decodes batches of clips with DALI on the CPU."""
 
     outputs: ClassVar[frozenset[type]] = frozenset({Rgb})
     codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.VP9, Codec.MJPEG})
@@ -73,11 +68,7 @@ class DaliCpuDecoder:
         self._lock = threading.Lock()
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`.
-
-        Raises:
-            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
-        """
+        """See `fastvid.decode.request.Decoder`."""
         targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("DALI decoder is in use by another thread", hint="open one decoder for each thread")
@@ -138,13 +129,7 @@ class DaliCpuDecoder:
 
 
 class DaliGpuDecoder(DaliCpuDecoder):
-    """Decodes batches of clips with NVDEC and leaves the frames on the GPU.
-
-    Args:
-        max_clips: Maximum number of clips per DALI batch.
-        num_threads: Clips that the operator decodes at once; by default `max_clips`.
-        device_id: Index of the GPU; by default the calling thread's current one.
-    """
+    """Decodes batches of clips with NVDEC and leaves the frames on the GPU."""
 
     outputs = frozenset({DeviceRgb})
     codecs = frozenset({Codec.H264, Codec.HEVC, Codec.VP9})
@@ -172,11 +157,7 @@ class DaliGpuDecoder(DaliCpuDecoder):
 class _Graph:
     """One persistent DALI pipeline: encoded clips in, uint8 [3, U, H, W] out.
 
-    Args:
-        resized: Whether crops are resized; cropping alone costs a third of that.
-        max_clips: Maximum number of samples per run.
-        num_threads: Threads of the pipeline.
-        stream: Stream of the GPU, or None for the CPU.
+    `max_clips`: maximum number of samples per run.
     """
 
     def __init__(self, resized: bool, max_clips: int, num_threads: int, stream: DeviceStream | None) -> None:
@@ -187,11 +168,7 @@ class _Graph:
     def run(self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb]) -> list[str | None]:
         """Decode samples into their targets.
 
-        Returns:
-            For each sample None, or the error message.
-
-        Raises:
-            RuntimeError: If DALI failed; the graph cannot be used again.
+        Returns for each sample None, or the error message.
         """
         errors, videos, marked = self._decode(samples, targets, _MARK)
         if marked:
@@ -212,9 +189,8 @@ class _Graph:
     ) -> tuple[list[str | None], list[Any], dict[int, list[int]]]:
         """Run the pipeline once.
 
-        Returns:
-            For each sample None or the error message; its frames as DALI has them, [U, h, w, 3], if the target is on a
-            device; and for each such sample that has any, its frames of the level `mark` only.
+        Returns for each sample None or the error message; its frames as DALI has them, [U, h, w, 3], if the
+        target is on a device; and for each such sample that has any, its frames of the level `mark` only.
         """
         requests = [sample.clip.request for sample in samples]
         boxes = [request.box for request in requests]

@@ -15,11 +15,7 @@ _cuda: Any = torch.cuda
 
 
 class DeviceStream:
-    """A stream with high priority, so that copies of frames do not queue after the kernels of a training step.
-
-    Args:
-        device_id: Index of the GPU.
-    """
+    """A stream with high priority, so that copies of frames do not queue after the kernels of a training step."""
 
     def __init__(self, device_id: int) -> None:
         self.device = torch.device("cuda", device_id)

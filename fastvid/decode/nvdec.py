@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from fastvid.decode import engines
-from fastvid.decode.annexb import elementary_stream
+from fastvid.decode.containers import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, FrameOrder
 from fastvid.errors import DecodeError, FastvidError, UsageError
@@ -46,13 +46,7 @@ _LANES_PER_ENGINE: Final = 2
 
 
 class NvdecDecoder:
-    """Decodes one clip at a time on the calling thread's share of a GPU's NVDEC engines.
-
-    Args:
-        device_id: Index of the GPU; by default the calling thread's current one.
-        latency: "native" decodes up to four pictures while earlier ones are copied; "low" waits for each picture.
-            PyNvVideoCodec's third mode, "zero", returns pictures in decode order, which hides those out of order.
-    """
+    """Decodes one clip at a time on the calling thread's share of a GPU's NVDEC engines."""
 
     max_clips: Final = 1
     outputs: Final = frozenset({DevicePlanes})
@@ -76,11 +70,7 @@ class NvdecDecoder:
         return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`.
-
-        Raises:
-            UsageError: If the decoder is closed or used by another thread, or an output does not match its request.
-        """
+        """See `fastvid.decode.request.Decoder`."""
         targets = [_checked(clip, output) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("NVDEC decoder is in use by another thread", hint="open one decoder for each thread")
@@ -123,11 +113,7 @@ class NvdecDecoder:
 
 
 class _Session:
-    """An open decoder of one codec, for pictures up to some size.
-
-    Raises:
-        DecodeError: If the GPU cannot decode such a stream.
-    """
+    """An open decoder of one codec, for pictures up to some size."""
 
     def __init__(self, info: StreamInfo, stream: DeviceStream, latency: Any) -> None:
         self.size = (info.width, info.height)
@@ -153,11 +139,7 @@ class _Session:
         return info.width <= self._room[0] and info.height <= self._room[1]
 
     def decode(self, clip: EncodedClip, target: DevicePlanes) -> None:
-        """Decode a clip's wanted frames into the target, on the current stream.
-
-        Raises:
-            FastvidError: If decoding failed; the decoder cannot be used again.
-        """
+        """Decode a clip's wanted frames into the target, on the current stream."""
         packets = elementary_stream(clip)
         pictures = _Pictures(clip, target, self._device)
         address = packets.data.ctypes.data
@@ -226,11 +208,7 @@ class _Pictures:
 
 
 def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return views of a picture's planes: Y [h, w] and UV [h/2, w/2, 2], uint8.
-
-    Raises:
-        DecodeError: If the picture is not 8-bit 4:2:0.
-    """
+    """Return views of a picture's planes: Y [h, w] and UV [h/2, w/2, 2], uint8."""
     planes = [torch.as_tensor(view, device=device) for view in frame.cuda()]
     if [(plane.dtype, plane.shape[2:]) for plane in planes] != [(torch.uint8, (1,)), (torch.uint8, (2,))]:
         found = ", ".join(f"{plane.dtype} {tuple(plane.shape)}" for plane in planes)

@@ -19,7 +19,7 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.clips import read_clip, reader_of
 from fastvid.decode.request import Box, ClipRequest, Decoder, DecoderOutput, DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import FastvidError
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import StreamFlag
 from fastvid.runtime.arrays import IntArray, UInt8Array
@@ -37,39 +37,22 @@ _UNWRITTEN: Final = 0x5A
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The result of one back-end on one clip.
-
-    Attributes:
-        clip: The clip's name.
-        range: The clip's sample range, "limited" or "full".
-        backend: The back-end's name.
-        frames: Whether it returned the requested frames within its bound; None if it failed.
-        mean: Mean difference from the reference in levels, of the worst frame.
-        most: Maximum difference from the reference in levels.
-        rate: Clips per second of one open, warm decoder.
-        problem: Why it failed or differs, or None.
-    """
+    """The result of one back-end on one clip."""
 
     clip: str
     range: str
     backend: str
-    frames: bool | None
+    frames: bool | None  # whether it returned the requested frames within its bound; None if it failed
     mean: float
     most: int
-    rate: float
+    rate: float  # clips per second of one open, warm decoder
     problem: str | None = None
 
 
 class SampleClip:
     """An MP4 in memory.
 
-    Args:
-        name: A name for reports.
-        data: The file's bytes.
-        indexed: Its stream and packets, if known; by default the file is indexed.
-
-    Raises:
-        FormatError: If the file cannot be indexed.
+    `data`: the file's bytes.
     """
 
     def __init__(self, name: str, data: bytes, indexed: tuple[StreamInfo, PacketTable] | None = None) -> None:
@@ -83,11 +66,7 @@ class SampleClip:
         self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
 
     def decode(self, decoder: Decoder, device: str, frames: IntArray) -> UInt8Array:
-        """Decode frames to uint8 [3, T, H, W] on the host. What the decoder does not write has the level 90.
-
-        Raises:
-            FastvidError: If decoding failed.
-        """
+        """Decode frames to uint8 [3, T, H, W] on the host. What the decoder does not write has the level 90."""
         size = (self.info.height & ~1, self.info.width & ~1)
         request = ClipRequest(0, frames, Box(0, 0, *size), size)
         clip = read_clip(request, self.info, self.table, self._read)
@@ -135,27 +114,18 @@ def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> Decod
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How decoded frames differ from the reference.
-
-    Attributes:
-        mean: Mean difference of the worst frame in levels.
-        most: Maximum difference of a pixel in levels.
-        problem: What is wrong with the first wrong frame, or None.
-    """
+    """How decoded frames differ from the reference."""
 
     mean: float
-    most: int
+    most: int  # maximum difference of a pixel in levels
     problem: str | None
 
 
 def judge(pictures: UInt8Array, frames: IntArray, every: UInt8Array, bound: float) -> Verdict:
     """Compare decoded frames with all frames of their clip.
 
-    Args:
-        pictures: Decoded frames, uint8 [3, T, H, W].
-        frames: Their indices, int64 [T].
-        every: All frames of the clip by the reference, uint8 [3, N, H, W].
-        bound: Largest mean difference of a frame in levels.
+    `pictures`: decoded frames, uint8 [3, T, H, W]. `frames`: their indices, int64 [T]. `every`: all frames of the
+    clip by the reference, uint8 [3, N, H, W].
     """
     worst, most, problem = 0.0, 0, None
     thumbs = every[..., ::_STEP, ::_STEP].astype(np.int16)
@@ -176,13 +146,7 @@ def judge(pictures: UInt8Array, frames: IntArray, every: UInt8Array, bound: floa
 
 
 def compare(clips: Iterable[SampleClip], chosen: Iterable[Backend], *, seconds: float = 0.2) -> list[Parity]:
-    """Compare every back-end with the reference on every clip whose codec it supports.
-
-    Args:
-        clips: The clips.
-        chosen: Back-ends that run on this machine, including the reference.
-        seconds: How long to measure the speed of each.
-    """
+    """Compare every back-end with the reference on every clip whose codec it supports."""
     chosen = list(chosen)
     reference = next(one for one in chosen if one.name == REFERENCE).open()
     found = []

@@ -14,6 +14,8 @@ These rules keep it exact and fast; for each rule of exactness a test shows the 
 CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
 all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
 copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md lists every step and what was tried.
+
+Cut several clips from frames decoded once, each identical to decoding it by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import av
@@ -30,8 +33,8 @@ from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, DecoderOutput, EncodedClip, FrameOrder, Levels, Planes, Rgb
-from fastvid.decode.swscale import RgbConverter
+from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, FrameOrder, Levels, Planes, Rgb
+from fastvid.decode.swscale import COLORSPACE, RgbConverter
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -48,12 +51,7 @@ _ContextKey = tuple[Codec, bytes, int, int]
 
 
 class PyAvDecoder:
-    """Decodes one clip at a time on the calling thread.
-
-    Args:
-        max_contexts: Codec contexts kept open, one for each combination of codec, extradata and size. A context for
-            336x256 H.264 takes about 1 MB.
-    """
+    """Decodes one clip at a time on the calling thread."""
 
     max_clips: Final = 1
     outputs: Final = frozenset({Planes, Levels, Rgb})
@@ -67,11 +65,7 @@ class PyAvDecoder:
         self._lock = threading.Lock()
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`.
-
-        Raises:
-            UsageError: If the decoder is closed or used by another thread, or an output has the wrong shape.
-        """
+        """See `fastvid.decode.request.Decoder`."""
         # libavcodec crashes if two threads use one context.
         if not self._lock.acquire(blocking=False):
             raise UsageError("PyAvDecoder is in use by another thread", hint="open one decoder for each thread")
@@ -157,12 +151,7 @@ class PyAvDecoder:
 
 
 def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
-    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say.
-
-    Args:
-        codec: Of the stream.
-        extradata: Its decoder configuration, empty for a codec that has none.
-    """
+    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say."""
     context = CodecContext.create(_DECODER[codec], "r")
     assert isinstance(context, VideoCodecContext)
     if extradata:
@@ -255,3 +244,60 @@ def _levels_writer(levels: Levels, box: Box) -> Write:
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise UsageError(f"output has shape {shape}, the request requires {expected}")
+
+
+SLACK: Final = 64
+"""Bytes of padding required after the planes: the converter's SIMD code may read past the last row."""
+
+
+class Recutter:
+    """Cuts clips out of decoded planes. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._converter = RgbConverter()
+
+    def cut(
+        self,
+        info: StreamInfo,
+        box: Box,
+        planes: Planes,
+        index: Sequence[int],
+        request: ClipRequest,
+        output: DecoderOutput,
+    ) -> None:
+        """Write one clip.
+
+        `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame of the clip its index in
+        `planes`, [T].
+        """
+        y, x = request.box.y - box.y, request.box.x - box.x
+        inside = Box(y, x, request.box.height, request.box.width)
+        if isinstance(output, Planes):
+            for source, target, scale in (
+                (planes.y, output.y, 1),
+                (planes.u, output.u, 2),
+                (planes.v, output.v, 2),
+            ):
+                rows, columns = _span(inside.y, inside.height, scale), _span(inside.x, inside.width, scale)
+                for place, frame in enumerate(index):
+                    target[place] = source[frame, rows, columns]
+            return
+        assert isinstance(output, Rgb)
+        self._converter.begin(info, replace(request, box=inside), output.data)
+        first: dict[int, int] = {}
+        for place, frame in enumerate(index):
+            if first.setdefault(frame, place) == place:
+                arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
+                self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+        for place, frame in enumerate(index):
+            if first[frame] != place:
+                output.data[:, place] = output.data[:, first[frame]]
+
+
+def can_cut(info: StreamInfo) -> bool:
+    """Return whether a stream's frames can be converted; for other streams the decoder raises an error."""
+    return info.matrix in COLORSPACE
+
+
+def _span(start: int, length: int, scale: int) -> slice:
+    return slice(start // scale, (start + length) // scale)

@@ -1,4 +1,9 @@
-"""Convert YUV 4:2:0 frames to RGB on the host with libswscale.
+"""Call PyAV's copy of libswscale through its C interface, to convert into memory of our choice.
+
+PyAV's own reformatter allocates its output, which costs another copy. The functions used here have not changed since
+libswscale 2 (2011).
+
+Convert YUV 4:2:0 frames to RGB on the host with libswscale.
 
 Frames are cropped before the conversion, which writes directly to the output.
 
@@ -11,19 +16,69 @@ Accuracy compared with the rounded float reference in `fastvid.decode.pixels`:
 
 from __future__ import annotations
 
+import ctypes
 from collections import OrderedDict
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Colorspace, VideoReformatter
 
-from fastvid.decode.libswscale import Pointers, Scaler, Strides
+from fastvid.decode.engines import library
 from fastvid.decode.request import ClipRequest
 from fastvid.errors import DecodeError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Matrix, Range
 from fastvid.runtime.arrays import UInt8Array
+
+_BILINEAR: Final = 2  # SWS_BILINEAR
+_ONE: Final = 1 << 16  # contrast and saturation are 16.16 fixed point
+
+Pointers = ctypes.c_void_p * 4
+Strides = ctypes.c_int * 4
+
+
+@cache
+def _functions() -> Any:
+    """Load libswscale and declare the signatures of its functions."""
+    scale = library("swscale")
+    scale.sws_getContext.restype = scale.sws_getCoefficients.restype = ctypes.c_void_p
+    scale.sws_getContext.argtypes = [ctypes.c_int] * 7 + [ctypes.c_void_p] * 3
+    details = [*[ctypes.c_void_p] * 2, ctypes.c_int, ctypes.c_void_p, *[ctypes.c_int] * 4]
+    scale.sws_setColorspaceDetails.argtypes = details
+    scale.sws_freeContext.argtypes = [ctypes.c_void_p]
+    scale.sws_scale.argtypes = [ctypes.c_void_p, Pointers, Strides, ctypes.c_int, ctypes.c_int, Pointers, Strides]
+    return scale
+
+
+class Scaler:
+    """Converts 4:2:0 pictures of one size to planar RGB of one size. Not thread-safe.
+
+    `full`: whether the input has full-range samples.
+    """
+
+    def __init__(self, source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool) -> None:
+        scale = _functions()
+        formats = [library("avutil").av_get_pix_fmt(name) for name in (b"yuv420p", b"gbrp")]
+        self._free = scale.sws_freeContext
+        self._context = scale.sws_getContext(
+            source[1], source[0], formats[0], target[1], target[0], formats[1], _BILINEAR, None, None, None
+        )
+        if not self._context:
+            raise DecodeError(f"libswscale cannot convert {source} to {target}")
+        table = scale.sws_getCoefficients(colorspace)
+        scale.sws_setColorspaceDetails(self._context, table, int(full), table, 1, 0, _ONE, _ONE)
+        self._scale, self._rows = scale.sws_scale, source[0]
+
+    def __call__(self, source: Any, source_strides: Any, target: Any, target_strides: Any) -> None:
+        """Convert one picture from Y, U, V planes to G, B, R planes."""
+        self._scale(self._context, source, source_strides, 0, self._rows, target, target_strides)
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None):
+            self._free(self._context)
+
 
 # Unknown is treated as BT.601, as in FFmpeg, DALI and `pixels`.
 COLORSPACE: Final = {
@@ -62,13 +117,7 @@ class RgbConverter:
     def begin(self, info: StreamInfo, request: ClipRequest, out: UInt8Array) -> None:
         """Prepare to convert the frames of a clip.
 
-        Args:
-            info: The stream, with range and matrix.
-            request: The crop, size and flip.
-            out: The output, uint8 [3, T, H, W].
-
-        Raises:
-            DecodeError: If the matrix is not a YUV matrix.
+        `out`: the output, uint8 [3, T, H, W].
         """
         box, (height, width) = request.box, request.size
         colorspace, color_range = _colour(info)
@@ -122,9 +171,6 @@ class RgbConverter:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.
 
         Other formats are 4:2:2, 4:4:4, 10 bits and grey.
-
-        Raises:
-            DecodeError: If the frame is not YUV.
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")

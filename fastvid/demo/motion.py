@@ -21,7 +21,7 @@ import numpy as np
 from fastvid.errors import JobError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import FloatArray, UInt8Array
-from fastvid.runtime.cores import available_cores
+from fastvid.runtime.processes import available_cores
 
 DIRECTIONS: Final = {
     "right": (0, 1),
@@ -131,12 +131,7 @@ TEXTURES: Final[dict[str, Make]] = {
 
 
 def plan_videos(instances: dict[str, int], *, seed: int = 0) -> list[MotionVideo]:
-    """Return the videos of a dataset: every texture instance in every direction.
-
-    Args:
-        instances: Instances per kind of texture for each split, such as ``{"train": 6, "test": 2}``.
-        seed: Seed of all pictures.
-    """
+    """Return the videos of a dataset: every texture instance in every direction."""
     return [
         MotionVideo(split, direction, texture, instance, seed)
         for split, count in instances.items()
@@ -167,11 +162,7 @@ def frames(video: MotionVideo) -> Iterator[UInt8Array]:
 def make_videos(folder: Path, videos: list[MotionVideo]) -> Path:
     """Write the videos and their annotations to a folder.
 
-    Returns:
-        The path of the annotations, see `annotate`.
-
-    Raises:
-        JobError: If ffmpeg fails.
+    Returns the path of the annotations, see `annotate`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     program = find_ffmpeg().path

@@ -1,4 +1,9 @@
-"""Run the demo step by step, with the same commands that a user types."""
+"""The HTML report of the demo.
+
+Run trained models on the held-out clips, with frames in order and shuffled in time.
+
+Run the demo step by step, with the same commands that a user types.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +15,209 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.decode.access import open as open_dataset
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
 from fastvid.decode.backends import backend
-from fastvid.demo import evaluate, motion, report
+from fastvid.decode.video_dataset import VideoDataset
+from fastvid.decode.video_dataset import open as open_dataset
+from fastvid.demo import motion
 from fastvid.errors import JobError
+from fastvid.load.clips.crops import CenterCrop
+from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
-from fastvid.runtime.children import SAFE_PATH
-from fastvid.train.config import recipes
-from fastvid.train.records import metrics
+from fastvid.models import zoo
+from fastvid.report.charts import bars, lines
+from fastvid.report.page import Section, card, definitions, document, figures, film_strip, grid, picture, table, text
+from fastvid.runtime.processes import SAFE_PATH
+from fastvid.runtime.values import duration, things
+from fastvid.train.config import config as recipes
+from fastvid.train.records import checkpoint
+from fastvid.train.records import records as metrics
+
+_STYLE: Final = """
+.clip {
+  display: grid; grid-template-columns: minmax(0, 1fr) 260px; gap: 8px 20px; align-items: center; padding: 10px 0;
+  border-top: 1px solid var(--line);
+}
+.clip:first-of-type { border-top: 0; }
+.clip img { width: 100%; display: block; border-radius: 6px; }
+.clip div { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; } .clip b { width: 100%; }
+@media (max-width: 700px) { .clip { grid-template-columns: minmax(0, 1fr); } }
+"""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Strip:
+    """One held-out clip with the models' predictions."""
+
+    frames: npt.NDArray[np.uint8]  # uint8 [T, H, W, 3]
+    truth: str
+    guesses: Mapping[str, str]
+
+
+def page(
+    summary: Mapping[str, Any],
+    curves: Mapping[str, Sequence[tuple[float, float]]],
+    losses: Mapping[str, Sequence[tuple[float, float]]],
+    strips: Sequence[Strip],
+    split: Mapping[str, float],
+    facts: Sequence[tuple[str, str]],
+    loaders: Sequence[tuple[str, str, str, str]],
+) -> str:
+    """Return the whole page.
+
+    `split`: seconds of a training step by part. `facts`: rows about the dataset. `loaders`: rows of the loader's
+    timing: decoder, encoding, clips per second, packets fed.
+    """
+    percent = "{:.1f} %".format
+    numbers = [
+        ("TSM", percent(summary["tsm_top1"]), "held-out top-1"),
+        ("The same net without shift", percent(summary["control_top1"]), "held-out top-1"),
+        ("TSM on shuffled frames", percent(summary["shuffled_top1"]), f"chance is {percent(summary['chance'])}"),
+        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "without a model"),
+        ("Whole demo", duration(summary["seconds"]), "from raw videos to this page"),
+    ]
+    waiting = [name for name in split if name != "compute"]
+    sections = [
+        Section(
+            "Learning",
+            grid(
+                card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
+                card("", lines(losses, "training loss", across="epochs", whole_x=True)),
+            ),
+            "Only a model that compares frames can tell the classes apart. TSM shifts a quarter of its channels to the"
+            " frame before and a quarter to the frame after. The control is the same net without the shift: it averages"
+            " its predictions for single frames. If the label is the kind of texture instead, which needs no motion,"
+            f" the control reaches {percent(summary['control_texture_top1'])}.",
+        ),
+        Section(
+            "Clips",
+            card("Held-out clips", "".join(map(_strip, strips))),
+            "The eight frames that the loader decoded, in order, cropped as the model saw them.",
+        ),
+        Section(
+            "Speed",
+            card(
+                "Where a training step's time goes",
+                bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
+                f"One rank of {summary['processes']}. The model is idle during waits; decoding runs in parallel.",
+            )
+            + grid(
+                card(
+                    "Loader",
+                    table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
+                    "Packets fed: with a plan, compared with all packets from each key frame on.",
+                ),
+                card("Dataset", definitions(dict(facts))),
+            ),
+        ),
+    ]
+    return document(
+        "A model that sees motion",
+        sections,
+        command="demo",
+        lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and used for training with"
+        f" {things(summary['processes'], 'rank')} of torchrun. Textures drift in eight directions; no single frame"
+        " shows which.",
+        top=figures(numbers),
+        style=_STYLE,
+    )
+
+
+def _strip(strip: Strip) -> str:
+    said = "".join(
+        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{text(model)}: {text(guess)}</span>'
+        for model, guess in strip.guesses.items()
+    )
+    shown = picture(film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
+    return f'<div class="clip">{shown}<div><b>{text(strip.truth)}</b>{said}</div></div>'
+
+
+_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DemoEvaluation:
+    """Predictions of the trained models."""
+
+    shuffled_top1: float  # top-1 accuracy in percent of the first model on clips whose frames are shuffled in time
+    strips: tuple[Strip, ...]
+
+
+@torch.no_grad()
+def examine(
+    dataset: VideoDataset,
+    folders: Mapping[str, Path],
+    *,
+    recipe: str,
+    changes: Mapping[str, Sequence[str]],
+    strips: int,
+) -> DemoEvaluation:
+    """Run trained models on the held-out clips.
+
+    `dataset`: the held-out samples. `folders`: run folder of each model; the first model is also run on shuffled
+    frames.
+    """
+    models = {name: _load(folder, recipe, changes[name], len(dataset.classes)) for name, folder in folders.items()}
+    config = recipes.load(recipe).data
+    crop = next(t for t in config.eval_spatial if isinstance(t, CenterCrop))
+    loader = ClipLoader(
+        dataset,
+        frames=Segments(config.num_frames, jitter=False),
+        spatial=crop,
+        global_batch_size=min(_BATCH, len(dataset)),
+        decoder="pyav",
+        shuffle=False,
+        last="keep",
+        rank=0,
+        world_size=1,
+    )
+    shuffle = torch.Generator().manual_seed(0)
+    hits, total, shown = 0, 0, []
+    # Positions spread over the split, with different textures and directions.
+    examples = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
+    for batch in loader:
+        order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(batch.num_rows)])
+        shuffled = torch.stack([clip[:, when] for clip, when in zip(batch.video, order, strict=True)])
+        first = next(iter(models.values()))
+        hits += int((first(shuffled).argmax(1) == batch.label).sum())
+        total += batch.num_rows
+        guesses = {name: model(batch.video).argmax(1) for name, model in models.items()}
+        for row, sample in enumerate(batch.sample.tolist()):
+            if sample in examples:
+                shown.append(_strip_evaluate(dataset, batch.key[row], batch.frame_index[row], guesses, row, crop))
+    loader.close()
+    return DemoEvaluation(100.0 * hits / total, tuple(shown))
+
+
+def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
+    config = recipes.load(recipe, changes)
+    model = zoo.build(config.model.name, num_classes, config.data.num_frames, **config.model.arguments)
+    found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
+    assert found is not None, "a finished run has a checkpoint"
+    model.load_state_dict(checkpoint.decode(found.data, found.name)["replica"]["model"])
+    return model.eval()
+
+
+def _strip_evaluate(
+    dataset: VideoDataset, key: str, frames: Tensor, guesses: Mapping[str, Tensor], row: int, crop: CenterCrop
+) -> Strip:
+    names = dataset.classes
+    data = dataset[key].frames(frames.tolist()).data
+    height, width = crop.output_of(*data.shape[1:3])
+    top, left = (data.shape[1] - height) // 2, (data.shape[2] - width) // 2
+    truth = names[int(dataset.labels[dataset.find(key)])]
+    predicted = {name: names[int(guess[row])] for name, guess in guesses.items()}
+    return Strip(np.ascontiguousarray(data[:, top : top + height, left : left + width]), truth, predicted)
+
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +231,7 @@ _PERCENT: Final = 100.0
 
 @dataclass(frozen=True, slots=True)
 class DemoRun:
-    """One training run of the demo.
-
-    Attributes:
-        name: Name of its folder.
-        title: Its name in the report.
-        changes: Overrides of the recipe.
-    """
+    """One training run of the demo."""
 
     name: str
     title: str
@@ -77,16 +266,7 @@ class LoaderSpeed:
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
     """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
 
-    Args:
-        out: Folder of the demo; emptied first.
-        seed: Seed of the videos and of training.
-        processes: Training processes under torchrun.
-
-    Returns:
-        The summary.
-
-    Raises:
-        JobError: If a step fails.
+    Returns the summary.
     """
     started = time.monotonic()
     _empty(out)
@@ -110,7 +290,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     for entry in RUNS:
         _torchrun(processes, changes[entry.name])
     top1 = {entry.name: _rows(out / entry.name, "eval")[-1]["top1_percent"] for entry in RUNS}
-    evaluation = evaluate.examine(
+    evaluation = examine(
         open_dataset(str(compact), split="test"),
         {entry.title: out / entry.name for entry in RUNS[:2]},
         recipe=RECIPE,
@@ -129,7 +309,7 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
         "processes": processes,
         "seed": seed,
     }
-    text = report.page(
+    text = page(
         summary,
         curves={entry.title: _curve(out / entry.name, "eval", "top1_percent") for entry in RUNS},
         losses={entry.title: _curve(out / entry.name, "train", "loss") for entry in RUNS},

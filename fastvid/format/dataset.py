@@ -5,15 +5,18 @@
     annotations-000001.parquet   one row per sample, in the order of the shards; never changed
 
 A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) is computed from it.
+
+Read the samples of a shard of videos in place as they were when it was written, to list them in another shard.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import PurePosixPath
 from typing import Any, Final, Self
 
 import numpy as np
@@ -22,21 +25,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, SampleNotFoundError, UsageError
-from fastvid.format.annotations.annotations import open_annotations
-from fastvid.format.annotations.signals import Signals
-from fastvid.format.commit_record import read_head
-from fastvid.format.depth import DepthScale
-from fastvid.format.filters import in_split, matching_rows, with_class
+from fastvid.format.annotations import Signals, open_annotations
 from fastvid.format.generations import Generation as Generation
 from fastvid.format.generations import ShardRecord as ShardRecord
 from fastvid.format.generations import commit_generation as commit_generation
-from fastvid.format.generations import history, read_annotations, read_generation
-from fastvid.format.open_shards import OpenShards, open_shard
-from fastvid.format.schema import DEPTH
-from fastvid.format.shard import Shard
+from fastvid.format.generations import history, read_annotations, read_generation, read_head
+from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile
+from fastvid.format.planes import DepthScale
+from fastvid.format.schema import DEPTH, StreamFlag, from_parquet
+from fastvid.format.selection import META_FIELDS, in_split, matching_rows, with_class
+from fastvid.format.shard import OpenShards, Shard, open_shard, write_in_place
+from fastvid.format.tar import TarDigest, TarMember
 from fastvid.runtime.arrays import BoolArray, IntArray
-from fastvid.runtime.hashing import sha256
 from fastvid.runtime.near_names import near_names
+from fastvid.runtime.values import sha256
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -55,20 +57,6 @@ class Dataset:
     """The samples of a generation, optionally restricted to a split and a filter.
 
     Sample numbers 0..len-1 are positions in the selection, in the order of the shards.
-
-    Args:
-        url: Folder of the dataset.
-        split: Value of the column ``split``, or ``column:value`` for another split column such as ``split2:test``.
-        where: Condition in SQL over the annotations' columns and ``class``, the name of the label; see
-            `fastvid.format.filters`.
-        generation: Number or tag of the generation; the current one by default. A job that pins it sees no later
-            change.
-        root: Folder or URL where the videos of a dataset of videos in place are now.
-
-    Raises:
-        StorageError: If there is no dataset.
-        VersionError: If the dataset has another major version.
-        UsageError: If the split or the filter is invalid, or no sample matches.
     """
 
     def __init__(
@@ -130,11 +118,7 @@ class Dataset:
         return tuple(self.annotations.column_names)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """Return a column of the selected rows.
-
-        Raises:
-            UsageError: If there is no such column.
-        """
+        """Return a column of the selected rows."""
         self._require(name)
         column = self.annotations[name]
         whole = len(self.rows) == len(column) and self.is_in_order
@@ -177,11 +161,7 @@ class Dataset:
         return [str(keys[sample]) for sample in samples.tolist()]
 
     def find(self, key: str) -> int:
-        """Return the number of the selected sample with a key.
-
-        Raises:
-            SampleNotFoundError: If no selected sample has the key.
-        """
+        """Return the number of the selected sample with a key."""
         row = self._annotations.row(key)
         number = None if row is None else self._number_of(row)
         if number is None:
@@ -200,12 +180,7 @@ class Dataset:
     def select(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> Self:
         """Return a dataset of some of the samples, in the order given.
 
-        Args:
-            samples: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
-
-        Raises:
-            SampleNotFoundError: If a number or key is not in the dataset.
-            UsageError: If no sample is selected, one is selected twice, or they are not given in one of these ways.
+        `samples`: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
         """
         numbers = self._numbers(samples)
         if not len(numbers):
@@ -263,11 +238,7 @@ class Dataset:
 
     @cached_property
     def shard_sizes(self) -> IntArray:
-        """Number of selected samples in each shard of the generation, int64 [S]: the samples are numbered through them.
-
-        Raises:
-            UsageError: If the samples are not in the dataset's order.
-        """
+        """Number of selected samples in each shard of the generation, int64 [S]: samples are numbered through them."""
         if not self.is_in_order:
             raise UsageError(
                 "the selected samples are not in the order of the shards, so they cannot be read shard by shard",
@@ -286,12 +257,7 @@ class Dataset:
         return self.generation.shards[index].name
 
     def shard(self, index: int) -> Shard:
-        """Return a shard of the generation, opening it on first use, or again if it was closed to save memory.
-
-        Raises:
-            StorageError: If a file is missing.
-            FormatError: If a file is damaged, or not the one that the generation lists.
-        """
+        """Return a shard of the generation, opening it on first use, or again if it was closed to save memory."""
         return self._shards.get(index, partial(open_shard, self.storage, self.generation, index, self.root))
 
     def is_open(self, index: int) -> bool:
@@ -357,16 +323,7 @@ class Dataset:
 def change(storage: Storage, edit: Edit) -> Generation:
     """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
 
-    Args:
-        storage: The dataset's folder.
-        edit: Returns the new state, or None if there is nothing to change; may be called more than once.
-
-    Returns:
-        The generation that is current afterwards.
-
-    Raises:
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
+    Returns the generation that is current afterwards.
     """
     for attempt in range(_ATTEMPTS):
         head = read_head(storage)
@@ -382,3 +339,60 @@ def change(storage: Storage, edit: Edit) -> Generation:
                 raise
             _LOG.info("the dataset was changed by someone else; retrying on the new generation")
     raise AssertionError("unreachable")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedSample:
+    """A sample of a shard of videos in place."""
+
+    indexed: IndexedSample
+    files: tuple[ListedFile, ...]
+
+    def renamed(self, key: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> ListedSample:
+        """Return the sample with another key and changed facts."""
+        files = tuple(replace(file, key=key) for file in self.files)
+        streams = tuple(replace(stream, member=replace(stream.member, key=key)) for stream in self.indexed.streams)
+        return ListedSample(replace(self.indexed, key=key, meta=change(self.indexed.meta), streams=streams), files)
+
+
+def listed_samples(shard: Shard) -> Iterator[ListedSample]:
+    """Yield the samples of a shard of videos in place, in order."""
+    name = f"{shard.stem}.parquet"
+    facts = from_parquet(shard.storage.read(name), file=name).to_pylist()
+    count = shard.num_streams
+    if len(facts) != shard.num_samples * count:
+        raise FormatError(f"{len(facts)} facts for {shard.num_samples} samples of {count} streams", file=name)
+    for row in range(shard.num_samples):
+        mine = facts[row * count : (row + 1) * count]
+        streams, files = [], []
+        for stream, fact in zip(shard.streams, mine, strict=True):
+            files.append(shard.file(row, stream))
+            offset, size = shard.member(row, stream)
+            member = TarMember(fact["member"], fact["key"], "", offset, size)
+            records = shard.table(row, stream).records
+            streams.append(IndexedStream(stream, member, shard.info(row, stream), records))
+        meta = {field: mine[0][field] for field in META_FIELDS}
+        yield ListedSample(IndexedSample(mine[0]["key"], meta, tuple(streams)), tuple(files))
+
+
+def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
+    """Return the suffix, such as ``mp4``, and the bytes of the file of a sample of videos in place."""
+    if shard.info(row, stream).flags & StreamFlag.PART:
+        raise UsageError(
+            "the sample is a part of a file that others share",
+            shard=shard.stem,
+            file=shard.file(row, stream).file,
+            hint="write its frames with `fastvid get --seconds`, or encode the dataset with `fastvid transcode` first",
+        )
+    reader = shard.reader(row, stream)
+    data = bytearray(reader.size)
+    reader([(0, memoryview(data))])
+    suffix = PurePosixPath(shard.file(row, stream).file).suffix.lower().lstrip(".")
+    return suffix or "mp4", bytes(data)
+
+
+def write_listed(storage: Storage, stem: str, samples: Iterable[ListedSample], streams: tuple[str, ...]) -> TarDigest:
+    """Write a shard of videos in place from samples of others, see `write_in_place`."""
+    chosen = list(samples)
+    files = [file for sample in chosen for file in sample.files]
+    return write_in_place(storage, stem, [sample.indexed for sample in chosen], files, streams)

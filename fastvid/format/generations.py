@@ -1,4 +1,9 @@
-"""Generations of a dataset: read them, and commit a new one atomically.
+"""The commit record of a dataset, ``dataset.json``: which generation is current, and the tags of others.
+
+It is replaced atomically and only while it is still the record that a change started from, so of two changes that start
+from the same record one wins. Like a generation's record it contains a SHA-256 of its other fields.
+
+Generations of a dataset: read them, and commit a new one atomically.
 
 A commit has four steps, and readers see only the last one:
 
@@ -26,43 +31,129 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
-from fastvid.format.commit_record import Head, as_count, check_seal, malformed, read_head, sealed, swap_head
 from fastvid.format.in_place import Root, parse_root
-from fastvid.format.parquet import from_parquet, to_parquet
 from fastvid.format.reason import current_reason, now
 from fastvid.format.schema import (
     ANNOTATION_FIELDS,
     DATASET_JSON,
+    FORMAT,
     FORMAT_VERSION,
     IN_PLACE,
     IN_PLACE_SUFFIXES,
     SHARD_SUFFIXES,
     annotations_file,
+    check_version,
+    from_parquet,
     generation_file,
+    to_parquet,
 )
 from fastvid.runtime import faults
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
 
 
 @dataclass(frozen=True, slots=True)
-class ShardRecord:
-    """One shard's entry in a generation's record.
+class Head:
+    """The commit record, ``dataset.json``."""
 
-    Attributes:
-        name: Stem of its file names, such as ``data-000000``.
-        bytes: Size in bytes of the tar, or of the list of videos in place.
-        sha256: SHA-256 of this file, hex.
-        samples: Number of samples in it.
-        profile: The encode profile with its parameters.
-        encoder: The build of the encoder that wrote it.
-        signals: SHA-256 of the file of its signals, hex; empty if there are none.
-    """
+    dataset_id: str
+    generation: int
+    revision: int
+    content: bytes  # the record's bytes as read; a swap succeeds only while the file still contains them
+    major: int = FORMAT_VERSION[0]
+    tags: Mapping[str, int] = field(default_factory=dict)
+
+
+def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
+    """Read the commit record of a dataset."""
+    if not storage.exists(DATASET_JSON):
+        raise StorageError(
+            f"there is no dataset: {DATASET_JSON} is missing",
+            file=storage.url,
+            hint="create one with `fastvid shard`; to resume an interrupted job, run its command again",
+        )
+    content = storage.read(DATASET_JSON)
+    with malformed(DATASET_JSON, storage):
+        record = json.loads(content)
+        if record["format"] != FORMAT:
+            raise ValueError(f"format {record['format']!r} is not {FORMAT!r}")
+        major, minor = map(int, record["version"].split("."))
+        check_version(major, minor, file=DATASET_JSON, oldest=oldest)
+        check_seal(record, major)
+        generation, revision = as_count(record["generation"]), as_count(record.get("revision", 0))
+        tags = {str(name): as_count(number) for name, number in record.get("tags", {}).items()}
+        return Head(record["dataset_id"], generation, revision, bytes(content), major, tags)
+
+
+def swap_head(
+    storage: Storage, head: Head | None, *, dataset_id: str, generation: int, tags: Mapping[str, int] | None = None
+) -> Head:
+    """Replace the commit record if it is still `head`; None means a folder without a dataset."""
+    revision = head.revision + 1 if head else 1
+    tags = dict(head.tags if head and tags is None else tags or {})
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "version": ".".join(map(str, FORMAT_VERSION)),
+        "dataset_id": dataset_id,
+        "generation": generation,
+        "revision": revision,
+    }
+    content = sealed(record | ({"tags": tags} if tags else {}))
+    if not storage.swap(DATASET_JSON, content, head.content if head else None):
+        raise ConflictError(
+            "another process changed the dataset in the meantime; nothing was written",
+            file=storage.url,
+            hint="run the command again",
+        )
+    return Head(dataset_id, generation, revision, content, tags=tags)
+
+
+def as_count(value: object) -> int:
+    """Return a number of a record; raise ValueError if it is none."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} is not a count")
+    return value
+
+
+@contextlib.contextmanager
+def malformed(name: str, storage: Storage) -> Iterator[None]:
+    """Raise FormatError for anything that is wrong with a record."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{name} is malformed: {type(error).__name__}: {error}",
+            file=storage.url,
+            hint="restore the file from a copy of the dataset",
+        ) from error
+
+
+def check_seal(record: dict[str, Any], major: int) -> None:
+    """Raise ValueError if a record differs from its SHA-256; fastvid 0.1 wrote none."""
+    if major > 1 and record["sha256"] != _seal(record):
+        raise ValueError("it differs from its SHA-256")
+
+
+def _seal(record: Mapping[str, Any]) -> str:
+    return sha256(_json({name: value for name, value in record.items() if name != "sha256"}))
+
+
+def sealed(record: Mapping[str, Any]) -> bytes:
+    return _json({**record, "sha256": _seal(record)})
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1, sort_keys=True) + "\n").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """One shard's entry in a generation's record."""
 
     name: str
-    bytes: int
+    bytes: int  # size in bytes of the tar, or of the list of videos in place
     sha256: str
-    samples: int
+    samples: int  # number of samples in it
     profile: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     signals: str = ""
@@ -86,47 +177,23 @@ class ShardRecord:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An immutable state of a dataset.
-
-    Attributes:
-        number: Counts from 1; numbers of interrupted commits are skipped.
-        shards: In the order of the annotations' rows.
-        streams: Video streams of every sample.
-        classes: Class names; a label is an index into this tuple.
-        note: What created the generation, such as the command.
-        parent: Number of the previous generation; 0 for the first.
-        revision: Revision of the commit record that the change started from; 0 for the first.
-        annotations_sha256: SHA-256 of the annotations file, hex; empty before the generation is committed.
-        extras: How audio and optical flow were created, by stream; empty if there is neither.
-        removed: Number of samples that it hides; None in a record of an earlier fastvid.
-        time: When it was committed, in UTC, such as ``2026-11-23T01:30:00Z``; empty in a record of an earlier fastvid.
-        reason: Why, in the user's words; may be empty.
-    """
+    """An immutable state of a dataset."""
 
     number: int
-    shards: tuple[ShardRecord, ...]
+    shards: tuple[ShardRecord, ...]  # in the order of the annotations' rows
     streams: tuple[str, ...] = ("rgb",)
     classes: tuple[str, ...] = ()
     note: str = ""
-    parent: int = 0
-    revision: int = 0
+    parent: int = 0  # number of the previous generation; 0 for the first
+    revision: int = 0  # revision of the commit record that the change started from; 0 for the first
     annotations_sha256: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    removed: int | None = None
+    removed: int | None = None  # number of samples that it hides; None in a record of an earlier fastvid
     time: str = ""
     reason: str = ""
 
     def root_of(self, shard: ShardRecord, moved: str | None = None) -> Root | None:
-        """Return where the videos of a shard in place are; None for a shard with a tar.
-
-        Args:
-            shard: The shard.
-            moved: Folder or URL where all videos are now; by default where they were indexed.
-
-        Raises:
-            FormatError: If the generation does not say where they were.
-            UsageError: If `moved` is empty.
-        """
+        """Return where the videos of a shard in place are; None for a shard with a tar."""
         if not shard.is_in_place:
             return None
         if self.root is None:
@@ -150,21 +217,9 @@ def commit_generation(
 ) -> Generation:
     """Make `generation` the current one. Until the last write, readers see the previous one.
 
-    Args:
-        storage: The dataset's folder.
-        dataset_id: The same for all generations.
-        generation: The record to add; its number is one more than that of the generation it was derived from.
-        annotations: One row per sample in the order of the shards, with the columns of ANNOTATION_FIELDS.
-        head: The commit record that the change started from; by default the current one, which does not detect a
-            change between reading the previous generation and this call that kept its number.
-
-    Returns:
-        The generation as recorded, with its time and the reason of the `because` block around the call. Its number is
-        higher than requested if an interrupted commit has used the requested one.
-
-    Raises:
-        FormatError: If rows and shards disagree, a column is missing, or a key is duplicated.
-        ConflictError: If another process committed a generation in the meantime.
+    `annotations`: one row per sample in the order of the shards, with the columns of ANNOTATION_FIELDS. Returns the
+    generation as recorded, with its time and the reason of the `because` block around the call. Its number is
+    higher than requested if an interrupted commit has used the requested one.
     """
     check_annotations(generation, annotations)
     if head is None and storage.exists(DATASET_JSON):
@@ -195,11 +250,7 @@ def commit_generation(
 
 
 def check_annotations(generation: Generation, annotations: pa.Table) -> None:
-    """Check that annotations match a generation.
-
-    Raises:
-        FormatError: If rows and shards disagree, a column is missing or has another type, or a key is duplicated.
-    """
+    """Check that annotations match a generation."""
     if annotations.num_rows != generation.num_samples:
         raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
     missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
@@ -216,18 +267,7 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
 
 
 def read_generation(storage: Storage, which: int | str | None = None) -> tuple[str, Generation]:
-    """Read the dataset's id and a generation.
-
-    Args:
-        storage: The dataset's folder.
-        which: Its number, or its tag; the current generation by default. Text of digits is a number.
-
-    Raises:
-        StorageError: If there is no dataset or no such generation.
-        UsageError: If no generation has the tag.
-        VersionError: If the dataset has another major version.
-        FormatError: If a record is malformed.
-    """
+    """Read the dataset's id and a generation."""
     head = read_head(storage)
     number = head.generation if which is None else _number(which, head, storage)
     # Numbers above the current one belong to unfinished or interrupted commits.
@@ -256,12 +296,7 @@ def _number(which: int | str, head: Head, storage: Storage) -> int:
 
 
 def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
-    """Read all rows of a generation's annotations, in the order of its shards.
-
-    Raises:
-        StorageError: If the file is missing.
-        FormatError: If it is not the file that was committed.
-    """
+    """Read all rows of a generation's annotations, in the order of its shards."""
     name = annotations_file(generation.number)
     try:
         content = storage.read(name)
@@ -288,10 +323,6 @@ def upgrade_records(storage: Storage, head: Head) -> None:
     """Rewrite the records of a dataset of fastvid 0.1 in the current format, the commit record last.
 
     Call after the sidecars were rebuilt. Until the last write, this fastvid refuses the dataset; calling again resumes.
-
-    Raises:
-        FormatError: If a generation's annotations differ from their SHA-256.
-        ConflictError: If another process changed the dataset in the meantime.
     """
     for generation in history(storage, head):
         found = sha256(storage.read(annotations_file(generation.number)))
@@ -302,12 +333,7 @@ def upgrade_records(storage: Storage, head: Head) -> None:
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:
-    """Yield the committed generations that still exist, from the current one back.
-
-    Raises:
-        StorageError: If the current generation is missing.
-        FormatError: If a record is malformed.
-    """
+    """Yield the committed generations that still exist, from the current one back."""
     number = head.generation
     while number:
         generation = _read_record(storage, number, head.major)

@@ -53,7 +53,7 @@ class StreamInfo:
         range: Sample range.
         matrix: Luma coefficients.
         flags: Properties of the whole stream.
-        flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.flow`); 0 for pictures.
+        flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.planes`); 0 for pictures.
     """
 
     codec: Codec
@@ -171,11 +171,7 @@ class PacketTable:
 
 
 def _packet_of(frames: IntArray, flags: UInt8Array, kinds: bytes) -> IntArray:
-    """Return the packet that shows each frame, int64 [N].
-
-    Raises:
-        FormatError: If the shown frames are not 0..N-1, each once.
-    """
+    """Return the packet that shows each frame, int64 [N]."""
     shown = np.flatnonzero((flags & _HIDDEN) == 0) if kinds.translate(None, _SHOWN) else None
     indices = frames if shown is None else frames[shown]
     count = len(indices)

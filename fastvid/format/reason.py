@@ -22,11 +22,7 @@ _reason: ContextVar[str] = ContextVar("reason", default="")
 def because(reason: str) -> Iterator[None]:
     """Record why datasets are changed in a ``with`` block, as ``--reason`` of the commands does.
 
-    Args:
-        reason: Text for `fastvid log`, at most 1000 characters.
-
-    Raises:
-        UsageError: If the text is too long.
+    `reason`: text for `fastvid log`, at most 1000 characters.
     """
     if len(reason) > _LONGEST:
         raise UsageError(f"the reason has {len(reason)} characters", hint=f"write at most {_LONGEST}")
@@ -47,9 +43,6 @@ def now() -> str:
 
     If SOURCE_DATE_EPOCH is set, it is that time, so that the same job writes the same bytes
     (https://reproducible-builds.org/specs/source-date-epoch).
-
-    Raises:
-        UsageError: If SOURCE_DATE_EPOCH is not a number of seconds.
     """
     text = os.environ.get(_EPOCH)
     try:

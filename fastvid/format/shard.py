@@ -6,23 +6,40 @@
     data-000000.pkt       index for the loader, read by range: header, streams, extradata, audio, packets
 
 Instead of a tar a shard may have a list of videos that the dataset does not contain, `fastvid.format.in_place`.
+
+Write shards: a tar, and the sidecars that are derived from it.
+
+`index_shard` is the only function that derives the sidecars of a tar, for new shards as for repaired ones.
+
+Opens the shards of a generation, and keeps them open within a limit of memory.
 """
 
 from __future__ import annotations
 
+import threading
 import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 
-from fastvid.errors import FormatError
-from fastvid.format.facts import has_audio
-from fastvid.format.in_place import ListedFile, Root, read_files
-from fastvid.format.indexed import index_crc32
+from fastvid.errors import FastvidError, FormatError
+from fastvid.format.generations import Generation
+from fastvid.format.in_place import (
+    IndexedSample,
+    ListedFile,
+    Root,
+    index_crc32,
+    index_sample,
+    pack_files,
+    pack_index,
+    read_files,
+)
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
-from fastvid.format.records import RecordReader
 from fastvid.format.schema import (
+    AUDIO,
     AUDIO_BLOCK,
     AUDIO_DTYPE,
     FLOW,
@@ -33,13 +50,27 @@ from fastvid.format.schema import (
     PKT_MAGIC,
     SHARD_SUFFIXES,
     STREAM_DTYPE,
+    RecordReader,
     StreamFlag,
     check_version,
+    member_suffix,
 )
-from fastvid.format.stream_reader import BlockReader, StreamReader
-from fastvid.runtime.hashing import sha256
+from fastvid.format.selection import facts_parquet, has_audio
+from fastvid.format.tar import (
+    BlockReader,
+    StreamReader,
+    TarDigest,
+    TarMember,
+    read_members,
+    sample_groups,
+    to_json,
+    wds2idx,
+    write_tar,
+)
+from fastvid.runtime import faults
+from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
-from fastvid.storage.urls import open_file
+from fastvid.storage.urls import copy_file, open_file
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 _STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
@@ -57,13 +88,7 @@ _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the datase
 
 @dataclass(frozen=True, slots=True)
 class ShardFolder:
-    """What the shards of a generation have in common.
-
-    Attributes:
-        storage: The dataset's folder.
-        streams: Names of the video streams of every sample.
-        root: Where the videos are that the shards list; None for shards with tars.
-    """
+    """What the shards of a generation have in common."""
 
     storage: Storage
     streams: tuple[str, ...] = (PICTURES, FLOW)
@@ -82,20 +107,6 @@ class Shard:
     per packet, are read and checked when they are used. Nothing is mapped, so a file that is cut while it is open is an
     error. From remote storage without a node cache the whole file is kept in memory and checked on opening, about 6 MB
     per 1,000 samples of 300 frames, unless the caller has no memory for it.
-
-    Args:
-        storage: The dataset's folder.
-        stem: Stem of the file names, such as ``data-000000``.
-        tar_sha256: SHA-256 that the tar, or the list of files, must have had when the sidecar was computed, hex; any by
-            default.
-        streams: Names of the video streams of every sample.
-        root: Where the videos are that the shard lists; None for a shard with a tar.
-        whole: Keep the whole file of a remote storage without a node cache; else its tables are requested one by one.
-
-    Raises:
-        StorageError: If the sidecar is missing.
-        VersionError: If its major version is not supported.
-        FormatError: If the file is not a packet sidecar, is damaged, or belongs to another tar.
     """
 
     __slots__ = (
@@ -208,11 +219,7 @@ class Shard:
             self.check()
 
     def check(self) -> None:
-        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened.
-
-        Raises:
-            FormatError: If a checksum differs.
-        """
+        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened."""
         for number in range(self.num_samples * self.num_streams):
             self._table(_STREAMS.read(self._index, _STREAMS_AT + number * STREAM_DTYPE.itemsize))
 
@@ -238,12 +245,7 @@ class Shard:
             raise self._invalid(error, row, stream) from error
 
     def table(self, row: int, stream: str = "") -> PacketTable:
-        """Return the packets of a stream, which are read and checked unless they were lately used of this shard.
-
-        Raises:
-            StorageError: If the sidecar was deleted or cut after it was opened.
-            FormatError: If the packets do not match their checksum.
-        """
+        """Return the packets of a stream, which are read and checked unless they were lately used of this shard."""
         record = self._record(row, stream)
         try:
             key = (self._opening, row, stream)
@@ -257,12 +259,7 @@ class Shard:
         return record.member_offset, record.member_size
 
     def reader(self, row: int, stream: str = "") -> StreamReader:
-        """Return a reader of the stream's bytes.
-
-        Raises:
-            StorageError: If the list of files is missing.
-            FormatError: If it is damaged.
-        """
+        """Return a reader of the stream's bytes."""
         record = self._record(row, stream)
         place = record.member_offset, record.member_size
         if self.root is None:
@@ -274,12 +271,7 @@ class Shard:
         return StreamReader(*open_file(self.root.locate(listed.file)), *place, version, content)
 
     def file(self, row: int, stream: str = "") -> ListedFile:
-        """Return the file of a stream, of a shard of videos in place.
-
-        Raises:
-            StorageError: If the list of files is missing.
-            FormatError: If it is damaged.
-        """
+        """Return the file of a stream, of a shard of videos in place."""
         if self._files is None:
             content = self.storage.read(self.data)
             if sha256(content) != self.tar_sha256:
@@ -307,12 +299,7 @@ class Shard:
         return start <= begin + length + gap and begin <= start + size + gap
 
     def audio(self, row: int) -> BlockReader | None:
-        """Return a reader of a sample's M4A; None if the sample has no audio.
-
-        Raises:
-            StorageError: If the shard has no audio section, and no facts either.
-            FormatError: If the sidecar is older than the audio section, or its row is invalid.
-        """
+        """Return a reader of a sample's M4A; None if the sample has no audio."""
         record = self._audio_record(row)
         if record is None:
             return None
@@ -325,12 +312,7 @@ class Shard:
         return BlockReader(reader, np.frombuffer(self._index[first:stop], "<u4").tolist())
 
     def audio_member(self, row: int) -> tuple[int, int] | None:
-        """Return the offset and size, in bytes, of a sample's M4A in the tar; None if the sample has no audio.
-
-        Raises:
-            StorageError: If the shard has no audio section, and no facts either.
-            FormatError: If the sidecar is older than the audio section.
-        """
+        """Return the offset and size, in bytes, of a sample's M4A in the tar; None if the sample has no audio."""
         record = self._audio_record(row)
         return None if record is None else (record.member_offset, record.member_size)
 
@@ -397,3 +379,164 @@ class Shard:
         if size:
             self.storage.read_into(self._file, [(offset, data)])
         return data.toreadonly()
+
+
+_LAST: Final = {FLOW: 1, AUDIO: 2}
+
+Indexer = Callable[[memoryview, str, Sequence[TarMember], tuple[str, ...]], IndexedSample | None]
+"""Indexes one sample, given the tar, the sample's key, its members and the wanted streams. None omits the sample from
+the sidecars; it stays in the tar."""
+
+
+def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the tar members of a sample by suffix: its JSON, its pictures or cameras, its flow, then its sound."""
+    names = sorted(streams, key=lambda name: _LAST.get(name, 0))
+    return {"json": to_json(meta)} | {member_suffix(name): streams[name] for name in names}
+
+
+def write_shard(
+    storage: Storage,
+    stem: str,
+    samples: Iterable[tuple[str, Mapping[str, bytes]]],
+    *,
+    streams: tuple[str, ...] = (PICTURES,),
+    scratch: Storage | None = None,
+) -> TarDigest:
+    """Write a tar and its sidecars. The tar appears whole, before its sidecars."""
+    place = storage if scratch is None else scratch
+    with place.create(f"{stem}.tar") as file:
+        digest = write_tar(file, samples)
+        faults.reach("rename")
+    index_shard(place, stem, streams=streams, tar_sha256=digest.sha256)
+    if scratch is not None:
+        for suffix in SHARD_SUFFIXES:
+            copy_file(scratch, f"{stem}.{suffix}", storage)
+            faults.reach("upload")
+        for suffix in SHARD_SUFFIXES:
+            scratch.delete(f"{stem}.{suffix}")
+    return digest
+
+
+def write_in_place(
+    storage: Storage, stem: str, samples: Sequence[IndexedSample], files: Sequence[ListedFile], streams: tuple[str, ...]
+) -> TarDigest:
+    """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
+    listed = pack_files(files)
+    digest = TarDigest(len(listed), sha256(listed), len(samples))
+    pkt, rows = pack_index(samples, streams, digest.sha256)
+    storage.write(f"{stem}.files", listed)
+    faults.reach("sidecar")
+    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
+    storage.write(f"{stem}.pkt", pkt)
+    return digest
+
+
+def index_shard(
+    storage: Storage,
+    stem: str,
+    *,
+    streams: tuple[str, ...] = (PICTURES,),
+    indexer: Indexer | None = None,
+    tar_sha256: str | None = None,
+) -> list[IndexedSample]:
+    """Derive the sidecars of a tar from its bytes and write them.
+
+    `indexer`: indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
+    """
+    view = storage.map(f"{stem}.tar")
+    members = list(read_members(view))
+    samples = []
+    for key, group in sample_groups(members):
+        try:
+            sample = (indexer or index_sample)(view, key, group, streams)
+        except FastvidError as error:
+            raise error.at(shard=stem, key=key) from error
+        if sample is not None:
+            samples.append(sample)
+    storage.write(f"{stem}.idx", wds2idx(members))
+    faults.reach("sidecar")
+    pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
+    storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
+    storage.write(f"{stem}.pkt", pkt)
+    return samples
+
+
+def has_sidecars(storage: Storage, stem: str) -> bool:
+    """Return whether all sidecars of a shard exist."""
+    return all(storage.exists(f"{stem}.{suffix}") for suffix in ("idx", "parquet", "pkt"))
+
+
+MEMORY: Final = 256 * 2**20
+"""Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or 40 whole packet sidecars of
+them, which a process keeps of a remote storage without a node cache."""
+
+
+class OpenShards:
+    """Opens shards when they are first used, and closes those that were used least recently. Thread-safe.
+
+    When the limit is first reached, shards that are opened later keep no whole sidecars: their packet tables are then
+    requested one by one.
+
+    `limit`: total memory in bytes; at least one shard stays open.
+    """
+
+    def __init__(self, limit: int = MEMORY) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._shards: OrderedDict[Hashable, tuple[Shard, int]] = OrderedDict()
+        self._bytes = 0
+        self._is_full = False
+
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
+        """Return a shard."""
+        with self._lock:
+            known = self._shards.get(key)
+            if known is not None:
+                self._count(key, known[0])
+                return known[0]
+        # No lock: threads can open shards at once; if two open the same one, the first is kept.
+        shard = make(not self._is_full)
+        with self._lock:
+            if key in self._shards:
+                shard = self._shards[key][0]
+            self._count(key, shard)
+            while self._bytes > self.limit and len(self._shards) > 1:
+                self._bytes -= self._shards.popitem(last=False)[1][1]
+                self._is_full = True
+        return shard
+
+    def _count(self, key: Hashable, shard: Shard) -> None:
+        """Make a shard the one used last, and count its memory, which grows when it reads its list of files."""
+        before = self._shards.pop(key, (shard, 0))[1]
+        self._shards[key] = shard, shard.nbytes
+        self._bytes += shard.nbytes - before
+
+
+def open_shard(
+    storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
+) -> Shard:
+    """Open a shard after checking that its files are those that the generation lists."""
+    record, streams = generation.shards[index], generation.streams
+    place = generation.root_of(record, root)
+    shard = Shard(storage, record.name, record.sha256, streams=streams, root=place, whole=whole)
+    found, expected = (shard.num_samples, shard.num_streams), (record.samples, len(streams))
+    if found != expected:
+        raise FormatError(
+            f"packet sidecar contains {found[0]} samples of {found[1]} streams, the generation lists {expected[0]} of"
+            f" {expected[1]}",
+            shard=record.name,
+            hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
+        )
+    if (size := storage.size(shard.data)) != record.bytes:
+        raise FormatError(
+            f"{record.data} has {size} bytes, the generation lists {record.bytes}",
+            shard=record.name,
+            hint="restore the file from a copy of the dataset; `fastvid verify DIR` finds all damage",
+        )
+    return shard

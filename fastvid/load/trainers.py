@@ -17,21 +17,11 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 
 
 def check_use(part: object, world: World, *, found: bool) -> None:
-    """Check who is about to iterate over a loader or a sampler.
-
-    Args:
-        part: The loader, or the sampler.
-        world: The rank and the world size that it was made for.
-        found: Whether they were found, rather than given as arguments.
-
-    Raises:
-        UsageError: If it is iterated in a worker process, if another library would share its batches among the ranks
-            again, or if the process group has another world size than when it was made.
-    """
+    """Check who is about to iterate over a loader or a sampler."""
     name = type(part).__name__
     if get_worker_info() is not None:
         raise UsageError(
@@ -71,11 +61,7 @@ def collate_batches(
     *,
     collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
 ) -> Batch:
-    """Return the only batch of a sequence: a DataLoader does not make batches of batches.
-
-    Raises:
-        UsageError: If there are several.
-    """
+    """Return the only batch of a sequence: a DataLoader does not make batches of batches."""
     if len(batches) != 1:
         raise UsageError(
             f"a DataLoader collates {len(batches)} batches of a ClipLoader",

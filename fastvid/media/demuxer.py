@@ -1,6 +1,6 @@
 """Open video files with FFmpeg's demuxers, in all supported versions of PyAV.
 
-Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local_engine`).
+Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local`).
 """
 
 from __future__ import annotations
@@ -18,19 +18,11 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 
 
 def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) -> InputContainer:
-    """Open a file with a forced demuxer and no access to other files. Its metadata may contain any bytes.
-
-    Args:
-        file: The whole file, its URL such as `fastvid.media.probe.OpenSource.url`, or a file object that reads it.
-        container: FFmpeg's demuxer, from `fastvid.media.containers.sniff`.
-
-    Raises:
-        SourceError: If its header cannot be read.
-    """
+    """Open a file with a forced demuxer and no access to other files. Its metadata may contain any bytes."""
     try:
         opened = av.open(
             file if isinstance(file, str | io.RawIOBase) else io.BytesIO(file),
@@ -47,11 +39,7 @@ def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) 
 
 
 def video_stream(source: InputContainer) -> VideoStream:
-    """Return the first video stream that is not a cover image, like ffmpeg's stream specifier V.
-
-    Raises:
-        SourceError: If there is no video stream, or no decoder for it.
-    """
+    """Return the first video stream that is not a cover image, like ffmpeg's stream specifier V."""
     pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not pictures:
         kinds = " and ".join(sorted({s.type for s in source.streams})) or "nothing"

@@ -1,20 +1,30 @@
-"""Find the ffmpeg program and identify its exact build."""
+"""Find the ffmpeg program and identify its exact build.
+
+Temporary files of workers, and the transient error when the disk is full, which rejects no source.
+
+Limits on the time, memory and size of one source, and their enforcement.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import resource
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from typing import Any, Final
+from typing import IO, Any, Final
 
-from fastvid.errors import MissingDependency, WorkerError
-from fastvid.media.colour_tags import tagged
-from fastvid.runtime.children import how_it_ended
-from fastvid.runtime.hashing import sha256
+from fastvid.errors import MissingDependency, SourceError, WorkerError
+from fastvid.media.timing import Reason, tagged
+from fastvid.runtime.processes import how_it_ended
+from fastvid.runtime.values import sha256
 
 VARIABLE: Final = "FASTVID_FFMPEG"
 
@@ -37,18 +47,7 @@ _COLOUR_BOX: Final = b"colrnclx" + bytes([0, 6, 0, 6, 0, 6, 0x80])
 
 @dataclass(frozen=True, slots=True)
 class FfmpegBuild:
-    """One ffmpeg program.
-
-    Attributes:
-        path: Path of the program.
-        found: How it was found: "environment", "path" or "imageio-ffmpeg".
-        version: The version as printed, such as ``5.1.9-0+deb12u1``.
-        libraries: Version of each FFmpeg library, by name.
-        x264: Version that x264 writes into its streams, such as ``core 164 r3095 baee400``; empty without x264.
-        configuration: SHA-256 of its configure line, hex.
-        encoders: Names of this build's video encoders among those that fastvid uses.
-        zscale: Whether it can tone-map (filters zscale and tonemap).
-    """
+    """One ffmpeg program."""
 
     path: str
     found: str
@@ -71,12 +70,7 @@ class FfmpegBuild:
 
 
 def find_ffmpeg() -> FfmpegBuild:
-    """Find ffmpeg: the program in FASTVID_FFMPEG, else on PATH, else in the imageio-ffmpeg wheel.
-
-    Raises:
-        MissingDependency: If there is no ffmpeg, it does not run, or it lacks a feature that fastvid needs.
-        WorkerError: If it was killed or stopped responding, which does not mean that it is missing.
-    """
+    """Find ffmpeg: the program in FASTVID_FFMPEG, else on PATH, else in the imageio-ffmpeg wheel."""
     return _inspect(*_locate())
 
 
@@ -197,3 +191,71 @@ def _run(path: str, arguments: list[str]) -> subprocess.CompletedProcess[bytes]:
     if done.returncode < 0:
         raise WorkerError(f"ffmpeg {how_it_ended(done.returncode)} on startup", file=path, hint=_AGAIN)
     return done
+
+
+@contextmanager
+def temporary_file() -> Iterator[IO[bytes]]:
+    """Open an unlinked file in the folder TMPDIR: it disappears however this process ends."""
+    try:
+        file = tempfile.TemporaryFile(prefix="fastvid-")  # noqa: SIM115
+    except OSError as error:
+        raise no_space(error) from error
+    with file:
+        yield file
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the error means that a disk or a quota is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def no_space(error: OSError | None = None) -> SourceError:
+    """Return the transient error for a temporary file that cannot be written."""
+    what = "is full" if error is None or is_full(error) else f"cannot be written: {error.strerror}"
+    return SourceError(
+        f"disk for temporary files, {tempfile.gettempdir()}, {what}", reason=Reason.NO_SPACE, transient=True
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Limits per source."""
+
+    seconds: float = 60.0
+    seconds_per_frame: float = 0.5
+    max_seconds: float = 6 * 3600.0
+    memory_bytes: int = 4 << 30
+    # pixels of a decoded frame. 8192x4352 covers all common levels of H.264, HEVC, VP9 and AV1.
+    max_pixels: int = 8192 * 4352
+    max_frames: int = 24 * 3600 * 60  # frames of a source: 24 hours at 60 per second
+    output_bytes: int = 2 << 30  # size of one encoded sample in bytes. Packet offsets have 32 bits
+    source_bytes: int = 64 << 30  # size in bytes of a source; one that is downloaded is stored on the local disk
+
+    def read_seconds(self, size: int) -> float:
+        """Return the wall time to read `size` bytes twice, at a slow 4 MB/s, and decode one frame."""
+        return min(self.max_seconds, self.seconds + 2 * size / 4e6)
+
+    def transcode_seconds(self, *, frames: int, pixels: int) -> float:
+        """Return the wall time to decode and encode a source: about twenty times what a slow core needs."""
+        return min(self.max_seconds, self.seconds + self.seconds_per_frame * frames * max(pixels / 1e6, 0.25))
+
+
+def confine(limits: Limits) -> None:
+    """Permanently limit the memory of this process and its future children, and disable core files."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        mapped = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    _lower(resource.RLIMIT_AS, mapped + limits.memory_bytes)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def confine_child(pid: int, limits: Limits, *, cpu_seconds: float) -> None:
+    """Limit a running child's file size, and its CPU time in case the process that watches it dies."""
+    ceiling = int(cpu_seconds) + 1
+    resource.prlimit(pid, resource.RLIMIT_CPU, (ceiling, ceiling))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (limits.output_bytes, limits.output_bytes))
+
+
+def _lower(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))

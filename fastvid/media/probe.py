@@ -1,9 +1,16 @@
-"""Probe a source: container, stream, size, colour, orientation and timing.
+"""Recognise an accepted container format by a file's first bytes.
+
+FFmpeg guesses formats, and some of them refer to other files: playlists, concat scripts, image sequences, SVG. Choosing
+the demuxer from an allow-list, and forcing FFmpeg to use it, ensures that such files are never opened as what they are.
+
+Open a source file, and tell an error of its disk from damage.
+
+Probe a source: container, stream, size, colour, orientation and timing.
 
 All packets are read, and one frame is decoded.
 
 Files are untrusted, and native code parses them. Call this in a process that may die and that has limits
-(`fastvid.sharding.engines.local_engine`), never in one with state worth keeping.
+(`fastvid.sharding.engines.local`), never in one with state worth keeping.
 """
 
 from __future__ import annotations
@@ -11,7 +18,9 @@ from __future__ import annotations
 import math
 import os
 import struct
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from statistics import median_low
@@ -25,15 +34,200 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
-from fastvid.format.codecs.fields import FieldPairs
-from fastvid.media.boxes import check_fragments
+from fastvid.format.headers import FieldPairs
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
-from fastvid.media.limits import Limits
-from fastvid.media.random_access import RandomAccess
-from fastvid.media.reasons import Reason
-from fastvid.media.source_file import OpenSource
-from fastvid.media.timing import FrameTiming, choose_timing
+from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
+from fastvid.media.timing import FrameTiming, RandomAccess, Reason, check_fragments, choose_timing
+from fastvid.runtime import faults
 from fastvid.runtime.arrays import IntArray
+
+HEAD_BYTES: Final = 4096
+"""Bytes from the start of a file that `sniff` needs."""
+
+# Allowed types of the first box or atom (ISO/IEC 14496-12; QuickTime File Format).
+_ISO_BOXES: Final = {
+    b"ftyp", b"styp", b"moov", b"moof", b"mdat", b"free", b"skip", b"wide", b"pnot", b"udta", b"sidx", b"uuid", b"emsg",
+}  # fmt: skip
+
+_MAGIC: Final = (
+    (b"\x1a\x45\xdf\xa3", "matroska"),  # EBML
+    (b"FLV\x01", "flv"),
+    (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11\xa6\xd9\x00\xaa\x00\x62\xce\x6c", "asf"),  # ASF_Header_Object
+    (b"OggS", "ogg"),
+    (b"DKIF", "ivf"),
+    (b"\x06\x0e\x2b\x34\x02\x05\x01\x01\x0d\x01\x02\x01\x01\x02", "mxf"),  # SMPTE 377M header partition
+    (b"YUV4MPEG2 ", "yuv4mpegpipe"),
+    (b"GIF87a", "gif"),
+    (b"GIF89a", "gif"),
+)
+
+# Demuxers of raw streams by the byte after the start code 00 00 01.
+_START_CODES: Final = {
+    0xBA: "mpeg",  # MPEG program stream pack
+    0xB3: "mpegvideo",  # MPEG-1/2 sequence header
+    0xB0: "m4v",  # MPEG-4 part 2 visual object sequence
+    0x27: "h264", 0x47: "h264", 0x67: "h264",  # sequence parameter set, nal_ref_idc 1 to 3
+    0x06: "h264", 0x09: "h264",  # supplemental information, access unit delimiter
+    0x40: "hevc", 0x42: "hevc", 0x46: "hevc",  # video and sequence parameter sets, access unit delimiter
+}  # fmt: skip
+
+_SCRIPTS: Final = (
+    b"#extm3u", b"ffconcat", b"[playlist]", b"[reference]", b"rtsptext", b"smiltext",
+    b"<svg", b"<mpd", b"<smil", b"<asx",
+    b"v=0\r\n", b"v=0\n", b"file '", b"file ",
+)  # fmt: skip
+_XML_SCRIPTS: Final = (b"<svg", b"<mpd", b"<smil", b"<asx", b"<smoothstreamingmedia", b"<playlist")
+_GIT_LFS: Final = b"version https://git-lfs"
+
+_TS_SYNC: Final = 0x47
+_TS_PACKETS: Final = ((188, 0), (192, 4))  # MPEG-TS; with the 4-byte time codes of M2TS
+
+
+def sniff(head: bytes) -> str:
+    """Return the FFmpeg demuxer for a file.
+
+    `head`: the first HEAD_BYTES bytes of the file, or all of a shorter one. Returns the name of the demuxer to
+    force when opening the file.
+    """
+    if not head:
+        raise SourceError("file is empty", reason=Reason.EMPTY)
+    if head[4:8] in _ISO_BOXES:
+        return "mov"
+    for magic, name in _MAGIC:
+        if head.startswith(magic):
+            return name
+    if head[:4] == b"RIFF" and head[8:12] in (b"AVI ", b"AVI\x19"):
+        return "avi"
+    for start in (b"\x00\x00\x01", b"\x00\x00\x00\x01"):
+        if head.startswith(start) and len(head) > len(start):
+            name = _START_CODES.get(head[len(start)], "")
+            if name:
+                return name
+    if _is_transport_stream(head):
+        return "mpegts"
+    raise _refusal(head)
+
+
+def _is_transport_stream(head: bytes) -> bool:
+    for size, first in _TS_PACKETS:
+        positions = range(first, len(head), size)
+        # A recording may be shorter than five packets, but a single sync byte is also the letter G.
+        if len(positions) >= 2 and all(head[p] == _TS_SYNC for p in positions[:5]):
+            return True
+    return False
+
+
+def _refusal(head: bytes) -> SourceError:
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith(_SCRIPTS) or (text.startswith(b"<?xml") and any(word in text for word in _XML_SCRIPTS)):
+        line = text.splitlines()[0][:40]
+        return SourceError(f"file is a playlist or script: it begins with {line!r}", reason=Reason.PLAYLIST)
+    if head.startswith(_GIT_LFS):
+        return SourceError(
+            "file is a git-lfs pointer, not the video", reason=Reason.NOT_VIDEO, hint="run `git lfs pull`"
+        )
+    return SourceError(
+        f"file is not an accepted video container: it begins with {head[:12]!r}", reason=Reason.NOT_VIDEO
+    )
+
+
+_CHUNK: Final = 1 << 20
+# Smaller files may be sparse: reading their zeros costs little.
+_HOLES_FROM: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenSource:
+    """An open source file; hostile file names and a replacement of the file cannot affect it."""
+
+    descriptor: int
+    size: int  # size in bytes
+    container: str
+    private: bool = False
+
+    @property
+    def url(self) -> str:
+        """A URL for FFmpeg, valid in this process and in children that inherit the descriptor."""
+        return f"file:/dev/fd/{self.descriptor}"
+
+
+@contextmanager
+def open_source(path: str, member: tuple[int, int] | None = None) -> Iterator[OpenSource]:
+    """Open a source and recognise its container.
+
+    `member`: offset and size in bytes of the source inside a tar; it is copied to a temporary file, because FFmpeg
+    reads whole files.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise unreadable(error) from error
+    try:
+        faults.reach("source")
+        if member is not None:
+            tar, descriptor = descriptor, _copied_out(descriptor, *member)
+            os.close(tar)
+        size = os.fstat(descriptor).st_size
+        if member is None:
+            _check_holes(descriptor)
+        head = os.pread(descriptor, HEAD_BYTES, 0)
+        yield OpenSource(descriptor, size, sniff(head), private=member is not None)
+    except OSError as error:
+        if is_full(error):  # while the block wrote a file
+            raise no_space(error) from error
+        raise unreadable(error) from error
+    finally:
+        os.close(descriptor)
+
+
+def unreadable(error: OSError) -> SourceError:
+    """Return the transient error for a source that its disk does not deliver: that says nothing about its content."""
+    if isinstance(error, FileNotFoundError):
+        return SourceError("file does not exist", reason=Reason.MISSING, transient=True)
+    message = f"cannot read the file: {error.strerror or error}"
+    return SourceError(message, reason=Reason.UNREADABLE, transient=True)
+
+
+@contextmanager
+def private_copy(source: OpenSource) -> Iterator[OpenSource]:
+    """Copy a source to an unlinked temporary file.
+
+    FFmpeg reports an error of the disk like damage, or like the end of the file. Of a copy it can only report damage.
+    """
+    descriptor = _copied_out(source.descriptor, 0, source.size)
+    try:
+        yield replace(source, descriptor=descriptor, private=True)
+    finally:
+        os.close(descriptor)
+
+
+def _check_holes(descriptor: int) -> None:
+    """Raise a SourceError for a large file most of which was never written, such as an unfinished download."""
+    found = os.fstat(descriptor)
+    allocated = found.st_blocks * 512
+    if found.st_size < _HOLES_FROM or 2 * allocated >= found.st_size:
+        return
+    # File systems that compress need fewer blocks, too, but have no holes.
+    if os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+        raise SourceError(
+            f"file is sparse: {allocated} of its {found.st_size} bytes were written",
+            reason=Reason.TRUNCATED,
+            hint="download it again",
+        )
+
+
+def _copied_out(tar: int, offset: int, size: int) -> int:
+    """Copy a range of a file, such as a member of a tar, to an unlinked file; return the copy's descriptor."""
+    with temporary_file() as file:
+        position = 0
+        while position < size and (data := os.pread(tar, min(_CHUNK, size - position), offset + position)):
+            file.write(data)
+            position += len(data)
+        if position < size:
+            raise SourceError("file ends inside the video", reason=Reason.TRUNCATED)
+        file.flush()
+        return os.dup(file.fileno())
+
 
 # Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG.
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
@@ -57,46 +251,26 @@ _MAX_ASPECT: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """The properties of a source.
-
-    Attributes:
-        container: The FFmpeg demuxer to force.
-        codec: FFmpeg's decoder.
-        width: Coded width in pixels, before rotation.
-        height: Coded height in pixels, before rotation.
-        pix_fmt: FFmpeg's pixel format.
-        sample_aspect: Width of a pixel divided by its height; 1 if unknown or implausible.
-        rotation: Degrees by which the picture is rotated for display, 0 <= r < 360.
-        matrix: Luma coefficients, H.273; 2 is unknown.
-        full_range: Whether luma ranges from 0 to 255.
-        transfer: Transfer characteristics, H.273.
-        primaries: Colour primaries, H.273.
-        interlaced: Whether frames may consist of two fields.
-        timing: The constant frame rate to write it at.
-        times: Presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left
-            out.
-        time_base: Seconds per tick.
-        keys: Times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin
-            at the first packet. See `fastvid.media.random_access`.
-        others: Decoders of its other streams, whose errors do not concern the picture. A decoder that the picture uses
-            too is not among them.
-    """
+    """The properties of a source."""
 
     container: str
     codec: str
-    width: int
-    height: int
-    pix_fmt: str
-    sample_aspect: Fraction
+    width: int  # coded width in pixels, before rotation
+    height: int  # coded height in pixels, before rotation
+    pix_fmt: str  # FFmpeg's pixel format
+    sample_aspect: Fraction  # width of a pixel divided by its height; 1 if unknown or implausible
     rotation: int
     matrix: int
-    full_range: bool
+    full_range: bool  # whether luma ranges from 0 to 255
     transfer: int
     primaries: int
-    interlaced: bool
+    interlaced: bool  # whether frames may consist of two fields
     timing: FrameTiming
+    # presentation times of its shown frames in ticks, ascending, int64 [N]; those that are missing are left out.
     times: IntArray = field(compare=False, repr=False)
-    time_base: Fraction
+    time_base: Fraction  # seconds per tick
+    # times of the packets at which decoding can begin, in ticks, ascending, int64 [K]; empty if it must begin at
+    # the first packet. See `fastvid.media.timing`.
     keys: IntArray = field(compare=False, repr=False)
     others: frozenset[str]
 
@@ -114,13 +288,7 @@ class SourceInfo:
 def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceInfo:
     """Read all packets of a source and decode its first frame.
 
-    Args:
-        source: The open source.
-        limits: Limits on its frames.
-        whole: Whether all its data must be there; otherwise packets are read as far as that succeeds.
-
-    Raises:
-        SourceError: If the source is not a video, is truncated, or exceeds a limit.
+    `limits`: limits on its frames.
     """
     if source.container == "mov":
         check_fragments(lambda at, count: os.pread(source.descriptor, count, at), source.size)
@@ -260,11 +428,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
 
 
 def _check_whole(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
-    """Compare the data with the header's counts, in containers whose header is written last.
-
-    Raises:
-        SourceError: If the file is truncated.
-    """
+    """Compare the data with the header's counts, in containers whose header is written last."""
     if scan.corrupt:
         raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
     if name == "mov" and scan.packets < stream.frames:

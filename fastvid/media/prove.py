@@ -1,39 +1,215 @@
-"""Indexes a video file that another tool wrote: finds its packets with FFmpeg's demuxer and verifies them by decoding.
+"""Generate short clips of a moving pattern, one per codec, in a second or two, to compare decoders.
+
+Hash the samples of decoded frames, to compare whole videos without keeping them.
+
+Demux and decode a file in memory once with FFmpeg, as a player would: packets, times, frames.
+
+Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local`).
+
+Indexes a video file that another tool wrote: finds its packets with FFmpeg's demuxer and verifies them by decoding.
 
 Nothing that the container says is trusted. A packet must be in the file byte for byte; frames are numbered in the order
 in which the decoder outputs them; and all frames must equal those a player shows, bit for bit. Reading parts of a
 stream is allowed only if every GOP decodes on its own, and twice more with half of its droppable packets left out. A
 stream that fails this is marked to be decoded whole.
 
-The file is untrusted: run this in a worker process that may crash (`fastvid.sharding.engines.local_engine`).
+The file is untrusted: run this in a worker process that may crash (`fastvid.sharding.engines.local`).
 """
 
 from __future__ import annotations
 
+import hashlib
+import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final
 
 import av
 import numpy as np
 import numpy.typing as npt
+from av.bitstream import BitStreamFilterContext
+from av.container import InputContainer
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from fastvid.decode.pyav import open_context
-from fastvid.errors import FormatError, SourceError
-from fastvid.format.codecs.bitstream import can_plan, packet_flags
-from fastvid.format.mp4.demux import frame_rate
+from fastvid.errors import FormatError, MissingDependency, SourceError
+from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.headers import FieldPairs
+from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
-from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.containers import HEAD_BYTES, sniff
-from fastvid.media.frame_digest import frame_digest
-from fastvid.media.limits import Limits
-from fastvid.media.playback import ENCODE_HINT, Playback, play
-from fastvid.media.reasons import Reason
+from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import HEAD_BYTES, sniff
+from fastvid.media.timing import Reason, check_fragments, tagged
 from fastvid.runtime.arrays import FloatArray, IntArray
+
+# 256 lines, the default of profiles; 64 frames, two of their GOPs.
+_SOURCE: Final = "testsrc2=s=336x256:r=25:d=2.56"
+_LIMITED: Final = f"scale=out_range=limited:out_color_matrix=smpte170m,format=yuv420p,{tagged(full_range=False)}"
+_FULL: Final = f"scale=out_range=full:out_color_matrix=smpte170m,format=yuvj420p,{tagged(full_range=True)}"
+_X264: Final = "-c:v libx264 -threads 1 -preset veryfast -tune fastdecode -crf 23 -x264-params"
+_CLIPS: Final = {
+    "h264 compact": ("libx264", f"{_X264} keyint=32:min-keyint=32:scenecut=0:open-gop=0:bframes=7:b-pyramid=none"),
+    "h264 intra": ("libx264", f"{_X264} keyint=1"),
+    "hevc": ("libx265", "-c:v libx265 -tag:v hvc1 -x265-params log-level=none:pools=1:info=0:keyint=16:open-gop=0"),
+    "vp9": ("libvpx-vp9", "-c:v libvpx-vp9 -g 12 -crf 32 -b:v 0 -cpu-used 8 -auto-alt-ref 0 -lag-in-frames 0"),
+    "mjpeg": ("mjpeg", "-c:v mjpeg -q:v 3"),
+}
+
+
+def make_sample_clips(folder: Path) -> dict[str, bytes]:
+    """Return MP4s by name, one per codec for which ffmpeg has an encoder."""
+    build = find_ffmpeg()
+    clips = {}
+    for name, (encoder, arguments) in _CLIPS.items():
+        if encoder != "mjpeg" and encoder not in build.encoders:
+            continue
+        path = folder / f"{name.replace(' ', '-')}.mp4"
+        picture = _FULL if encoder == "mjpeg" else _LIMITED
+        command = [build.path, "-v", "error", "-f", "lavfi", "-i", _SOURCE, "-vf", picture, *arguments.split()]
+        command += ["-y", str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise MissingDependency(f"ffmpeg failed to encode {name}: {done.stderr.strip().splitlines()[-1:]}")
+        clips[name] = path.read_bytes()
+    return clips
+
+
+def frame_digest(frame: VideoFrame) -> bytes:
+    """Return a 16-byte hash of a frame's samples; padding between rows is ignored."""
+    digest = hashlib.blake2b(digest_size=16)
+    if frame.format.is_planar and not frame.format.is_rgb:
+        wide = 2 if frame.format.components[0].bits > 8 else 1
+        plane: Any  # supports the buffer protocol, which the stubs omit
+        for plane in frame.planes:
+            shape = (plane.height, plane.width * wide)
+            digest.update(np.ndarray(shape, np.uint8, plane, 0, (plane.line_size, 1)).tobytes())
+    else:
+        digest.update(frame.to_ndarray().tobytes())
+    return digest.digest()
+
+
+ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
+"""The hint for a video whose packets cannot be used unchanged."""
+
+# Codecs by FFmpeg's name.
+_CODECS: Final = {codec.label: codec for codec in Codec}
+
+
+@dataclass(slots=True)
+class Playback:
+    """The packets and frames that a player gets from a file's first video stream."""
+
+    codec: Codec
+    extradata: bytes = b""
+    rate: Fraction = Fraction(25)  # frames per second according to the container
+    time_base: Fraction = Fraction(1, 1000)  # seconds per tick
+    aspect: Fraction = Fraction(1)  # width of a pixel divided by its height
+    packets: list[memoryview] = field(default_factory=list)
+    positions: list[int | None] = field(default_factory=list)
+    pts: list[int | None] = field(default_factory=list)
+    dts: list[int | None] = field(default_factory=list)
+    durations: list[int] = field(default_factory=list)
+    discard: list[bool] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # hashes of the shown frames, in display order
+    first: VideoFrame | None = None
+    second_fields: int = 0
+
+
+def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
+    """Demux and decode the first video stream of a file.
+
+    `limits`: limits on the size and number of frames.
+    """
+    if container == "mov":
+        check_fragments(lambda at, count: data[at : at + count], len(data))
+    with open_demuxer(data, container) as source:
+        stream = video_stream(source)
+        name = stream.codec_context.codec.canonical_name
+        codec = _CODECS.get(name)
+        if codec is None:
+            raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        width, height = stream.codec_context.width, stream.codec_context.height
+        if width * height > limits.max_pixels:
+            raise SourceError(
+                f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed",
+                reason=Reason.TOO_LARGE,
+            )
+        stream.codec_context.thread_count = 1
+        played = Playback(codec, bytes(stream.codec_context.extradata or b""))
+        played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
+        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
+        played.rate = rate.limit_denominator(100_000)
+        played.aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
+        try:
+            _read(source, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
+        except MemoryError as error:
+            raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            raise SourceError(
+                f"decoding failed after {len(played.digests)} frames: {ffmpeg_message(error)}", reason=Reason.DAMAGED
+            ) from error
+        if not played.packets:
+            raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
+        demuxed = len(played.packets) + played.second_fields
+        if container == "mov" and not unpack and demuxed < stream.frames:
+            raise SourceError(
+                f"file contains {demuxed} of the {stream.frames} packets that its header counts",
+                reason=Reason.TRUNCATED,
+            )
+        if played.first is None:
+            raise SourceError(f"none of the {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
+    return played
+
+
+def _read(source: InputContainer, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+    fields = FieldPairs(played.codec.label, played.extradata)
+    splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
+    for demuxed in source.demux(stream):
+        packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
+        for packet in packets:
+            _take(packet, stream, played, limits, fields)
+
+
+def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fields: FieldPairs) -> None:
+    if packet.size:
+        if packet.is_corrupt:
+            raise SourceError(f"packet {len(played.packets)} is truncated", reason=Reason.TRUNCATED)
+        data, joined = bytes(packet), fields.completes(memoryview(packet)) and played.packets
+        if joined:
+            data = bytes(played.packets.pop()) + data
+            played.durations[-1] += packet.duration or 0
+            played.second_fields += 1
+        # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
+        played.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
+        if not joined:
+            played.positions.append(packet.pos)
+            played.pts.append(packet.pts)
+            played.dts.append(packet.dts)
+            played.durations.append(packet.duration or 0)
+            played.discard.append(packet.is_discard)
+        if len(played.packets) > limits.max_frames:
+            raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
+    for frame in stream.decode(packet):
+        number = len(played.digests)
+        if frame.is_corrupt:
+            raise SourceError(f"decoder reports errors in frame {number}", reason=Reason.DAMAGED)
+        played.first = played.first or frame
+        size = (played.first.width, played.first.height)
+        if (frame.width, frame.height) != size:
+            raise SourceError(
+                f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
+                reason=Reason.NO_INDEX,
+                hint=ENCODE_HINT,
+            )
+        played.digests.append(frame_digest(frame))
+
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
@@ -46,40 +222,24 @@ _PASSES: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class IndexedVideo:
-    """An indexed video.
-
-    Attributes:
-        info: Decoder parameters of the stream.
-        records: PACKET_DTYPE records [P], with offsets from the start of the file.
-        pix_fmt: FFmpeg's pixel format of the frames.
-        container: Name of FFmpeg's demuxer.
-        notes: Differences from fastvid's own encodings, and the reason if it must be decoded whole.
-        digests: Digests of its frames in display order.
-        seconds: When each frame is shown, since the first one, float64 [N]; None if the container does not tell.
-    """
+    """An indexed video."""
 
     info: StreamInfo
-    records: npt.NDArray[np.void]
-    pix_fmt: str
+    records: npt.NDArray[np.void]  # PACKET_DTYPE records [P], with offsets from the start of the file
+    pix_fmt: str  # FFmpeg's pixel format of the frames
     container: str
     notes: tuple[str, ...]
-    digests: tuple[bytes, ...] = ()
+    digests: tuple[bytes, ...] = ()  # digests of its frames in display order
+    # when each frame is shown, since the first one, float64 [N]; None if the container does not tell.
     seconds: FloatArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class NumberedPackets:
-    """What each packet of a stream is and shows.
+    """What each packet of a stream is and shows."""
 
-    Attributes:
-        flags: PacketFlag of each packet, uint32 [P]; the first is KEY.
-        frames: Frame that each packet shows, in display order, -1 for none; int64 [P].
-        order: Packets that decode to a frame, including hidden ones, in display order.
-        whole: Why the stream must be decoded whole; empty if no reason is known yet.
-    """
-
-    flags: npt.NDArray[np.uint32]
-    frames: npt.NDArray[np.int64]
+    flags: npt.NDArray[np.uint32]  # packetFlag of each packet, uint32 [P]; the first is KEY
+    frames: npt.NDArray[np.int64]  # frame that each packet shows, in display order, -1 for none; int64 [P]
     order: tuple[int, ...]
     whole: str
 
@@ -87,12 +247,7 @@ class NumberedPackets:
 def index_video(data: bytes, limits: Limits) -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
-    Args:
-        data: The whole file.
-        limits: Limits on the size and number of frames.
-
-    Raises:
-        SourceError: If it is no video or is damaged, or its packets cannot be located in the file.
+    `limits`: limits on the size and number of frames.
     """
     container = sniff(data[:HEAD_BYTES])
     played = play(data, container, limits)
@@ -136,10 +291,7 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
 def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fraction) -> FloatArray | None:
     """Return when each frame is shown, since the first one, float64 [N]; None if times are missing or disordered.
 
-    Args:
-        pts: Time of each packet in ticks.
-        frames: The frame that each packet shows, -1 for none, int64 [P].
-        time_base: Seconds per tick.
+    `frames`: the frame that each packet shows, -1 for none, int64 [P]. `time_base`: seconds per tick.
     """
     shown = np.flatnonzero(frames >= 0)
     times = [pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
@@ -153,11 +305,7 @@ def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fracti
 
 
 def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
-    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do.
-
-    Raises:
-        SourceError: If its samples are RGB, which decoders of planned packets do not convert.
-    """
+    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
     if frame.format.is_rgb:
         raise SourceError(f"its pictures are {frame.format.name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
@@ -167,11 +315,7 @@ def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
 
 
 def number_packets(played: Playback) -> NumberedPackets:
-    """Classify and number each packet, from its header and by decoding all packets without the container.
-
-    Raises:
-        SourceError: If the frames differ from those a player shows, or a packet unexpectedly decodes to none.
-    """
+    """Classify and number each packet, from its header and by decoding all packets without the container."""
     flags, whole = np.zeros(len(played.packets), np.uint32), ""
     if can_plan(played.codec):
         try:
@@ -211,11 +355,7 @@ def number_packets(played: Playback) -> NumberedPackets:
 
 
 def _locate(data: bytes, played: Playback) -> list[int]:
-    """Return the offset of each packet in the file.
-
-    Raises:
-        SourceError: If a packet is not contiguous at the position that the container gives.
-    """
+    """Return the offset of each packet in the file."""
     offsets: list[int] = []
     end = 0
     for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):

@@ -10,18 +10,40 @@ Shards contain constant frame rates only. The first of these cases that applies 
 - *counted*: there are no timestamps, or they jump implausibly. Frames keep their number at the nominal rate.
 
 Rates above 60 are divided by the smallest integer that makes them 60 or less.
+
+Find the packets of a stream at which decoding can begin as if everything before them had been decoded.
+
+A container's key flag does not promise that: it also marks open groups of pictures and recovery points. What promises
+it is the packet's own header. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references
+and derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
+parameter sets must not change inside the stream, and every packet that the container marks must be such a picture.
+
+Reason codes for rejected sources, stable across versions, each with a one-line explanation.
+
+The ledger stores the code and a message; reports group by the code.
+
+The colour tags of encoded pictures, as options of ffmpeg and its filters.
+
+Find fragments of an MP4 that demuxers do not reach: they stop at the first box that they cannot read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
+from fastvid.format.schema import Codec
+from fastvid.runtime.arrays import IntArray
 
 MAX_RATE: Final = 60
 
@@ -54,21 +76,13 @@ _JUMP_STEPS: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class FrameTiming:
-    """How to convert a source's frames to a constant rate.
-
-    Attributes:
-        kind: "constant", "gaps", "variable" or "counted".
-        rate: Frames per second to write, exact, at most 60.
-        input_rate: Rate that replaces the source's timestamps; None if the timestamps are used.
-        frames: Frames written for `shown` frames; exact if `input_rate` is set, else within two.
-        shown: Frames that the source shows.
-    """
+    """How to convert a source's frames to a constant rate."""
 
     kind: str
-    rate: Fraction
+    rate: Fraction  # frames per second to write, exact, at most 60
     input_rate: Fraction | None
-    frames: int
-    shown: int
+    frames: int  # frames written for `shown` frames; exact if `input_rate` is set, else within two
+    shown: int  # frames that the source shows
 
 
 def choose_timing(
@@ -76,11 +90,8 @@ def choose_timing(
 ) -> FrameTiming:
     """Choose the constant rate of a source.
 
-    Args:
-        pts: Presentation times, in ticks, of the packets that show a frame, in any order; None if missing.
-        time_base: Seconds per tick.
-        nominal: Rates according to the container, best first.
-        shown: Frames that the source shows; `pts` may have one or two more in streams with placeholder packets.
+    `time_base`: seconds per tick. `shown`: frames that the source shows; `pts` may have one or two more in streams
+    with placeholder packets.
     """
     rates = [snapped for rate in nominal if rate is not None and 0 < rate <= _MOST_CLAIMED and (snapped := _snap(rate))]
     times = np.sort(np.asarray([t for t in pts if t is not None], dtype=np.int64))
@@ -147,3 +158,196 @@ def _snap(rate: Fraction) -> Fraction:
         return nearest
     # An MP4 time scale must fit about 512 times the numerator; four digits are finer than any clock here.
     return rate.limit_denominator(1001)
+
+
+# Containers whose packets have reliable presentation times and an index by them. Not MPEG-TS and -PS, whose demuxers
+# guess positions, nor AVI, which stores no presentation times.
+_CONTAINERS: Final = frozenset({"mov", "matroska"})
+# Slices, IDR slices and parameter sets: ITU-T H.264 table 7-1, H.265 table 7-1.
+_SLICES: Final = {Codec.H264: frozenset(range(1, 6)), Codec.HEVC: frozenset(range(32))}
+_CLEAN: Final = {Codec.H264: frozenset({5}), Codec.HEVC: frozenset({19, 20})}
+_PARAMETERS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: frozenset({32, 33, 34})}
+# x264 writes its version into the first packet. Decoders work around bugs of versions before 151 if they have seen it.
+_X264: Final = re.compile(rb"x264 - core (\d+)")
+_FIXED_X264: Final = 151
+
+
+class RandomAccess:
+    """Collects the packets of a stream, in decode order."""
+
+    def __init__(self, container: str, codec: str, extradata: bytes) -> None:
+        known = {one.label: one for one in (Codec.H264, Codec.HEVC, Codec.VP9)}
+        self._codec = known.get(codec)
+        self._extradata = extradata
+        self._length_size = None if self._codec in (None, Codec.VP9) else nal_length_size(self._codec, extradata)
+        self._possible = container in _CONTAINERS and self._codec is not None
+        if self._codec in _SLICES and self._length_size is None:
+            self._possible = False
+        self._keys: list[int] = []
+        self._first = True
+        self.old_x264 = False
+
+    def add(self, packet: Any) -> None:
+        """Take a packet of PyAV."""
+        if not self._possible:
+            return
+        data = memoryview(packet)
+        if self._first:
+            self._first, found = False, _X264.search(data)
+            # Its workarounds concern 4:4:4, and streams of 2006.
+            self.old_x264 = found is not None and int(found[1]) < _FIXED_X264
+        try:
+            clean = self._is_clean(data)
+        except (FormatError, IndexError):
+            self._possible = False
+            return
+        if not packet.is_keyframe:
+            return
+        if clean and packet.pts is not None:
+            self._keys.append(packet.pts)
+        else:
+            self._possible = False
+
+    def keys(self, times: IntArray, shown: int) -> IntArray:
+        """Return the times of the packets at which decoding can begin, in ticks, ascending; empty if unproven.
+
+        `times`: presentation times of the shown frames, ascending. `shown`: number of shown frames.
+        """
+        distinct = len(times) == shown and bool((np.diff(times) > 0).all())
+        if not self._possible or not distinct or any(b <= a for a, b in zip(self._keys, self._keys[1:], strict=False)):
+            return np.zeros(0, np.int64)
+        return np.asarray(self._keys, np.int64)
+
+    def _is_clean(self, data: Bytes) -> bool:
+        """Return whether a packet is a picture that discards everything before it; note changed parameter sets."""
+        if self._codec is Codec.VP9:
+            return _is_vp9_key(data)
+        assert self._codec is not None
+        kinds = set()
+        for unit in nal_units(data, self._length_size):
+            kind = unit[0] & 31 if self._codec is Codec.H264 else unit[0] >> 1 & 63
+            if kind in _PARAMETERS[self._codec] and bytes(unit) not in self._extradata:
+                raise FormatError("parameter sets change inside the stream")
+            if kind in _SLICES[self._codec]:
+                kinds.add(kind)
+        return bool(kinds) and kinds <= _CLEAN[self._codec]
+
+
+def _is_vp9_key(data: Bytes) -> bool:
+    """Return whether the first frame of a packet is a key frame: VP9 bitstream specification, section 6.2."""
+    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]  # profile 3 has one bit more
+    return data[0] >> 6 == 2 and not bits & 0x08 and not bits & 0x04
+
+
+class Reason(StrEnum):
+    """A reason code; the ledger stores its value."""
+
+    # The file itself
+    MISSING = "missing"
+    OUTSIDE = "outside"
+    UNREADABLE = "unreadable"
+    UNREACHABLE = "unreachable"
+    CHANGED = "changed"
+    EMPTY = "empty"
+    BLOCKED = "blocked"
+    # Its content
+    NOT_VIDEO = "not-video"
+    PLAYLIST = "playlist"
+    BROKEN_CONTAINER = "broken-container"
+    NO_VIDEO_STREAM = "no-video-stream"
+    NO_DECODER = "no-decoder"
+    NO_FRAMES = "no-frames"
+    TRUNCATED = "truncated"
+    DAMAGED = "damaged"
+    OUT_OF_RANGE = "out-of-range"
+    # Limits of fastvid
+    TOO_LARGE = "too-large"
+    TOO_LONG = "too-long"
+    BAD_SHAPE = "bad-shape"
+    HDR = "hdr"
+    # Processing
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    NO_SPACE = "no-space"
+    CRASHED = "crashed"
+    ENCODE_FAILED = "encode-failed"
+    VERIFY_FAILED = "verify-failed"
+    NO_INDEX = "no-index"
+
+
+MEANING: dict[Reason, str] = {
+    Reason.MISSING: "a link or the annotations name a file that does not exist",
+    Reason.OUTSIDE: "a symbolic link that leads outside the source folder",
+    Reason.UNREADABLE: "the disk does not deliver the file, even in a retry at the end",
+    Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
+    Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
+    Reason.EMPTY: "the file is empty",
+    Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
+    Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
+    Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
+    Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",
+    Reason.NO_VIDEO_STREAM: "the file has no video stream: only audio, text or a cover image",
+    Reason.NO_DECODER: "this build of ffmpeg has no decoder for the codec",
+    Reason.NO_FRAMES: "no frame can be decoded",
+    Reason.TRUNCATED: "the data ends earlier than the header says",
+    Reason.DAMAGED: "the decoder reports errors, or returns fewer frames than there are packets",
+    Reason.OUT_OF_RANGE: "the clip's start or end is outside the video",
+    Reason.TOO_LARGE: "a frame has more pixels than the limit",
+    Reason.TOO_LONG: "there are more frames than the limit",
+    Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
+    Reason.HDR: "high dynamic range, and this build of ffmpeg cannot tone-map it (no zscale filter)",
+    Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
+    Reason.MEMORY: "it needs more memory than the limit",
+    Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
+    Reason.CRASHED: "the worker process died, even in two retries by itself",
+    Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
+    Reason.VERIFY_FAILED: "the encoded sample does not pass verification",
+    Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",
+}
+"""A one-line explanation of each reason."""
+
+
+COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}
+"""The colour tags that profiles write, BT.601: options of an ffmpeg output and of the filter setparams."""
+
+
+def tagged(full_range: bool) -> str:
+    """Return the ffmpeg filter that tags pictures with COLOUR and their range.
+
+    The pictures themselves must be tagged: the encoders of ffmpeg 9 write the pictures' tags and ignore options.
+    """
+    return f"setparams={pairs({'range': 'full' if full_range else 'limited', **COLOUR})}"
+
+
+def pairs(values: Mapping[str, object]) -> str:
+    """Join options in ffmpeg's syntax: ``name=value`` separated by colons."""
+    return ":".join(f"{name}={value}" for name, value in values.items())
+
+
+_HEADER: Final = 16
+_CHUNK: Final = 1 << 20
+
+
+def check_fragments(read: Callable[[int, int], bytes], size: int) -> None:
+    """Raise a SourceError if fragments follow a broken box. Other bytes after the last box are padding.
+
+    `read`: returns bytes of the file by offset and size; fewer at its end. `size`: size of the file in bytes.
+    """
+    position, fragmented = 0, False
+    while position + 8 <= size:
+        header = read(position, _HEADER)
+        length, name = int.from_bytes(header[:4], "big"), header[4:8]
+        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
+            length = int.from_bytes(header[8:], "big")
+        if length < 8 or position + length > size:
+            break
+        fragmented |= name == b"moof"
+        position += length
+    if not fragmented:
+        return
+    for start in range(position + 8, size, _CHUNK):
+        if b"moof" in read(start, _CHUNK + 3):
+            raise SourceError(
+                f"{size - position} bytes after a broken box at byte {position} contain fragments that cannot be read",
+                reason=Reason.TRUNCATED,
+            )

@@ -12,16 +12,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from fastvid.errors import MissingDependency, UsageError
-from fastvid.models.drop_path import after_dropouts
+from fastvid.models.resnet import after_dropouts
 
 
 class Classifier(nn.Module):
-    """A classifier of transformers: clips [B, T, C, H, W] to logits [B, num_classes].
-
-    Args:
-        net: Its forward takes clips and returns an object with ``logits``.
-        num_frames: T in training.
-    """
+    """A classifier of transformers: clips [B, T, C, H, W] to logits [B, num_classes]."""
 
     input_layout = "BTCHW"
     head_name = "net.classifier"
@@ -40,18 +35,7 @@ def videomae(
 ) -> Classifier:
     """Return a VideoMAE vision transformer (Tong et al. 2022) for classification.
 
-    Args:
-        num_classes: Width of the last layer, which starts at random.
-        num_frames: Frames per clip.
-        pretrained: Name or folder of weights for ``from_pretrained``, such as those of pre-training; None starts from
-            random weights.
-        drop_path: Rate of stochastic depth of the last block, see `fastvid.models.drop_path`.
-        **config: Values of ``transformers.VideoMAEConfig``, such as ``hidden_size``; with `pretrained` those that do
-            not change the weights' shapes.
-
-    Raises:
-        MissingDependency: If transformers is not installed.
-        UsageError: If transformers does not know or accept a value, or cannot read the weights.
+    `num_frames`: frames per clip.
     """
     try:
         transformers = importlib.import_module("transformers")

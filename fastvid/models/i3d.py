@@ -28,7 +28,6 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.non_local import Mode, insert_non_local
 from fastvid.models.resnet import BasicBlock, ResNet, ResNetOptions, init_weights
 
 DROPOUT = 0.5
@@ -37,23 +36,15 @@ HEAD_STD = 0.01
 
 @dataclass(frozen=True)
 class Inflation:
-    """Which convolutions become 3D, and the temporal strides.
-
-    Attributes:
-        kernel: The convolution of an inflated block that gets a temporal kernel of 3.
-        blocks: The blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
-        stem_kernel: Temporal kernel of the first convolution.
-        stem_stride: Temporal stride of the first convolution.
-        pool_stride: Temporal stride of the first pool.
-        second_pool: Whether a pool halves the number of frames after stage 1.
-    """
+    """Which convolutions become 3D, and the temporal strides."""
 
     kernel: Literal["3x3x3", "3x1x1"]
+    # the blocks that are inflated: "alternate" is the first row of the table above, "late" is stages 3 and 4.
     blocks: Literal["alternate", "all", "late"] = "alternate"
     stem_kernel: int = 5
     stem_stride: int = 2
     pool_stride: int = 2
-    second_pool: bool = True
+    second_pool: bool = True  # whether a pool halves the number of frames after stage 1
 
     @property
     def temporal_stride(self) -> int:
@@ -76,10 +67,9 @@ SLOW_ONLY = Inflation("3x1x1", blocks="late", stem_kernel=1, stem_stride=1, pool
 class ClipNet(nn.Module):
     """A 3D backbone that maps clips [B, C, T, H, W] to logits [B, num_classes].
 
-    Args:
-        backbone: Maps clips [B, C, T, H, W] to logits [B, num_classes].
-        num_frames: T in training; any T of at least ``temporal_stride`` works.
-        temporal_stride: Input frames per frame of the backbone's last stage, which is also the smallest T.
+    `backbone`: maps clips [B, C, T, H, W] to logits [B, num_classes]. `num_frames`: T in training; any T of at
+    least ``temporal_stride`` works. `temporal_stride`: input frames per frame of the backbone's last stage, which
+    is also the smallest T.
     """
 
     input_layout = "BCTHW"
@@ -112,15 +102,7 @@ def inflate(net: ResNet, plan: Inflation) -> ResNet:
     Action Recognition?"), so on a clip that repeats one frame the 3D convolution returns what the 2D one returns for
     that frame, except near the zero padding at both ends of the clip.
 
-    Args:
-        net: Takes [N, C, H, W] before, [B, C, T, H, W] after.
-        plan: What to inflate.
-
-    Returns:
-        ``net``.
-
-    Raises:
-        UsageError: If the inflation is 3x1x1 and the ResNet has no bottlenecks, so no 1x1 convolution to inflate.
+    `net`: takes [N, C, H, W] before, [B, C, T, H, W] after. Returns ``net``.
     """
     deep = _kernels_to_inflate(net, plan)
     for name, module in list(net.named_modules()):
@@ -149,7 +131,6 @@ def i3d(
     *,
     num_classes: int,
     num_frames: int,
-    non_local: Mode | None = None,
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> ClipNet:
@@ -157,21 +138,12 @@ def i3d(
 
     `fastvid.models.weights.load_weights` inflates 2D checkpoints into it.
 
-    Args:
-        depth: Depth of the ResNet.
-        plan: What to inflate.
-        num_classes: Width of the last layer.
-        num_frames: Frames per clip, at least ``plan.temporal_stride``.
-        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
-        dropout: Dropout probability before the last layer.
-        **options: Options of the ResNet.
+    `num_frames`: frames per clip, at least ``plan.temporal_stride``.
     """
     net = ResNet(depth, num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
     inflate(net, plan)
     # Initialise again: inflated random 2D weights are equal along the temporal axis.
     init_weights(net, zero_init_residual=options.get("zero_init_residual", False))
-    if non_local is not None:
-        insert_non_local(net, non_local, first=1, num_segments=None)
     return ClipNet(net, num_frames=num_frames, temporal_stride=plan.temporal_stride)
 
 

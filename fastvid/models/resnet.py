@@ -1,4 +1,18 @@
-"""The ResNet behind all ResNet models of the zoo: TSN and TSM use it unchanged, I3D inflates it.
+"""Stochastic depth: residual branches that are skipped at random for single clips in training.
+
+Huang et al. 2016, "Deep Networks with Stochastic Depth". A branch that stays is divided by its probability to stay, so
+evaluation needs no other scale.
+
+Activation checkpointing of one residual block that updates batch-norm statistics only once.
+
+`torch.utils.checkpoint` runs the block's forward twice per training step: once as usual, once inside backward. Batch
+norm would then update its running mean and variance twice with the same batch, so checkpointing would change the
+statistics used in evaluation. Here the second run uses copies of the buffers: weights, gradients and running statistics
+are bit-equal with and without checkpointing.
+
+Under `torch.compile` the compiler recomputes and updates the statistics only once by itself.
+
+The ResNet behind all ResNet models of the zoo: TSN and TSM use it unchanged, I3D inflates it.
 
 Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkpoints load without renaming. As in
 torchvision, the 3x3 convolution of a bottleneck has the stride (ResNet "v1.5").
@@ -7,28 +21,97 @@ torchvision, the 3x3 convolution of a bottleneck has the stride (ResNet "v1.5").
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TypedDict, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from fastvid.errors import UsageError
-from fastvid.models.drop_path import DropPath, rates
-from fastvid.models.recompute import recomputed
+
+
+class DropPath(nn.Module):
+    """Drops a residual branch for random clips, in training alone.
+
+    The numbers are those of torch's generator, which the training loop seeds in each step.
+
+    `frames`: consecutive rows of the input that belong to one clip and are dropped together.
+    """
+
+    def __init__(self, rate: float, frames: int = 1) -> None:
+        super().__init__()
+        self.rate, self.frames = rate, frames
+
+    def forward(self, branch: Tensor) -> Tensor:
+        """Return a branch [N, ...], zero for the dropped clips."""
+        if not self.training or self.rate == 0:
+            return branch
+        rows = branch.shape[0]
+        # A clip of another length than in training, or frames of no clip, are dropped one by one.
+        frames = self.frames if rows % self.frames == 0 else 1
+        stays = torch.rand(rows // frames, device=branch.device) >= self.rate
+        scale = stays.repeat_interleave(frames).view(-1, *[1] * (branch.dim() - 1)).to(branch.dtype)
+        return branch * scale / (1 - self.rate)
+
+    def extra_repr(self) -> str:
+        return f"rate={self.rate:g}, frames={self.frames}"
+
+
+def rates(rate: float, blocks: int) -> list[float]:
+    """Return the rates of a net's blocks: they rise linearly from 0 in the first to `rate` in the last."""
+    if not 0 <= rate < 1:
+        raise UsageError(f"drop_path is {rate}, expected 0 <= x < 1")
+    return [rate * block / max(1, blocks - 1) for block in range(blocks)]
+
+
+def after_dropouts(layers: Sequence[Sequence[nn.Module]], rate: float) -> None:
+    """Drop paths of a transformer whose branches end with a dropout: each gets a `DropPath` after it."""
+    for branches, one in zip(layers, rates(rate, len(layers)), strict=True):
+        for branch in branches:
+            if one:
+                branch.add_module("dropout", nn.Sequential(branch.get_submodule("dropout"), DropPath(one)))
+
+
+def recomputed(block: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor, *, random: bool = False) -> Tensor:
+    """Run ``forward(x)``, save only ``x`` for backward, and run ``forward`` again in backward.
+
+    `block`: the module whose buffers ``forward`` may update; the second run leaves them alone. `random`: whether
+    ``forward`` draws random numbers, so that the second run must draw the same. Returns the result of
+    ``forward(x)``.
+    """
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _copied_buffers(block)
+
+    out: Tensor
+    if torch.compiler.is_compiling():
+        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=random)
+    else:
+        out = checkpoint(forward, x, use_reentrant=False, preserve_rng_state=random, context_fn=contexts)
+    return out
+
+
+@contextmanager
+def _copied_buffers(block: nn.Module) -> Iterator[None]:
+    originals = [
+        (module, name, buffer) for module in block.modules() for name, buffer in module.named_buffers(recurse=False)
+    ]
+    for module, name, buffer in originals:
+        setattr(module, name, buffer.clone())
+    try:
+        yield
+    finally:
+        # checkpoint aborts the second run with its own exception once backward has what it needs.
+        for module, name, buffer in originals:
+            setattr(module, name, buffer)
 
 
 class ResidualBlock(nn.Module):
-    """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride].
-
-    Attributes:
-        non_local: Runs on the block's output if set; see `fastvid.models.non_local`.
-        recompute: Save only the block's input and run the block again in backward.
-        drop_path: Runs on the residual branch if set; see `fastvid.models.drop_path`.
-    """
+    """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride]."""
 
     expansion: int
-    non_local: nn.Module | None
     drop_path: nn.Module | None
     recompute: bool
 
@@ -36,7 +119,6 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
-        self.register_module("non_local", None)
         self.register_module("drop_path", None)
         self.recompute = False
 
@@ -51,10 +133,8 @@ class ResidualBlock(nn.Module):
         if self.drop_path is not None:
             out = self.drop_path(out)
         out += identity
-        out = self.relu(out)
-        if self.non_local is not None:
-            out = self.non_local(out)
-        return out
+        activated: Tensor = self.relu(out)
+        return activated
 
     @abstractmethod
     def residual(self, x: Tensor) -> Tensor:
@@ -139,25 +219,7 @@ class StreamOptions(TypedDict, total=False):
 
 
 class ResNet(nn.Module):
-    """ResNet: frames [N, in_channels, H, W] to logits [N, num_classes].
-
-    Args:
-        depth: One of `DEPTHS`.
-        num_classes: Width of the last layer.
-        width: Channels of the stem and of the first stage's inner convolutions; 64 in the standard net. Each later
-            stage doubles it.
-        in_channels: Channels of the input: 3 for RGB.
-        dropout: Probability of dropping a pooled feature before the last layer.
-        head_std: Standard deviation of the last layer's initial weights; None keeps `nn.Linear`'s default.
-        zero_init_residual: Start the last batch norm of each block at gamma 0, so that each block starts as an identity
-            (Goyal et al. 2017, "Accurate, Large Minibatch SGD", section 5.1).
-        recompute: Save only each block's input and run the block again in backward.
-        drop_path: Rate of stochastic depth of the last block, see `fastvid.models.drop_path`.
-
-    Raises:
-        UsageError: If the depth is unknown, the width or the number of classes or channels is below 1, or the drop rate
-            is not in 0 <= x < 1.
-    """
+    """ResNet: frames [N, in_channels, H, W] to logits [N, num_classes]."""
 
     head_name = "fc"
 

@@ -13,12 +13,8 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.drop_path import DropPath
-from fastvid.models.mobilenet import MobileNetV2, MobileNetV2Options
-from fastvid.models.non_local import Mode, insert_non_local
-from fastvid.models.resnet import ResNet, ResNetOptions
-from fastvid.models.shift import insert_shift
-from fastvid.models.shift_ops import Direction
+from fastvid.models.resnet import DropPath, ResNet, ResNetOptions
+from fastvid.models.shift import Direction, insert_shift
 
 DROPOUT = 0.5
 HEAD_STD = 0.001
@@ -30,10 +26,7 @@ class FrameAverage(nn.Module):
     The result is the mean over T of the backbone's logits, before any softmax. A clip in ``torch.channels_last_3d``
     memory format reaches the backbone as ``torch.channels_last`` frames without a copy.
 
-    Args:
-        backbone: Maps frames [N, C, H, W] to logits [N, num_classes].
-        num_frames: T in training.
-        any_length: Whether to accept clips of any T, as a net without temporal shift can.
+    `backbone`: maps frames [N, C, H, W] to logits [N, num_classes].
     """
 
     input_layout = "BCTHW"
@@ -87,57 +80,15 @@ def tsm(
     shift_div: int = 8,
     shift_direction: Direction = "both",
     shift_inplace: bool = False,
-    non_local: Mode | None = None,
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
     """Build TSM on a ResNet; see `fastvid.models.shift.insert_shift` for the shift options.
 
-    Args:
-        depth: Depth of the ResNet.
-        num_classes: Width of the last layer.
-        num_frames: Frames per clip.
-        shift_div: 1 / ``shift_div`` of the channels moves in each direction.
-        shift_direction: "both", or "past" for online inference.
-        shift_inplace: Save no shifted activations for backward.
-        non_local: Mode of the non-local blocks (five in ResNet-50), or None; see `fastvid.models.non_local`.
-        dropout: Dropout probability before the last layer.
-        **options: Options of the ResNet.
+    `num_frames`: frames per clip.
     """
     model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)
-    model.any_length = False
-    insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
-    if non_local is not None:
-        insert_non_local(model.backbone, non_local, first=0, num_segments=num_frames)
-    return model
-
-
-def tsn_mobilenetv2(
-    *,
-    num_classes: int,
-    num_frames: int,
-    dropout: float = DROPOUT,
-    **options: Unpack[MobileNetV2Options],
-) -> FrameAverage:
-    """Build TSN on MobileNetV2; see `fastvid.models.mobilenet.MobileNetV2` for the options."""
-    net = MobileNetV2(num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
-    return FrameAverage(net, num_frames=num_frames, any_length=True)
-
-
-def tsm_mobilenetv2(
-    *,
-    num_classes: int,
-    num_frames: int,
-    shift_div: int = 8,
-    shift_direction: Direction = "both",
-    shift_inplace: bool = False,
-    dropout: float = DROPOUT,
-    **options: Unpack[MobileNetV2Options],
-) -> FrameAverage:
-    """Build TSM on MobileNetV2; see `tsm` for the shift options."""
-    model = tsn_mobilenetv2(num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
-    assert isinstance(model.backbone, MobileNetV2)
     model.any_length = False
     insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
     return model

@@ -1,27 +1,83 @@
 """Load checkpoints of several code bases into a model, and report which tensors matched.
 
-Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own;
-`fastvid.models.checkpoint_names` translates their names. 2D kernels are inflated for 3D models. Nothing in a file is
-executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
+Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own. Their keys are
+translated to torchvision's; ours add the prefix ``backbone.``. 2D kernels are inflated for 3D models. Nothing in a file
+is executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
+
+Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at
+51328c0) and open-mmlab/mmaction2 (``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet3d.py`` at 01436f0).
 """
 
 from __future__ import annotations
 
 import os
 import pickle
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.models.checkpoint_names import Origin, mit_name, plain_names
+from fastvid.errors import FormatError, StorageError
 from fastvid.models.i3d import inflated_weight
-from fastvid.models.mobilenet import InvertedResidual
-from fastvid.models.resnet import ResidualBlock
-from fastvid.models.shift import ShiftConv2d
-from fastvid.models.tsn import FrameAverage
+
+Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
+
+# Prefixes of DistributedDataParallel and DataParallel, and of torch.compile.
+_WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)+")
+
+_MIT_RULES = (
+    (r"^base_model\.", ""),
+    (r"^new_fc\.", "<head>."),
+    (r"^classifier\.(?=weight$|bias$)", "<head>."),
+    (r"\.net\.", "."),
+)
+
+_MMACTION2_RULES = (
+    (r"^backbone\.", ""),
+    (r"^cls_head\.fc_cls\.", "<head>."),
+    (r"\.net\.", "."),
+    (r"\bdownsample\.conv\.", "downsample.0."),
+    (r"\bdownsample\.bn\.", "downsample.1."),
+    (r"\bconv(\d)\.conv\.", r"conv\1."),
+    (r"\bconv(\d)\.bn\.", r"bn\1."),
+)
+
+
+def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
+    """Translate the keys of one checkpoint.
+
+    Returns the checkpoint's code base, and the torchvision-style name of every key. A key that matches no rule
+    keeps its name and is later reported as unexpected.
+    """
+    bare = {key: _WRAPPERS.sub("", key) for key in keys}
+    origin = _origin(bare.values())
+    if origin == "fastvid":
+        plain = {key: name.removeprefix("backbone.") for key, name in bare.items()}
+    elif origin == "mmaction2":
+        plain = {key: _apply(_MMACTION2_RULES, name, head) for key, name in bare.items()}
+    else:
+        rules = _MIT_RULES if origin == "mit" else ()
+        plain = {key: _apply(rules, name, head) for key, name in bare.items()}
+    return origin, plain
+
+
+def _origin(names: Iterable[str]) -> Origin:
+    names = list(names)
+    if any(name.startswith(("base_model.", "new_fc.")) for name in names):
+        return "mit"
+    if any(name.startswith(("cls_head.", "backbone.conv1.conv.")) for name in names):
+        return "mmaction2"
+    return "fastvid" if any(name.startswith("backbone.") for name in names) else "torchvision"
+
+
+def _apply(rules: Iterable[tuple[str, str]], name: str, head: str) -> str:
+    for pattern, replacement in rules:
+        name = re.sub(pattern, replacement, name)
+    return name.replace("<head>", head)
+
 
 # Keys under which checkpoints store their state dict, outermost first.
 _STATE_KEYS = ("replica", "state_dict", "model")
@@ -104,7 +160,6 @@ def load_weights(
     origin, plain = plain_names(state, head_name)
     found = {f"{prefix}{plain[key]}": tensor for key, tensor in state.items()}
     spelled = {f"{prefix}{plain[key]}": key for key in state}
-    _fold_non_local_bias(found)
 
     wanted = model.state_dict()
     skipped = () if head else tuple(key for key in wanted if key.startswith(f"{prefix}{head_name}."))
@@ -197,36 +252,6 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return state
 
 
-def mit_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a TSN or TSM with the key names of mit-han-lab/temporal-shift-module.
-
-    Raises:
-        UsageError: If the model is neither TSN nor TSM.
-    """
-    if not isinstance(model, FrameAverage):
-        raise UsageError(f"{type(model).__name__} has no counterpart in mit-han-lab/temporal-shift-module")
-    modules = dict(model.backbone.named_modules())
-    head = model.backbone.head_name
-    assert isinstance(head, str)
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.backbone.state_dict().items():
-        layer = name.rpartition(".")[0]
-        parts = name.split(".")
-        block = modules.get(".".join(parts[:2]))
-        key = mit_name(
-            name,
-            head=head,
-            shifted=isinstance(modules[layer], ShiftConv2d),
-            in_wrapped_block=isinstance(block, ResidualBlock) and block.non_local is not None,
-            expands=isinstance(block, InvertedResidual) and block.expands,
-        )
-        state[key] = tensor
-        if name.endswith("non_local.out.weight"):
-            # Their convolution has a bias before the batch norm, ours has none.
-            state[key.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
-    return state
-
-
 def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
     """Adapt an RGB net's first kernel to another modality: its mean over RGB for every channel.
 
@@ -248,11 +273,3 @@ def _is_other_modality(theirs: Tensor, ours: Tensor) -> bool:
     if theirs.dim() != 4 or ours.dim() != 4 or theirs.shape[1] != 3 or ours.shape[1] == 3:
         return False
     return theirs.shape[0] == ours.shape[0] and theirs.shape[2:] == ours.shape[2:]
-
-
-def _fold_non_local_bias(found: dict[str, Tensor]) -> None:
-    # MIT's non-local block has a bias before its batch norm: subtracting it from the running mean is equivalent.
-    for key in [key for key in found if key.endswith(".non_local.out.bias")]:
-        mean = key.replace(".out.bias", ".out_bn.running_mean")
-        if mean in found:
-            found[mean] = found[mean] - found.pop(key)

@@ -15,8 +15,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.report.markup import table, text
-from fastvid.runtime.units import count, percent
+from fastvid.report.page import table, text
+from fastvid.runtime.values import count, percent
 
 COLOURS: Final = 8
 """Number of colours in the style sheet: classes ``c0`` to ``c7``."""
@@ -77,12 +77,7 @@ class _Labels:
         self._boxes: list[tuple[float, float, float, float]] = []
 
     def place(self, x: float, y: float, name: str) -> tuple[str, int, float]:
-        """Return a name's anchor, its shift to the right in pixels and its shift down in lines.
-
-        Args:
-            x: The point's place in percent of the width; y likewise of the height.
-            name: The text.
-        """
+        """Return a name's anchor, its shift to the right in pixels and its shift down in lines."""
         wide, beside = self._LETTER * len(name), 3.0
         right = ("start", 9, 0.35), (x + beside, y - self._LINE / 2)
         left = ("end", -9, 0.35), (x - beside - wide, y - self._LINE / 2)
@@ -113,14 +108,7 @@ def lines(
 ) -> str:
     """Draw curves, with a collapsed table of their numbers below.
 
-    Args:
-        series: Points (x, y) by name, in the legend's order; a single point is labelled in the chart.
-        title: Label of the y axis.
-        across: Label of the x axis.
-        limits: Limits of y; by default from 0, or the range of the data on a log axis.
-        log_x: Whether the x axis is logarithmic; likewise `log_y`. Values that are not above 0 are then not drawn.
-        whole_x: Whether to put ticks at whole numbers only.
-        dashed: Names drawn dashed and without marks, for expected values.
+    `limits`: limits of y; by default from 0, or the range of the data on a log axis.
     """
     drawn = {
         name: [(x, y) for x, y in points if _fits(x, log_x) and _fits(y, log_y)] for name, points in series.items()
@@ -169,15 +157,7 @@ def bars(
     spread: Mapping[str, Point] | None = None,
     quiet: Collection[str] = (),
 ) -> str:
-    """Draw horizontal bars with their values.
-
-    Args:
-        values: By name, from top to bottom.
-        unit: Appended to each value.
-        label: Formats a value with its unit.
-        spread: Minimum and maximum by name, drawn as a thin line.
-        quiet: Names drawn in grey.
-    """
+    """Draw horizontal bars with their values."""
     label = label or (lambda value: f"{number(value)} {unit}".rstrip())
     spread = spread or {}
     most = max(
@@ -206,11 +186,7 @@ def histogram(
 ) -> str:
     """Draw a histogram with equal bins and the median marked.
 
-    Args:
-        values: float64 [N], N >= 1.
-        label: Formats a value.
-        axis: Formats a round value on the axis.
-        what: What is counted, for example "samples".
+    `values`: float64 [N], N >= 1. `what`: what is counted, for example "samples".
     """
     low, tail, high = float(values.min()), float(np.quantile(values, _TAIL)), float(values.max())
     # The axis begins at zero unless all values are far from it.

@@ -1,12 +1,44 @@
-"""Progress of a long job on stderr: done/total, rate, time left."""
+"""Lines of the log: one for each record, whatever names are in it.
+
+Progress of a long job on stderr: done/total, rate, time left.
+"""
 
 from __future__ import annotations
 
+import copy
 import logging
+import os
 import sys
 import time
 from collections import deque
 from typing import Final
+
+from fastvid.errors import visible
+from fastvid.runtime.values import duration
+
+
+class LineFormatter(logging.Formatter):
+    """Formats records with the time; text in their arguments cannot control the terminal or forge a line."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a record's line."""
+        safe = copy.copy(record)
+        if isinstance(record.args, tuple):
+            safe.args = tuple(visible(value) if isinstance(value, str) else value for value in record.args)
+        # The text of an argument that is an object, such as an exception, may have lines of its own.
+        safe.msg, safe.args = "\n".join(map(visible, safe.getMessage().split("\n"))), None
+        return super().format(safe)
+
+
+def log_to_stderr() -> None:
+    """Write the log to stderr at the level of the variable FASTVID_LOG."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LineFormatter())
+    logging.basicConfig(level=os.environ.get("FASTVID_LOG", "INFO").upper(), handlers=[handler])
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -17,12 +49,7 @@ _LOG_SECONDS: Final = 15.0
 
 
 class Progress:
-    """Counts finished items and reports periodically: in place on a terminal, as log lines elsewhere.
-
-    Args:
-        total: Total number of items.
-        what: What the items are, for messages.
-    """
+    """Counts finished items and reports periodically: in place on a terminal, as log lines elsewhere."""
 
     def __init__(self, total: int, *, what: str = "sources") -> None:
         self.total, self.done, self.what = total, 0, what
@@ -58,11 +85,7 @@ class Progress:
             sys.stderr.write("\n")
 
     def rate(self, now: float) -> float:
-        """Return the items finished per second in the last minutes.
-
-        Args:
-            now: The time on the monotonic clock.
-        """
+        """Return the items finished per second in the last minutes."""
         since, before = self._marks[0]
         return (self.done - before) / (now - since) if now > since else 0.0
 
@@ -71,7 +94,7 @@ class Progress:
         rate = self.rate(now)
         parts = [f"{self.done}/{self.total} {self.what}"]
         if rate > 0:
-            parts += [f"{rate:.2f}/s", f"{_duration((self.total - self.done) / rate)} left"]
+            parts += [f"{rate:.2f}/s", f"{duration(round((self.total - self.done) / rate))} left"]
         if self.rejected:
             parts.append(f"{self.rejected} rejected")
         return ", ".join(parts)
@@ -82,12 +105,3 @@ class Progress:
             sys.stderr.flush()
         else:
             _LOG.info("%s", text)
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -10,8 +10,7 @@ import os
 
 from fastvid.errors import MissingDependency, UsageError
 from fastvid.storage.local import LocalStorage
-from fastvid.storage.options import RemoteOptions
-from fastvid.storage.protocol import Storage
+from fastvid.storage.protocol import RemoteOptions, Storage
 
 __all__ = ["LocalStorage", "RemoteOptions", "Storage", "open_storage"]
 

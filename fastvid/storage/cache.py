@@ -8,6 +8,17 @@ A file appears complete, by a rename. The kernel releases the locks of a killed 
 its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache.
 Eviction removes the least recently used files by deleting their names, and a damaged file is replaced by another, never
 changed: whoever has mapped a file keeps its content. `get` reads into memory all the same, for its files are small.
+
+Cache the bytes of remote videos in a node-local folder that all processes of the node share.
+
+A video is kept in units of `UNIT` bytes, the last one shorter, counted from its own first byte: no unit contains bytes
+of two videos, so whichever node reads a video of a shard fetches nothing of its neighbours.
+
+    FOLDER/.used      bytes in use, see `fastvid.storage.cache`
+    FOLDER/ab/ab12... one unit and the CRC-32 of its bytes; its name is a hash of the video, its version and the unit
+
+A unit appears complete, by a rename, but is not flushed to the disk, so its checksum is verified with every read. Two
+processes that miss the same unit at the same time both fetch it: clips of one video are rarely read at once.
 """
 
 from __future__ import annotations
@@ -17,12 +28,15 @@ import errno
 import fcntl
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Final
 
 from fastvid.errors import StorageError
+from fastvid.runtime.values import sha256
 
 _TEMPORARY: Final = ".tmp"
 _LOCK: Final = ".lock"
@@ -42,10 +56,8 @@ log = logging.getLogger(__name__)
 class NodeCache:
     """A size-limited folder of files, addressed by key.
 
-    Args:
-        folder: On a local disk; created when missing.
-        limit: Maximum total size of the files in bytes.
-        patience: Seconds to wait for another process that fetches into the same subfolder.
+    `limit`: maximum total size of the files in bytes. `patience`: seconds to wait for another process that fetches
+    into the same subfolder.
     """
 
     def __init__(self, folder: Path, limit: int, patience: float = 120.0) -> None:
@@ -57,41 +69,30 @@ class NodeCache:
 
         If the folder is full, locked for too long or not writable, log a warning and return the fetched bytes uncached.
 
-        Args:
-            key: Identifies the file and its version, in hex.
-            size: Size of the file in bytes; a cached file of another size is fetched again.
-            fetch: Returns the bytes when they are not cached.
+        `size`: size of the file in bytes; a cached file of another size is fetched again. `fetch`: returns the
+        bytes when they are not cached.
         """
-        path = self._path(key)
+        path, fetched = self._path(key), list[bytes]()
         found = _read(path, size)
         if found is not None:
             return found
-        if size > self.limit:
-            return memoryview(fetch())
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(self._locked(path.parent / _LOCK))
-            except OSError as error:
-                log.warning("cannot use the cache: %s [file=%s]", error.strerror, path)
-                return memoryview(fetch())
-            found = _read(path, size)
-            if found is not None:
-                return found
-            data = fetch()
-            try:
-                self._create(path, lambda temporary: _write(temporary, data))
-            except OSError as error:
-                log.warning("cannot store a file in the cache: %s [file=%s]", error.strerror, path)
-        return memoryview(data)
+
+        def write(temporary: Path) -> None:
+            fetched.append(fetch())
+            temporary.write_bytes(fetched[0])
+
+        if size <= self.limit:
+            with contextlib.suppress(OSError):
+                if path.stat().st_size != size:
+                    path.unlink()
+            if self.file(key, write) is not None and not fetched:
+                found = _read(path, size)
+        return memoryview(fetched[0] if fetched else fetch()) if found is None else found
 
     def file(self, key: str, write: Callable[[Path], None]) -> Path | None:
         """Return the path of a file, written once per node, for mapping it: its content stays while it is mapped.
 
         If the folder is full, locked for too long or not writable, log a warning and return None.
-
-        Args:
-            key: Identifies the file's content, in hex.
-            write: Writes the file at a temporary path.
         """
         path = self._path(key)
         if _touch(path):
@@ -137,9 +138,7 @@ class NodeCache:
     def reserve(self, size: int, *, written: int = 0) -> None:
         """Count `size` bytes as used, evicting others first if they exceed the limit.
 
-        Args:
-            size: The bytes.
-            written: How many of them are in the folder already.
+        `size`: the bytes.
         """
         with self._locked(self.folder / _USED) as book:
             book.seek(0)
@@ -174,11 +173,7 @@ class NodeCache:
 
     @contextlib.contextmanager
     def _locked(self, path: Path) -> Iterator[IO[bytes]]:
-        """Open a file and lock it.
-
-        Raises:
-            TimeoutError: If another process does not release the lock within the patience.
-        """
+        """Open a file and lock it."""
         # Mode 0700: other users of the machine must not be able to plant files.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
@@ -195,10 +190,6 @@ class NodeCache:
                         raise TimeoutError(errno.ETIMEDOUT, message) from None
                     time.sleep(POLL_SECONDS)
             yield file
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
 
 
 def _touch(path: Path) -> bool:
@@ -225,3 +216,126 @@ def _read(path: Path, size: int) -> memoryview | None:
             return memoryview(data) if len(data) == size else None
     except OSError:
         return None
+
+
+UNIT: Final = 2**20
+"""Bytes of a unit: most clips of a few seconds are one; of an hour of video, a clip needs a few of thousands."""
+
+_GRANT: Final = 64 * 2**20
+_CHECKSUM: Final = 4
+
+Ranges = Sequence[tuple[int, memoryview]]
+
+
+class UnitCache:
+    """A size-limited folder of units.
+
+    `limit`: maximum total size in bytes.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.folder, self.limit = folder, limit
+        self._books = NodeCache(folder, limit)
+        self._lock = threading.Lock()
+        self._granted = 0  # bytes that this process may write before it asks again
+        self._warned = False
+
+    def read(self, video: str, size: int, ranges: Ranges, fetch: Callable[[Ranges], None]) -> None:
+        """Read ranges of a video, fetching the units that are not here.
+
+        `video`: identifies the bytes of the video: its file, version and place in it. `size`: bytes of the
+        video.
+        """
+        wanted = sorted({unit for offset, view in ranges for unit in _units(offset, len(view))})
+        found = {unit: self._load(_name(video, unit), self._size(size, unit)) for unit in wanted}
+        missing = [unit for unit in wanted if found[unit] is None]
+        if missing:
+            self._fetch(video, size, missing, found, fetch)
+        for offset, view in ranges:
+            for unit in _units(offset, len(view)):
+                data = found[unit]
+                assert data is not None
+                first, last = max(offset, unit * UNIT), min(offset + len(view), unit * UNIT + len(data))
+                view[first - offset : last - offset] = data[first - unit * UNIT : last - unit * UNIT]
+
+    def forget(self, video: str, size: int) -> None:
+        """Delete what is here of a video."""
+        for unit in _units(0, size):
+            with contextlib.suppress(OSError):
+                self._path(_name(video, unit)).unlink(missing_ok=True)
+
+    def _fetch(
+        self,
+        video: str,
+        size: int,
+        missing: Sequence[int],
+        found: dict[int, memoryview | None],
+        fetch: Callable[[Ranges], None],
+    ) -> None:
+        """Fetch units, neighbours in one request, and keep them."""
+        runs: list[tuple[int, memoryview]] = []
+        start = 0
+        for place, unit in enumerate(missing):
+            if place + 1 == len(missing) or missing[place + 1] != unit + 1:
+                first, stop = missing[start] * UNIT, min((unit + 1) * UNIT, size)
+                runs.append((first, memoryview(bytearray(stop - first))))
+                start = place + 1
+        fetch(runs)
+        for first, data in runs:
+            for at in range(0, len(data), UNIT):
+                unit = (first + at) // UNIT
+                found[unit] = data[at : at + UNIT]
+                self._store(_name(video, unit), data[at : at + UNIT])
+
+    @staticmethod
+    def _size(size: int, unit: int) -> int:
+        return min(UNIT, size - unit * UNIT)
+
+    def _path(self, name: str) -> Path:
+        return self.folder / name[:2] / name
+
+    def _load(self, name: str, size: int) -> memoryview | None:
+        try:
+            with open(self._path(name), "rb", buffering=0) as file:
+                data = file.read(size + _CHECKSUM + 1)
+                # Eviction goes by the modification time, so set it to the time of this use.
+                with contextlib.suppress(OSError):
+                    os.utime(file.fileno())
+        except OSError:
+            return None
+        view = memoryview(data)
+        is_whole = len(data) == size + _CHECKSUM
+        return view[:size] if is_whole and zlib.crc32(view[:size]) == int.from_bytes(view[size:], "little") else None
+
+    def _store(self, name: str, data: memoryview) -> None:
+        path = self._path(name)
+        part = path.with_name(f"{name}.{os.getpid()}-{threading.get_ident()}.tmp")
+        try:
+            self._reserve(len(data) + _CHECKSUM)
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(part, "wb") as file:
+                file.write(data)
+                file.write(zlib.crc32(data).to_bytes(_CHECKSUM, "little"))
+            os.replace(part, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            if not self._warned:
+                self._warned = True
+                log.warning("cannot keep videos in the cache: %s [file=%s]", error.strerror or error, path)
+
+    def _reserve(self, size: int) -> None:
+        with self._lock:
+            if self._granted < size:
+                grant = max(size, min(_GRANT, self.limit // 64))
+                self._books.reserve(grant)
+                self._granted += grant
+            self._granted -= size
+
+
+def _units(offset: int, size: int) -> range:
+    return range(offset // UNIT, -(-(offset + size) // UNIT)) if size else range(0)
+
+
+def _name(video: str, unit: int) -> str:
+    return sha256(f"{video}\0{unit}".encode())

@@ -1,4 +1,8 @@
-"""Requests to object stores and web servers, with retries and versions, through obstore.
+"""Extract the HTTP status, the cause and a hint from obstore's error texts, and translate its errors.
+
+Opens stores through obstore, by URL.
+
+Requests to object stores and web servers, with retries and versions, through obstore.
 
 Why obstore and not fsspec: a range request costs it less CPU than s3fs. obstore compares the response with the
 requested range, has conditional reads and puts, and aborts an upload whose block raises. fsspec supports more kinds of
@@ -10,11 +14,13 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
-from typing import IO, Any, Final, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import urlsplit
 
 import obstore
 from obstore.exceptions import (
@@ -22,17 +28,130 @@ from obstore.exceptions import (
     BaseError,
     GenericError,
     NotSupportedError,
+    PermissionDeniedError,
     PreconditionError,
+    UnauthenticatedError,
 )
+from obstore.store import GCSStore, HTTPStore, S3Store
 
-from fastvid.errors import MissingDependency, StorageError
-from fastvid.storage import request_errors
-from fastvid.storage.attempts import Attempts
-from fastvid.storage.options import RemoteOptions
-from fastvid.storage.protocol import REPLACED
-from fastvid.storage.stores import Store, open_store
-from fastvid.storage.traffic import TRAFFIC
-from fastvid.storage.version import Version
+from fastvid.errors import FastvidError, MissingDependency, StorageError, UnavailableError, UsageError
+from fastvid.storage.protocol import REPLACED, TRAFFIC, RemoteOptions, Version, replaced_error
+from fastvid.storage.requests import Attempts, Failure
+
+if TYPE_CHECKING:
+    from obstore.store import ClientConfig, RetryConfig
+
+
+_DEBUG: Final = "\n\nDebug source"
+_METADATA_HOST: Final = "169.254.169.254"  # serves a machine's credentials on AWS and Google Cloud
+
+_TRANSIENT_STATUS: Final = frozenset({408, 425, 429})
+"""Status codes below 500 that mean "not now" (RFC 9110, RFC 8470, RFC 6585)."""
+
+
+_REFUSED: Final = frozenset({429, 503})
+"""Status codes that mean "too many requests" (RFC 6585; S3 says "503 Slow Down")."""
+
+
+def http_status(error: Exception) -> int | None:
+    """Return the HTTP status of the response, or None without a response."""
+    match = re.search(r"non-2xx status code: (\d{3})", str(error))
+    return int(match[1]) if match else None
+
+
+def explain(error: Exception) -> Failure:
+    """Return what a failed request says."""
+    if not isinstance(error, BaseError | OSError | ValueError):
+        raise error
+    transient = isinstance(error, GenericError) and is_transient(error)
+    return Failure(reason(error), transient=transient, refused=http_status(error) in _REFUSED)
+
+
+def is_transient(error: Exception) -> bool:
+    """Return whether a retry of the request may succeed."""
+    code = http_status(error)
+    if code is not None:
+        return code >= 500 or code in _TRANSIENT_STATUS
+    return "redirect without LOCATION" not in str(error)
+
+
+def reason(error: Exception) -> str:
+    """Return the cause of a failed request on one line, without addresses."""
+    head, _, debug = str(error).partition(_DEBUG)
+    response = re.search(r"status code: (\d{3} ?[A-Za-z -]*)", head)
+    if response:
+        code = re.search(r"<Code>(\w+)</Code>", head)
+        return f"the server responded {response[1].strip()}" + (f", {code[1]}" if code else "")
+    if "TimedOut" in debug or "kind: Timeout" in debug:
+        return "the request timed out"
+    if "IncompleteBody" in debug:
+        return "the response ended early"
+    detail = re.findall(r'(?:message|error): "([^"]+)"', debug)
+    return detail[-1] if detail else head.rpartition(": ")[2].strip() or type(error).__name__
+
+
+def hint(error: Exception) -> str | None:
+    """Return how the user can fix the cause, or None if unknown."""
+    text = str(error)
+    if _METADATA_HOST in text:
+        return (
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, or "
+            "AWS_SKIP_SIGNATURE=true for a public bucket: no credentials were found"
+        )
+    if "redirect without LOCATION" in text:
+        return "set AWS_REGION: the bucket is in another region"
+    if http_status(error) in (401, 403):
+        return "check the credentials in the environment; without permission to list, missing files are denied, too"
+    return None
+
+
+def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0) -> FastvidError:
+    """Return the error that describes a failed request."""
+    if isinstance(error, FileNotFoundError):
+        what = "bucket" if "NoSuchBucket" in str(error) else "file"
+        return StorageError(f"{what} does not exist", file=file)
+    if isinstance(error, PreconditionError):
+        return replaced_error(file)
+    if isinstance(error, NotSupportedError):
+        return StorageError(
+            "server does not support byte ranges", file=file, hint="use a server that does, such as nginx"
+        )
+    if isinstance(error, ValueError):
+        return UsageError(f"invalid file name: {reason(error)}", file=file)
+    text = reason(error)
+    if isinstance(error, PermissionDeniedError | UnauthenticatedError):
+        text = f"access denied: {text}"
+    if tries > 1:
+        text += f" ({tries} attempts in {seconds:.0f} s)"
+    too_short = http_status(error) == 416  # the file ends before the range
+    return (StorageError if too_short else UnavailableError)(text, hint=hint(error), file=file)
+
+
+Store = S3Store | GCSStore | HTTPStore
+
+
+def open_store(url: str, client: ClientConfig, retry: RetryConfig, query: str) -> Store:
+    """Open the store of a folder."""
+    parts = urlsplit(url)
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        # URLs appear in messages and logs, so they must not contain secrets.
+        raise UsageError(
+            "storage URL contains a user, a query or a fragment",
+            file=f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}",
+            hint="pass credentials through environment variables",
+        )
+    if not parts.netloc:
+        raise UsageError("storage URL has no bucket or host", file=url)
+    prefix = parts.path.strip("/") or None
+    try:
+        if parts.scheme == "s3":
+            return S3Store(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
+        if parts.scheme == "gs":
+            return GCSStore(parts.netloc, prefix=prefix, client_options=client, retry_config=retry)
+        return HTTPStore.from_url(f"{url}/?{query}" if query else url, client_options=client, retry_config=retry)
+    except (BaseError, OSError, ValueError) as error:
+        raise UsageError(f"cannot open the storage: {reason(error)}", file=url) from error
+
 
 RANGE_SECONDS: Final = 60.0
 """Time limit of a read request, so that a slow server cannot block a reader: 16 MiB at 280 kB/s."""
@@ -58,21 +177,11 @@ T = TypeVar("T")
 
 
 class StoreClient:
-    """Requests to one folder of a remote storage.
-
-    Args:
-        url: ``s3://bucket/folder``, ``gs://bucket/folder`` or ``http(s)://host/folder``.
-        options: Timeouts and retries.
-        query: Sent with every request to a web server, such as a signature.
-
-    Raises:
-        UsageError: If the URL is none of these or contains a user, query or fragment, or an environment variable is
-            invalid.
-    """
+    """Requests to one folder of a remote storage."""
 
     def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
         self.url, self.options, self._query = url.rstrip("/"), options, query
-        self._attempts = Attempts(self.url, options, request_errors.explain, request_errors.translated)
+        self._attempts = Attempts(self.url, options, explain, translated)
         self.rate = self._attempts.rate
         self._reader = open_store(
             self.url,
@@ -129,18 +238,8 @@ class StoreClient:
     ) -> tuple[memoryview, Version | None]:
         """Read a range of `name`.
 
-        Args:
-            name: The file.
-            offset: First byte.
-            length: Number of bytes, at least 1.
-            version: Version to request; None accepts any. Not every server honours it.
-
-        Returns:
-            The bytes, fewer than `length` if the file ends inside the range, and their version, which may be None when
-            there are no bytes.
-
-        Raises:
-            StorageError: If the file was replaced or cannot be read.
+        `offset`: first byte. `length`: number of bytes, at least 1. Returns the bytes, fewer than `length` if
+        the file ends inside the range, and their version, which may be None when there are no bytes.
         """
         options: dict[str, Any] = {"range": (offset, offset + length)}
         # A weak tag never matches in a precondition (RFC 9110, 13.1.1); the caller compares it with the response.
@@ -151,7 +250,7 @@ class StoreClient:
             try:
                 result = obstore.get(self._reader, name, options=cast(Any, options))
             except GenericError as error:
-                if request_errors.http_status(error) == RANGE_NOT_SATISFIABLE:
+                if http_status(error) == RANGE_NOT_SATISFIABLE:
                     return memoryview(b""), version
                 raise
             return TRAFFIC.received(memoryview(result.bytes())), _version(result.meta)
@@ -215,7 +314,7 @@ class StoreClient:
             try:
                 writer.__exit__(type(error), error, error.__traceback__)
             except (BaseError, OSError) as second:
-                log.warning("cannot abort the upload of %s: %s", self.file(name), request_errors.reason(second))
+                log.warning("cannot abort the upload of %s: %s", self.file(name), reason(second))
             raise
         self._once(name, writer.close)
 
@@ -257,19 +356,14 @@ class StoreClient:
         try:
             return call()
         except (BaseError, OSError, ValueError) as error:
-            raise request_errors.translated(error, self.file(name)) from error
+            raise translated(error, self.file(name)) from error
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         return self._attempts.make(self.file(name), call)
 
 
 def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
-    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods.
-
-    Raises:
-        UsageError: If the URL is invalid.
-        MissingDependency: If the Hub's client is not installed.
-    """
+    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods."""
     if not url.startswith("hf://"):
         return StoreClient(url, options, query)
     try:
@@ -284,8 +378,7 @@ def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClien
 def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:
     """Return the current version of `name` and up to `most` of its first bytes, by one request if the server can.
 
-    Returns:
-        None if the file does not exist; no bytes from a server without ranges.
+    Returns none if the file does not exist; no bytes from a server without ranges.
     """
     try:
         data, version = client.get_range(name, 0, most, None)

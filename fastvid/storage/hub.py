@@ -23,11 +23,8 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.hf_api import RepoFile
 
 from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
-from fastvid.storage.attempts import Attempts, Failure
-from fastvid.storage.options import RemoteOptions
-from fastvid.storage.protocol import replaced_error
-from fastvid.storage.traffic import TRAFFIC
-from fastvid.storage.version import Version
+from fastvid.storage.protocol import TRAFFIC, RemoteOptions, Version, replaced_error
+from fastvid.storage.requests import Attempts, Failure
 
 SCHEME: Final = "hf://"
 
@@ -43,11 +40,7 @@ _utils: Any = import_module("huggingface_hub.utils")  # whose functions are publ
 
 
 def repository_root(url: str) -> str:
-    """Return the part of a URL ``hf://`` that names the repository and its revision.
-
-    Raises:
-        UsageError: If it names none.
-    """
+    """Return the part of a URL ``hf://`` that names the repository and its revision."""
     parts = url.removeprefix(SCHEME).split("/")
     if len(parts) < 3 or parts[0] not in _KINDS or not all(parts[:3]):
         raise UsageError("URL names no repository", file=url, hint="write it like hf://datasets/OWNER/NAME/folder")
@@ -57,12 +50,7 @@ def repository_root(url: str) -> str:
 class HubClient:
     """Requests to one folder of a repository. Has the reading methods of `fastvid.storage.client.StoreClient`.
 
-    Args:
-        url: ``hf://datasets/OWNER/NAME[@REVISION][/folder]``.
-        options: Timeouts and retries.
-
-    Raises:
-        UsageError: If the URL names no repository.
+    `url`: ``hf://datasets/OWNER/NAME[@REVISION][/folder]``.
     """
 
     def __init__(self, url: str, options: RemoteOptions) -> None:

@@ -16,10 +16,8 @@ from typing import IO, TYPE_CHECKING
 
 from fastvid.errors import StorageError, UnavailableError
 from fastvid.runtime import faults
-from fastvid.runtime.file_lock import lock_file
-from fastvid.runtime.liveness import is_dead, namespace
-from fastvid.storage.protocol import changed_error, check_name, truncated_error
-from fastvid.storage.version import Version
+from fastvid.runtime.processes import is_dead, lock_file, namespace
+from fastvid.storage.protocol import Version, changed_error, check_name, truncated_error
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

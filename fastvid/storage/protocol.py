@@ -1,14 +1,133 @@
-"""The interface that every storage implements."""
+"""Timeouts, concurrency and cache of remote storages; they do not change the bytes read.
+
+The version of a remote file.
+
+The interface that every storage implements.
+
+Counts what this process requests from object stores and web servers.
+
+The cache of this node for files that are mapped from local disks as well as from object stores.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import IO, Final, Protocol
 
 from fastvid.errors import StorageError, UsageError
-from fastvid.storage.unit_cache import UnitCache
-from fastvid.storage.version import Version
+from fastvid.storage.cache import NodeCache, UnitCache
+
+CACHE_VARIABLE: Final = "FASTVID_CACHE"
+CACHE_BYTES_VARIABLE: Final = "FASTVID_CACHE_BYTES"
+VIDEO_CACHE_VARIABLE: Final = "FASTVID_CACHE_VIDEO"
+DEFAULT_CACHE_BYTES: Final = 16 * 2**30
+"""16 GiB: the sidecars of about ten thousand shards."""
+
+_UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteOptions:
+    """Settings of `open_storage` for object stores and HTTP.
+
+    Attributes:
+        concurrency: Maximum requests in flight per storage. 64 at 20 ms of latency is 3,200 ranges a second.
+        connect_seconds: Maximum wait for a connection.
+        stall_seconds: Maximum wait for the next bytes of a response.
+        patience_seconds: A request is retried for this long after its first attempt. Object stores have outages of
+            seconds; two minutes also cover the restart of a server.
+        cache: Node-local folder that keeps mapped files for all processes; None uses the environment variable
+            FASTVID_CACHE; "" keeps them in memory.
+        cache_bytes: Maximum size of the folder; None uses FASTVID_CACHE_BYTES (a number, optionally with K, M, G or T
+            for powers of 1,024), else 16 GiB.
+        video_cache_bytes: Maximum size of the videos that the folder keeps as well, in addition; None uses
+            FASTVID_CACHE_VIDEO, else 0: videos are read from the storage each time.
+    """
+
+    concurrency: int = 64
+    connect_seconds: float = 5.0
+    stall_seconds: float = 10.0
+    patience_seconds: float = 120.0
+    cache: str | os.PathLike[str] | None = None
+    cache_bytes: int | None = None
+    video_cache_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("concurrency", "connect_seconds", "stall_seconds", "patience_seconds"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} is {getattr(self, name)}, must be greater than 0")
+
+    def cache_folder(self) -> Path | None:
+        """Return the folder that keeps mapped files, or None to keep them in memory."""
+        folder = os.environ.get(CACHE_VARIABLE, "") if self.cache is None else os.fspath(self.cache)
+        return Path(folder).absolute() if folder else None
+
+    def cache_limit(self) -> int:
+        """Return the maximum size of the cache folder in bytes.
+
+        Raises:
+            UsageError: If FASTVID_CACHE_BYTES is not a size.
+        """
+        return _size(CACHE_BYTES_VARIABLE, DEFAULT_CACHE_BYTES) if self.cache_bytes is None else self.cache_bytes
+
+    def units(self) -> UnitCache | None:
+        """Return the cache of videos, or None if there is none.
+
+        Raises:
+            UsageError: If FASTVID_CACHE_VIDEO is not a size, or if there is no folder for it.
+        """
+        limit = self.video_cache_bytes
+        if limit is None:
+            limit = _size(VIDEO_CACHE_VARIABLE, 0)
+        folder = self.cache_folder()
+        if limit and folder is None:
+            raise UsageError(
+                f"{VIDEO_CACHE_VARIABLE} is set, but there is no folder for it",
+                hint=f"set {CACHE_VARIABLE} to a folder on a fast local disk",
+            )
+        return UnitCache(folder / "video", limit) if limit and folder is not None else None
+
+
+def _size(variable: str, default: int) -> int:
+    text = os.environ.get(variable, "")
+    if not text:
+        return default
+    found = re.fullmatch(r"(\d+)\s*([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if not found:
+        raise UsageError(f"{variable} is {text!r}, not a size", hint="write it like 20G or 500M")
+    return int(found[1]) * _UNITS[found[2].upper()]
+
+
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Identifies one version of a file."""
+
+    tag: str | None
+    modified: datetime
+    size: int  # size in bytes
+    number: str | None = None
+
+    @classmethod
+    def parse(cls, tag: str | None, modified: str | None, size: int) -> Version:
+        """Return a version that was stored as text: its tag, or without one its date in ISO 8601."""
+        return cls(tag, datetime.fromisoformat(modified) if modified else _EPOCH, size)
+
+    def same(self, other: Version) -> bool:
+        """Return whether both may be one version, by tags if both have one: replicas may differ in dates."""
+        if self.tag and other.tag:
+            return (self.tag, self.size) == (other.tag, other.size)
+        return (self.modified, self.size) == (other.modified, other.size)
+
 
 REPLACED: Final = "file was replaced while it was being read"
 CHANGED: Final = "file is not the version that was indexed"
@@ -163,3 +282,61 @@ def changed_error(file: object) -> StorageError:
         file=file,
         hint="restore it, or run `fastvid index DIR` on the dataset to index changed files again",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a store charges, in dollars."""
+
+    request: float = 0.4e-6
+    gigabyte: float = 0.0  # per 10^9 bytes that leave the store; reading inside one region is free in most clouds
+
+
+class StoreTraffic:
+    """Sums of requests and bytes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._requests = self._bytes = 0
+
+    def sent(self) -> None:
+        """Count a request, also one that fails."""
+        with self._lock:
+            self._requests += 1
+
+    def received(self, data: memoryview) -> memoryview:
+        """Count the bytes of a response, and return them."""
+        with self._lock:
+            self._bytes += len(data)
+        return data
+
+    def take(self) -> tuple[int, int]:
+        """Return the requests and bytes since the last call."""
+        with self._lock:
+            taken = self._requests, self._bytes
+            self._requests = self._bytes = 0
+        return taken
+
+
+TRAFFIC = StoreTraffic()
+"""Of all storages of this process."""
+
+
+# The first process of a node may sort ten million keys and write gigabytes to a slow disk.
+_PATIENCE: Final = 600.0
+
+
+def node_cache() -> NodeCache | None:
+    """Return the cache, or None if FASTVID_CACHE is set to nothing, which switches it off.
+
+    Its folder is FASTVID_CACHE; otherwise ``fastvid`` in XDG_CACHE_HOME, which is ``~/.cache`` unless set. Its size is
+    limited by FASTVID_CACHE_BYTES as in `RemoteOptions`.
+    """
+    options = RemoteOptions()
+    if CACHE_VARIABLE in os.environ:
+        folder = options.cache_folder()
+    else:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        # Without a home folder, "~" stays: do not create a folder of that name.
+        folder = Path(base) / "fastvid" if os.path.isabs(base) else None
+    return NodeCache(folder, options.cache_limit(), _PATIENCE) if folder else None

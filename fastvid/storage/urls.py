@@ -1,19 +1,28 @@
-"""URLs of single files on object stores and web servers."""
+"""URLs of single files on object stores and web servers.
+
+Copy, link and hash whole files in pieces.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
+import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from fastvid.errors import MissingDependency
+from fastvid.errors import FormatError, MissingDependency
+from fastvid.runtime.values import sha256_of_pieces
 from fastvid.storage.local import LocalStorage
-from fastvid.storage.options import RemoteOptions
+from fastvid.storage.protocol import RemoteOptions, Storage
 
 if TYPE_CHECKING:
     from fastvid.storage.objects import ObjectStorage
+
 
 _REMOTE: Final = re.compile(r"(s3|gs|hf|https?)://", re.IGNORECASE)
 _STORAGES: Final = 64
@@ -22,13 +31,7 @@ _STORAGES: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class FileUrl:
-    """The parts of one file's URL.
-
-    Attributes:
-        root: Scheme and bucket, host or repository, such as ``s3://bucket``.
-        name: Path below the root, in the form that the storage expects.
-        query: Query string of a web URL. Never printed, because it may contain a signature.
-    """
+    """The parts of one file's URL."""
 
     root: str
     name: str
@@ -65,22 +68,12 @@ def is_remote(text: str) -> bool:
 
 
 def open_root(url: FileUrl, options: RemoteOptions) -> ObjectStorage:
-    """Return the storage that contains a file; its connections stay open for the next call.
-
-    Raises:
-        UsageError: If the URL is invalid.
-        MissingDependency: If the package for remote storages is missing.
-    """
+    """Return the storage that contains a file; its connections stay open for the next call."""
     return _open(url.root, url.query, options)
 
 
 def open_file(location: str) -> tuple[LocalStorage | ObjectStorage, str]:
-    """Return the storage that contains a file, given by its absolute path or URL, and the file's name there.
-
-    Raises:
-        UsageError: If the location is invalid.
-        MissingDependency: If the package for remote storages is missing.
-    """
+    """Return the storage that contains a file, given by its absolute path or URL, and the file's name there."""
     if is_remote(location):
         url = FileUrl.parse(location)
         return open_root(url, RemoteOptions()), url.name
@@ -103,3 +96,68 @@ def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
             hint="pip install 'fastvid-toolkit[object-stores]'",
         ) from error
     return ObjectStorage(root, options, query=query)
+
+
+PIECE_BYTES: Final = 16 * 2**20
+"""The size of one part of an upload."""
+
+
+def copy_file(source: Storage, name: str, target: Storage, target_name: str | None = None) -> None:
+    """Copy a file from one storage to another; it appears whole or not at all."""
+    with target.create(target_name or name) as file:
+        for piece in read_pieces(source, name):
+            file.write(piece)
+
+
+def link_or_copy(source: Storage, name: str, target: Storage, target_name: str, sha256: str | None = None) -> None:
+    """Make a file appear in another folder: by a hard link on one local disk, else as a copy.
+
+    For files that never change. A link costs no space; deleting one name leaves the other.
+    """
+    if (
+        isinstance(source, LocalStorage)
+        and isinstance(target, LocalStorage)
+        and _link(source, name, target, target_name)
+    ):
+        return
+    digest = hashlib.sha256()
+    with target.create(target_name) as file:
+        for piece in read_pieces(source, name):
+            digest.update(piece)
+            file.write(piece)
+        if sha256 not in (None, digest.hexdigest()):
+            raise FormatError(
+                "file differs from its checksum; copying it would hide the damage",
+                file=f"{source.url}/{name}",
+                hint="run `fastvid verify` to see what is damaged",
+            )
+
+
+def _link(source: LocalStorage, name: str, target: LocalStorage, target_name: str) -> bool:
+    """Link a file atomically; return whether the file systems allow it."""
+    path = target.path(target_name)
+    new = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.link(source.path(name), new)
+        try:
+            os.replace(new, path)  # does nothing if both are links to one file
+        finally:
+            new.unlink(missing_ok=True)
+    except OSError:  # another file system, or one without links: the copy names what is wrong
+        return False
+    return True
+
+
+def sha256_of(storage: Storage, name: str) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    return sha256_of_pieces(read_pieces(storage, name))
+
+
+def read_pieces(storage: Storage, name: str) -> Iterator[bytes]:
+    """Yield a file's bytes in order, all from one version."""
+    size = storage.size(name)
+    for start in range(0, size, PIECE_BYTES):
+        piece = bytearray(min(PIECE_BYTES, size - start))
+        storage.read_into(name, [(start, memoryview(piece))])
+        yield bytes(piece)

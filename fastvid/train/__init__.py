@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastvid.runtime.lazy import importer
+from fastvid.runtime.names import importer, listed_names
 
 if TYPE_CHECKING:
-    from fastvid.load.after.blur import GaussianBlur as GaussianBlur
-    from fastvid.load.after.colour import ColorJitter as ColorJitter
-    from fastvid.load.after.colour import Grayscale as Grayscale
-    from fastvid.load.after.erasing import Erasing as Erasing
-    from fastvid.load.after.rand_augment import RandAugment as RandAugment
-    from fastvid.load.clips.augment import CenterCrop as CenterCrop
-    from fastvid.load.clips.augment import HorizontalFlip as HorizontalFlip
-    from fastvid.load.clips.augment import MultiScaleCrop as MultiScaleCrop
-    from fastvid.load.clips.augment import RandomCrop as RandomCrop
-    from fastvid.load.clips.augment import RandomResizedCrop as RandomResizedCrop
-    from fastvid.load.clips.resize import Resize as Resize
+    from fastvid.load.after.augment import ColorJitter as ColorJitter
+    from fastvid.load.after.augment import Erasing as Erasing
+    from fastvid.load.after.augment import GaussianBlur as GaussianBlur
+    from fastvid.load.after.augment import Grayscale as Grayscale
+    from fastvid.load.after.augment import RandAugment as RandAugment
+    from fastvid.load.clips.crops import CenterCrop as CenterCrop
+    from fastvid.load.clips.crops import HorizontalFlip as HorizontalFlip
+    from fastvid.load.clips.crops import MultiScaleCrop as MultiScaleCrop
+    from fastvid.load.clips.crops import RandomCrop as RandomCrop
+    from fastvid.load.clips.crops import RandomResizedCrop as RandomResizedCrop
+    from fastvid.load.clips.crops import Resize as Resize
     from fastvid.load.clips.sampling import Dense as Dense
     from fastvid.load.clips.sampling import Segments as Segments
     from fastvid.load.clips.sampling import Uniform as Uniform
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
     from fastvid.load.clips.timed_sampling import Deltas as Deltas
     from fastvid.load.clips.timed_sampling import Window as Window
     from fastvid.train.config.config import Config as Config
+    from fastvid.train.config.config import ModelConfig as ModelConfig
+    from fastvid.train.config.config import OptimConfig as OptimConfig
+    from fastvid.train.config.config import RunConfig as RunConfig
     from fastvid.train.config.data import DataConfig as DataConfig
+    from fastvid.train.config.data import DatasetConfig as DatasetConfig
     from fastvid.train.config.data import ShardConfig as ShardConfig
-    from fastvid.train.config.mixture import DatasetConfig as DatasetConfig
-    from fastvid.train.config.model import ModelConfig as ModelConfig
-    from fastvid.train.config.optim import OptimConfig as OptimConfig
-    from fastvid.train.config.run import RunConfig as RunConfig
     from fastvid.train.loop.strategy import Round as Round
     from fastvid.train.loop.strategy import Strategy as Strategy
-    from fastvid.train.records.observers import Callback as Callback
-    from fastvid.train.records.observers import Logger as Logger
-    from fastvid.train.records.observers import RunInfo as RunInfo
+    from fastvid.train.records.records import Callback as Callback
+    from fastvid.train.records.records import Logger as Logger
+    from fastvid.train.records.records import RunInfo as RunInfo
     from fastvid.train.run.launch import Result as Result
     from fastvid.train.run.launch import fit as fit
     from fastvid.train.tasks.classification import Classification as Classification
@@ -48,87 +48,12 @@ if TYPE_CHECKING:
     from fastvid.train.tasks.task import Phase as Phase
     from fastvid.train.tasks.task import Task as Task
 
-_HOMES = {
-    "AtFps": "fastvid.load.clips.timed_sampling",
-    "Callback": "fastvid.train.records.observers",
-    "CenterCrop": "fastvid.load.clips.augment",
-    "Classification": "fastvid.train.tasks.classification",
-    "ColorJitter": "fastvid.load.after.colour",
-    "Config": "fastvid.train.config.config",
-    "DataConfig": "fastvid.train.config.data",
-    "DatasetConfig": "fastvid.train.config.mixture",
-    "Deltas": "fastvid.load.clips.timed_sampling",
-    "Dense": "fastvid.load.clips.sampling",
-    "Erasing": "fastvid.load.after.erasing",
-    "GaussianBlur": "fastvid.load.after.blur",
-    "Grayscale": "fastvid.load.after.colour",
-    "HorizontalFlip": "fastvid.load.clips.augment",
-    "Logger": "fastvid.train.records.observers",
-    "ModelConfig": "fastvid.train.config.model",
-    "MultiLabel": "fastvid.train.tasks.multi_label",
-    "MultiScaleCrop": "fastvid.load.clips.augment",
-    "OptimConfig": "fastvid.train.config.optim",
-    "Phase": "fastvid.train.tasks.task",
-    "RandAugment": "fastvid.load.after.rand_augment",
-    "RandomCrop": "fastvid.load.clips.augment",
-    "RandomResizedCrop": "fastvid.load.clips.augment",
-    "Regression": "fastvid.train.tasks.regression",
-    "Resize": "fastvid.load.clips.resize",
-    "Result": "fastvid.train.run.launch",
-    "Round": "fastvid.train.loop.strategy",
-    "RunConfig": "fastvid.train.config.run",
-    "RunInfo": "fastvid.train.records.observers",
-    "Segments": "fastvid.load.clips.sampling",
-    "ShardConfig": "fastvid.train.config.data",
-    "Strategy": "fastvid.train.loop.strategy",
-    "Task": "fastvid.train.tasks.task",
-    "Uniform": "fastvid.load.clips.sampling",
-    "Window": "fastvid.load.clips.timed_sampling",
-    "fit": "fastvid.train.run.launch",
-}
-
-__all__ = [
-    "AtFps",
-    "Callback",
-    "CenterCrop",
-    "Classification",
-    "ColorJitter",
-    "Config",
-    "DataConfig",
-    "DatasetConfig",
-    "Deltas",
-    "Dense",
-    "Erasing",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "Logger",
-    "ModelConfig",
-    "MultiLabel",
-    "MultiScaleCrop",
-    "OptimConfig",
-    "Phase",
-    "RandAugment",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Regression",
-    "Resize",
-    "Result",
-    "Round",
-    "RunConfig",
-    "RunInfo",
-    "Segments",
-    "ShardConfig",
-    "Strategy",
-    "Task",
-    "Uniform",
-    "Window",
-    "fit",
-]
+_HOMES = listed_names(__spec__)
+__all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist
     __getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

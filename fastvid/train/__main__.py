@@ -9,9 +9,9 @@ import sys
 from collections.abc import Sequence
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.runtime.command_line import parse
-from fastvid.runtime.log_lines import log_to_stderr
-from fastvid.train.config import recipes
+from fastvid.runtime.names import parse
+from fastvid.runtime.progress import log_to_stderr
+from fastvid.train.config import config as recipes
 from fastvid.train.config.config import Config
 from fastvid.train.run.launch import start
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from fastvid.report.charts import bars, lines
-from fastvid.report.markup import bullets, card, figures, grid, table
-from fastvid.report.page import Section, document
-from fastvid.runtime.units import count, duration, size, things
-from fastvid.tune.advice import Advice
-from fastvid.tune.study import Study
+from fastvid.report.page import Section, bullets, card, document, figures, grid, table
+from fastvid.runtime.values import count, duration, size, things
+from fastvid.tune.study import Advice, Study
 from fastvid.tune.text import HEADS, rows, sentences
 
 

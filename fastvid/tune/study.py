@@ -1,35 +1,103 @@
-"""The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
+"""SSIM and PSNR of an encoded sample against its equally scaled source, by ffmpeg.
+
+The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
 
 Decoding is timed by the same code as in `python -m bench decode` (`fastvid.measure`): planned packets with their
 checksums, decoded to YUV planes in the worker's buffer, like those that a loader copies to a device.
+
+Recommend a profile, with reasons.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
+import re
+import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.decode.access import open as open_dataset
-from fastvid.errors import JobError, UsageError
-from fastvid.measure.clips import CROP, Corpus, parse_sampling
-from fastvid.measure.fastvid_contender import fastvid
-from fastvid.measure.rounds import RoundTimes, measure
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.runtime.cores import available_cores
-from fastvid.runtime.file_names import encode_name
+import ffmpeg
+
+from fastvid.decode.video_dataset import open as open_dataset
+from fastvid.errors import JobError, SourceError, UsageError
+from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
+from fastvid.media.probe import SourceInfo, open_source, probe
+from fastvid.media.timing import Reason
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import size
 from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES, get_profile
+from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, get_profile, input_options, picture_filters
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.sources.tar_sources import gather_sources
-from fastvid.tune.quality import compare, mean
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.tune.measure import CROP, Corpus, RoundTimes, fastvid, measure, parse_sampling
+
+_SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
+_PSNR: Final = re.compile(r"PSNR .*average:(\d+\.\d+|inf)")
+# Equal pictures have infinite PSNR; this finite value replaces it in means.
+_MAX_PSNR: Final = 100.0
+
+
+def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, limits: Limits) -> tuple[float, float]:
+    """Return SSIM (1 is equal) and PSNR in dB over all planes and frames.
+
+    The sample must cover the whole source.
+    """
+    with open_source(path) as source, tempfile.TemporaryFile(prefix="fastvid-") as file:
+        info = probe(source, limits)
+        file.write(encoded)
+        file.flush()
+        url = f"file:/dev/fd/{file.fileno()}"
+        seconds = 2 * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
+        try:
+            done = subprocess.run(
+                build_comparison(build, profile, info, source.url, url, limits),
+                pass_fds=(source.descriptor, file.fileno()),
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=seconds,
+                env=environment(),
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise SourceError(f"ffmpeg's comparison took longer than {seconds:.0f} s", reason=Reason.TIMEOUT) from error
+    log = done.stderr.decode("utf-8", "replace")
+    ssim, psnr = _SSIM.search(log), _PSNR.search(log)
+    if done.returncode or ssim is None or psnr is None:
+        raise SourceError(f"ffmpeg's comparison failed: {log.strip()[-200:]}", reason=Reason.ENCODE_FAILED, file=path)
+    return float(ssim[1]), min(_MAX_PSNR, float(psnr[1])) if psnr[1] != "inf" else _MAX_PSNR
+
+
+def build_comparison(
+    build: FfmpegBuild, profile: Profile, info: SourceInfo, source_url: str, encoded_url: str, limits: Limits
+) -> list[str]:
+    """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
+    source = ffmpeg.input(source_url, **input_options(info, limits))
+    # Compare in limited range: all profiles but those of full-range codecs write it, and those are converted below.
+    reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
+    encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]
+    if profile.full_range:
+        encoded = encoded.filter("scale", flags=SWS_FLAGS, in_range="full", out_range="limited").filter(
+            "format", "yuv420p"
+        )
+    # Pair frames by number, not by timestamp.
+    pairs = [stream.filter("settb", "1/1000").filter("setpts", "N").split() for stream in (encoded, reference)]
+    scores = [ffmpeg.filter([pairs[0][n], pairs[1][n]], name) for n, name in enumerate(("ssim", "psnr"))]
+    command: list[str] = ffmpeg.merge_outputs(*(ffmpeg.output(score, "-", f="null") for score in scores)).get_args()
+    return [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "info", *command]
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean of the values, NaN if there are none."""
+    return sum(values) / len(values) if values else math.nan
+
 
 _LOG = logging.getLogger(__name__)
 
@@ -79,7 +147,7 @@ class Study:
         found: Number of videos found.
         seconds: Total length of the sampled videos.
         source_bytes: Total size of their sources.
-        sampling: Frames of a clip, see `fastvid.measure.clips.parse_sampling`.
+        sampling: Frames of a clip, see `fastvid.tune.measure.parse_sampling`.
         workers: Number of decoding threads.
         seed: Seed of the sample and of the clips.
         measured: One result per profile, in the requested order.
@@ -134,7 +202,7 @@ def study(
         profiles: Names of profiles, or `Profile` objects.
         videos: Maximum number of videos in the sample.
         seed: Seed of the sampled videos and of the clips.
-        sampling: Frames of a clip, see `fastvid.measure.clips.parse_sampling`.
+        sampling: Frames of a clip, see `fastvid.tune.measure.parse_sampling`.
         rounds: How often each profile's clips are decoded.
         repeats: Clips per video.
         workers: Number of encoding processes and of decoding threads; by default one per core.
@@ -269,3 +337,72 @@ def _result(
         rejected=one.rejected,
         estimate=make_estimate(sizes, [one.seconds[source.id] for source in common], spent, videos, workers),
     )
+
+
+# An SSIM loss that is visible side by side; speed does not make up for it.
+_MAX_SSIM_LOSS: Final = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A recommendation.
+
+    Attributes:
+        profile: The recommended profile.
+        reasons: The reasons, one sentence each.
+    """
+
+    profile: str
+    reasons: tuple[str, ...]
+
+
+def recommend(study: Study, need: float | None = None) -> Advice:
+    """Choose a profile.
+
+    With a need, this is the smallest profile that is fast enough; without one, the profile with the lowest product of
+    bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
+    the best are excluded.
+
+    Args:
+        study: The measurements.
+        need: Clips per second that the workers must decode.
+
+    Raises:
+        UsageError: If nothing was measured.
+    """
+    if not study.measured:
+        raise UsageError("no profile was measured", hint="; ".join(study.refused.values()) or None)
+    best = max((one.ssim for one in study.measured if one.ssim is not None), default=1.0)
+    good = [one for one in study.measured if one.ssim is None or one.ssim >= best - _MAX_SSIM_LOSS]
+    reasons = []
+    if need is not None:
+        enough = [one for one in good if one.clips_per_second >= need]
+        chosen = min(enough, key=lambda one: one.bytes) if enough else max(good, key=lambda one: one.clips_per_second)
+        reasons.append(
+            f"{chosen.profile} is the smallest profile that decodes {need:g} clips per second here"
+            if enough
+            else f"no profile decodes {need:g} clips per second here; {chosen.profile} is the fastest"
+        )
+    else:
+        chosen = min(good, key=_cost)
+        reasons.append(
+            f"{chosen.profile} has the lowest product of size and decode time: each faster profile is larger by a"
+            " greater factor than it is faster, each smaller one is slower by a greater factor than it is smaller"
+        )
+    reasons += [_compare(chosen, other, study) for other in study.measured if other is not chosen]
+    return Advice(chosen.profile, tuple(reasons))
+
+
+def _cost(one: ProfileResult) -> float:
+    return one.bytes * one.cpu_ms
+
+
+def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:
+    speed, weight = chosen.cpu_ms / other.cpu_ms, other.bytes / chosen.bytes
+    words = f"{other.profile}: {speed:.2f} times the clips per second, {weight:.2f} times the bytes"
+    words += f" ({size(3600 * other.bytes / study.seconds)} per hour)"
+    if other.ssim is not None and chosen.ssim is not None:
+        words += f", SSIM {other.ssim - chosen.ssim:+.3f}"
+    elif other.ssim is None:
+        words += ", lossless: sizes, frame rates and colours are unchanged"
+    return words

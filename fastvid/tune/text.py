@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastvid.runtime.units import count, duration, size, things
-from fastvid.tune.advice import Advice
-from fastvid.tune.study import Study
+from fastvid.runtime.values import count, duration, size, things
+from fastvid.tune.study import Advice, Study
 
 HEADS: Final = (
     "profile",

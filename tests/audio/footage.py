@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fastvid.audio.window import AudioClip
-from fastvid.decode.access import VideoDataset
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.sound import AudioClip
+from fastvid.decode.video_dataset import VideoDataset
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests.makers import arguments, ffmpeg, paint

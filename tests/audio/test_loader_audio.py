@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastvid
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import ChecksumError, StateError, UsageError
 from tests.audio.footage import FPS
 from tests.load.loaders import clip_loader

@@ -9,15 +9,14 @@ import av
 import numpy as np
 import pytest
 
-from fastvid.audio.window import AudioClip
 from fastvid.cli.main import main
-from fastvid.decode.access import Video
-from fastvid.decode.access import open as open_dataset
+from fastvid.decode.sound import AudioClip
+from fastvid.decode.video import Video
+from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import ChecksumError, DecodeError, FormatError, UsageError
 from fastvid.format.schema import AUDIO_BLOCK, PKT_HEADER_DTYPE, STREAM_DTYPE
-from fastvid.format.shard import Shard
-from fastvid.format.stream_reader import BlockReader
-from fastvid.format.write_shard import index_shard
+from fastvid.format.shard import Shard, index_shard
+from fastvid.format.tar import BlockReader
 from fastvid.sharding.job.index import rebuild
 from tests.audio.footage import (
     CLICKS,

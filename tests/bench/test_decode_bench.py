@@ -18,9 +18,17 @@ from bench.common.harness import machine_facts
 from bench.decode import charts, contest, practice
 from bench.decode.decoders import DALI_KNOBS, KNOBS, library_of, rival
 from bench.decode.goals import best_rival
-from fastvid.measure.clips import Corpus, parse_sampling, sample_frames
-from fastvid.measure.fastvid_contender import FastvidRunner, fastvid
-from fastvid.measure.rounds import Contender, RoundTimes, measure, ratio
+from fastvid.tune.measure import (
+    Contender,
+    Corpus,
+    FastvidRunner,
+    RoundTimes,
+    fastvid,
+    measure,
+    parse_sampling,
+    ratio,
+    sample_frames,
+)
 from tests.bench.recording_job import RecordingJob
 from tests.datasets import pack
 
@@ -146,6 +154,7 @@ def test_dali_delivers_the_same_pictures_from_a_plan_and_from_whole_videos(vp9, 
             assert contest.check(rival(name, vp9, settings | {knob: value}, 1, False), vp9) is None
 
 
+@pytest.mark.soak
 def test_dali_on_planned_packets_is_compared_with_whole_videos(vp9, tmp_path, monkeypatch):
     pytest.importorskip("nvidia.dali")
     # Use the existing dataset instead of sharding.

@@ -15,9 +15,9 @@ from bench.strategies import motion_kills
 from bench.strategies.motion_sync import lineage_of, repeated
 from fastvid.errors import WorkerError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.parts.replica import Lineage
 from tests import datasets
 from tests.load.loaders import clip_loader
 

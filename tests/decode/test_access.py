@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fastvid
-from fastvid.decode.access import decode_frames
-from fastvid.decode.access.indices import frames_at, shown_at
 from fastvid.decode.clips import read_clip, reader_of
+from fastvid.decode.pictures import frames_at, shown_at
 from fastvid.decode.request import ClipRequest
+from fastvid.decode.video import decode_frames
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
 from fastvid.storage import LocalStorage
 from fastvid.storage.objects import ObjectStorage

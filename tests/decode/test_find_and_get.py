@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.decode.access.find import find_samples
+from fastvid.decode.video_dataset import find_samples
 from fastvid.errors import SampleNotFoundError
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.storage.objects import ObjectStorage

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from fastvid.decode.annexb import elementary_stream
 from fastvid.decode.backends import backend
+from fastvid.decode.containers import elementary_stream
 from fastvid.decode.request import Box, DevicePlanes, Rgb
 from fastvid.errors import DecodeError, FormatError, UsageError
 from fastvid.format.schema import Codec

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode.access import pictures
-from fastvid.decode.access.pictures import contact_sheet, encode_picture
+from fastvid.decode import pictures
+from fastvid.decode.pictures import contact_sheet, encode_picture
 from fastvid.errors import ChecksumError, UsageError
 from fastvid.format.shard import Shard
 from tests.browser import Browser, needs_chromium

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from fastvid.demo import motion, report
+from fastvid.demo import motion, run
 
 VIDEOS = motion.plan_videos({"train": 2, "test": 1}, seed=3)
 
@@ -57,7 +57,7 @@ def test_annotations_name_every_video(tmp_path):
 
 def test_the_page_is_self_contained_and_escapes_names():
     frames = np.zeros((8, 4, 4, 3), np.uint8)
-    strip = report.Strip(frames, "<left>", {"TSM": "<left>", "control": "right & up"})
+    strip = run.Strip(frames, "<left>", {"TSM": "<left>", "control": "right & up"})
     summary = {
         "tsm_top1": 99.0,
         "control_top1": 12.5,
@@ -68,7 +68,7 @@ def test_the_page_is_self_contained_and_escapes_names():
         "seconds": 200.0,
         "processes": 2,
     }
-    text = report.page(
+    text = run.page(
         summary,
         curves={"TSM": [(1, 20.0), (2, 90.0)], "control": [(1, 12.0), (2, 13.0)]},
         losses={"TSM": [(1, 2.0), (2, 0.5)]},

@@ -229,7 +229,7 @@ def test_mounted_volume_claims_exist():
 
 
 def test_launch_files_train_existing_recipes():
-    recipes = pytest.importorskip("fastvid.train.config.recipes").names()
+    recipes = pytest.importorskip("fastvid.train.config.config").names()
     compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
     command = compose["services"]["node0"]["command"]
     started = [command[command.index("fastvid.train") + 1].removeprefix("${RECIPE:-").removesuffix("}")]

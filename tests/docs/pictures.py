@@ -46,8 +46,7 @@ ROOMS = (
         Box("models", "clips to logits; imports errors and runtime alone"),
     )),
     ("choosing a profile", (
-        Box("tune", "every profile on a sample of your videos"),
-        Box("measure", "times decoders on the clips of a dataset"),
+        Box("tune", "every profile, timed on a sample of your videos"),
     )),
     ("loading", (
         Box("load", "order, frames and crops, workers, batches, transforms"),
@@ -57,8 +56,7 @@ ROOMS = (
         Box("media", "what a foreign file is: probe, timing, limits"),
     )),
     ("from packets to frames", (
-        Box("decode", "requests, back-ends, pixels, one video as an object"),
-        Box("audio", "the sound of a window"),
+        Box("decode", "requests, back-ends, pixels, sound, one video as an object"),
     )),
     ("on disk", (
         Box("format", "packet tables, plans, bitstreams, tars, datasets"),

@@ -29,10 +29,10 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         """,
         "Make and change": """
             fastvid.shard fastvid.sharding.job.job.JobReport fastvid.sharding.job.index.index_tars
-            fastvid.sharding.in_place.run.index_videos fastvid.sharding.lerobot.jobs.index_lerobot
+            fastvid.sharding.in_place.index_videos fastvid.sharding.lerobot.jobs.index_lerobot
             fastvid.sharding.job.estimate.estimate_job fastvid.sharding.job.job.transcode_dataset
-            fastvid.sharding.sets.split.split_samples fastvid.sharding.sets.subset.Selection
-            fastvid.sharding.sets.subset.make_subset fastvid.sharding.sets.merge.merge_datasets
+            fastvid.sharding.sets.split.split_samples fastvid.sharding.sets.split.Selection
+            fastvid.sharding.sets.split.make_subset fastvid.sharding.sets.merge.merge_datasets
             fastvid.sharding.change.takedown.take_down fastvid.sharding.job.status.FolderStatus
             fastvid.sharding.verify.verify.verify_dataset
         """,
@@ -55,7 +55,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         "Frames by number": "fastvid.Segments fastvid.Dense fastvid.Uniform",
         "Frames by time": "fastvid.AtFps fastvid.Window fastvid.Deltas",
         "What a sampler gets": """
-            fastvid.load.clips.sampling.Sampler fastvid.VideoInfo fastvid.Draws fastvid.load.order.random_draws.Purpose
+            fastvid.load.clips.sampling.Sampler fastvid.VideoInfo fastvid.Draws fastvid.load.order.draws.Purpose
         """,
         "Crops and views": """
             fastvid.RandomResizedCrop fastvid.RandomCrop fastvid.CenterCrop fastvid.MultiScaleCrop
@@ -66,11 +66,11 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
             fastvid.load.after.transform.ClipTransform fastvid.load.after.transform.TransformDraws
             fastvid.load.after.transform.column
         """,
-        "Sound and text": "fastvid.Audio fastvid.audio.window.AudioClip fastvid.Text fastvid.MultiHot",
+        "Sound and text": "fastvid.Audio fastvid.decode.sound.AudioClip fastvid.Text fastvid.MultiHot",
     }),
     "training": ("Training", {
         "Run": """
-            fastvid.train.fit fastvid.train.Result fastvid.train.run.predict.predict fastvid.train.config.recipes.load
+            fastvid.train.fit fastvid.train.Result fastvid.train.run.scoring.predict fastvid.train.config.config.load
         """,
         "Configure": """
             fastvid.train.Config fastvid.train.DataConfig fastvid.train.DatasetConfig fastvid.train.ModelConfig
@@ -82,12 +82,12 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         """,
         "Watch": "fastvid.train.Callback fastvid.train.Logger fastvid.train.RunInfo",
         "Strategies": """
-            fastvid.train.Strategy fastvid.train.Round fastvid.train.strategies.shared.store.shared_store
-            fastvid.train.strategies.shared.listener.Listener fastvid.train.strategies.shared.listener.open_link
+            fastvid.train.Strategy fastvid.train.Round fastvid.train.strategies.shared.link.shared_store
+            fastvid.train.strategies.shared.link.Listener fastvid.train.strategies.shared.link.open_link
             fastvid.train.strategies.shared.link.Link
         """,
         "Built-in strategies": """
-            fastvid.train.strategies.ddp.strategy.Ddp fastvid.train.strategies.kavg.strategy.Kavg
+            fastvid.train.strategies.ddp.Ddp fastvid.train.strategies.kavg.strategy.Kavg
             fastvid.train.strategies.asgd.strategy.Asgd fastvid.train.strategies.relay.options.SweepOptions
         """,
         "Models and weights": """

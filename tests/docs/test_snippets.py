@@ -3,6 +3,8 @@
 The ``bash`` and ``python`` blocks of a page run in order, in one folder. ``console`` blocks need a cluster or large
 data sets: their fastvid commands are parsed, and on the pages of `DATA_SETS` they run as well, on a few videos in the
 form of the data set. There only the folders ``/data`` and ``/shards`` are moved, and what trains is a dry run.
+
+Whole pages take minutes: `make soak` runs all, every change only the README's example and `QUICK`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import pytest
 
 from bench.__main__ import BENCHES
 from fastvid.cli.main import COMMANDS
-from fastvid.train.config import recipes
+from fastvid.train.config import config as recipes
 from tests.datasets import make_clip
 from tests.sharding.shardtools import make
 
@@ -130,9 +132,11 @@ from fastvid.models.zoo import build
 torch.save(build("tsm-r50", 400, 8).state_dict(), "kinetics.pth")
 """
 DATA_SETS = {"cluster": (write_ucf101, write_kinetics)}
+QUICK = ("index",)
 RUNNABLE = [page for page in PAGES if page.stem not in DATA_SETS and {k for k, _ in blocks(page)} & {"bash", "python"}]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("page", sorted(DATA_SETS))
 def test_all_commands_of_a_data_set_run(page, tmp_path):
     folder = work_folder(tmp_path, None)
@@ -158,7 +162,10 @@ def test_all_commands_of_a_data_set_run(page, tmp_path):
     run(code, folder)
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, id=page.stem, marks=() if page.stem in QUICK else pytest.mark.soak) for page in RUNNABLE],
+)
 def test_all_blocks_of_a_page_run(page, mine, tmp_path):
     folder = shutil.copytree(mine, tmp_path / "work", symlinks=True)
     if page.stem == "data":

@@ -10,7 +10,7 @@ import pytest
 
 from fastvid.cli.main import main as fastvid_command
 from fastvid.train import fit
-from fastvid.train.records import metrics
+from fastvid.train.records import records as metrics
 from tests.datasets import REPOSITORY, make_clip, pack
 from tests.examples import kit
 from tests.train.tasks.own import FILTERS, LABELS

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from fastvid.errors import FastvidError, FormatError
-from fastvid.format.codecs.bitstream import nal_length_size, nal_units, packet_flags
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.ffmpeg import find_ffmpeg

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError, VersionError
-from fastvid.format.annotations.build_table import annotation_table
+from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import (
     Dataset,
     Generation,
@@ -28,9 +28,8 @@ from fastvid.format.dataset import (
     read_generation,
 )
 from fastvid.format.schema import KEY_PATTERN, PKT_HEADER_DTYPE, StreamFlag, check_key
-from fastvid.format.shard import Shard
+from fastvid.format.shard import Shard, index_shard, sample_members, write_shard
 from fastvid.format.tar import read_members, wds2idx, write_tar
-from fastvid.format.write_shard import index_shard, sample_members, write_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.storage import LocalStorage
 from tests.datasets import edit_record

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.errors import UsageError
-from fastvid.format.filters import matching_rows
+from fastvid.format.selection import matching_rows
 from tests.datasets import make_clip, pack
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "select.md"

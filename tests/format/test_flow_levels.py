@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fastvid.format.flow import STEPS, ZERO, to_levels, to_pixels
+from fastvid.format.planes import STEPS, ZERO, to_levels, to_pixels
 
 SHAPES = st.tuples(st.integers(1, 6), st.integers(1, 6), st.just(2))
 FLOWS = hnp.arrays(np.float32, SHAPES, elements=st.floats(-60, 60, width=32))

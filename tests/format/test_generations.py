@@ -9,20 +9,22 @@ import pyarrow as pa
 import pytest
 
 from fastvid.errors import ConflictError, FormatError, StorageError, VersionError
-from fastvid.format.annotations.build_table import annotation_table
-from fastvid.format.commit_record import Head, read_head, swap_head
+from fastvid.format.annotations import annotation_table
 from fastvid.format.generations import (
     Generation,
+    Head,
     ShardRecord,
     check_annotations,
     commit_generation,
     history,
     read_annotations,
     read_generation,
+    read_head,
+    swap_head,
     upgrade_records,
 )
 from fastvid.format.schema import DATASET_JSON
-from fastvid.runtime.hashing import sha256
+from fastvid.runtime.values import sha256
 from fastvid.storage import LocalStorage
 from tests.datasets import edit_record
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastvid.format.codecs.bitstream import packet_flags
-from fastvid.format.codecs.heads import HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
+from fastvid.format.bitstream import packet_flags
+from fastvid.format.headers import HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.schema import PacketFlag
 from tests import makers
 

@@ -11,9 +11,9 @@ import av
 import numpy as np
 import pytest
 
-from fastvid.decode.mp4 import minimal_mp4
+from fastvid.decode.containers import minimal_mp4
 from fastvid.errors import FormatError
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range
 from tests.makers import ffmpeg, framemd5, read_numbers
 

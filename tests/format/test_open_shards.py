@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from fastvid.format.dataset import Dataset
-from fastvid.format.open_shards import OpenShards
-from fastvid.format.shard import Shard
+from fastvid.format.shard import OpenShards, Shard
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from fastvid.errors import FormatError
-from fastvid.format.parquet import from_parquet, to_parquet
+from fastvid.format.schema import from_parquet, to_parquet
 
 TABLE = pa.table({"key": [f"k{n}" for n in range(1000)], "label": list(range(1000))})
 
@@ -36,7 +36,7 @@ def test_read_starts_no_thread_that_outlives_the_interpreter() -> None:
     code = """
 import os, sys
 import pyarrow as pa, pyarrow.compute
-from fastvid.format.parquet import from_parquet, to_parquet
+from fastvid.format.schema import from_parquet, to_parquet
 data = to_parquet(pa.table({"a": list(range(100000)), "b": list(range(100000))}), row_group=1000)
 before = len(os.listdir("/proc/self/task"))
 from_parquet(data, file="a.parquet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fastvid.errors import FormatError
-from fastvid.format.codecs.picture_size import declared_size
+from fastvid.format.headers import declared_size
 from fastvid.format.schema import Codec
 
 

@@ -167,7 +167,7 @@ def test_a_tar_of_another_size_is_an_error_on_opening(store):
 
 
 def test_a_sample_with_deeply_nested_json_is_a_format_error(store):
-    from fastvid.format.write_shard import write_shard
+    from fastvid.format.shard import write_shard
 
     with pytest.raises(FormatError, match=r"cannot parse the sample's JSON.*key=bad"):
         write_shard(store, "data-000009", [("bad", {"json": b"[" * 200_000, "mp4": b""})])

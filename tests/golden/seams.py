@@ -19,13 +19,13 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
-from fastvid.format.write_shard import sample_members, write_shard
-from fastvid.load.clips.augment import Spatial
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.load.clips.crops import Spatial
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import IntArray
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.train.records.metrics import curve, read
-from fastvid.train.run.eval_protocols import views as trainers
+from fastvid.train.records.records import curve, read
+from fastvid.train.run.assemble import views as trainers
 from tests import datasets
 from tests.load.tools import video
 

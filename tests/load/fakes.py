@@ -22,7 +22,7 @@ from fastvid.decode.request import Planes, Rgb
 from fastvid.errors import MissingDependency, StorageError, UsageError
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import FACT_FIELDS, Codec, PacketFlag
-from fastvid.format.stream_reader import StreamReader
+from fastvid.format.tar import StreamReader
 
 SHARD_SAMPLES = 16
 HEIGHT, WIDTH = 32, 48

@@ -27,15 +27,14 @@ import torch
 from bench.common.ports import reserved_port
 from bench.elastic.paced_model import net
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.optim import Schedule, sgd
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import join
+from fastvid.train.ranks import join
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.run.assemble import Labelled
 from fastvid.train.run.launch import read_state

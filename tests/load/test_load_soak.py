@@ -11,7 +11,7 @@ import torch
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import HorizontalFlip, RandomResizedCrop
+from fastvid.load.clips.crops import HorizontalFlip, RandomResizedCrop
 from fastvid.load.clips.sampling import Segments
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader

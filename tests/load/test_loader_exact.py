@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import epoch_of, make, rows, until

@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 import fastvid
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop
-from fastvid.load.clips.clip_sizes import clip_sizes
-from fastvid.load.clips.resize import Native, Resize
-from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.clip import ClipRules, clip_sizes
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Native, RandomCrop, RandomResizedCrop, Resize
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.clips.views import Views

@@ -127,7 +127,7 @@ def test_continuing_an_iteration_in_a_forked_child_is_an_error():
 
 SCRIPT = """
 import signal, sys, threading, time
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.loader import ClipLoader
 from fastvid.load.clips.sampling import Segments
 from tests.load.fakes import FakeDataset, RgbDecoder, fake

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fastvid.errors import ChecksumError
-from fastvid.load.workers.pending import PendingBatch
+from fastvid.load.workers.engine import PendingBatch
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import fastvid_threads, make, rows, until

@@ -161,11 +161,11 @@ def test_without_the_hash_of_the_annotations_damage_delivers_wrong_labels(tamper
     name = "annotations-000001.parquet"
 
     def without_hash(storage, generation):
-        from fastvid.format.parquet import from_parquet
+        from fastvid.format.schema import from_parquet
 
         return from_parquet(storage.read(name), file=name)
 
-    monkeypatch.setattr("fastvid.format.annotations.annotations.read_annotations", without_hash)
+    monkeypatch.setattr("fastvid.format.annotations.read_annotations", without_hash)
     assert tamperer.run(0, "thread", mutators=[take_another_file], file=name)[1] == "wrong"
 
 

@@ -22,7 +22,13 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "longer streams take the slower path to the same plan",
         ),
     ),
-    "fastvid/load/order/batches.py": (
+    "fastvid/load/order/epoch.py": (
+        ("counts = counts[counts > 0]", "counts = counts[counts != 0]", "counts are not negative"),
+        (
+            "_SMALL_SET: Final = 2**32",
+            "_SMALL_SET: Final = 2** 31",
+            "it decides the memory of an index, not its values",
+        ),
         (
             "@dataclass(frozen=True, slots=True, eq=False)",
             "@dataclass(frozen=True, slots=True, eq=True)",
@@ -30,19 +36,11 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
         ),
         ("@dataclass(frozen=True, slots=True)", "@dataclass(frozen=False, slots=True)", _FROZEN),
     ),
-    "fastvid/load/order/permutation.py": (
+    "fastvid/load/order/draws.py": (
         (
             "self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
             "self._half = max( 0, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1",
             "it differs for one sample only, and sets that small are sorted",
-        ),
-    ),
-    "fastvid/load/order/epoch.py": (
-        ("counts = counts[counts > 0]", "counts = counts[counts != 0]", "counts are not negative"),
-        (
-            "_SMALL_SET: Final = 2**32",
-            "_SMALL_SET: Final = 2** 31",
-            "it decides the memory of an index, not its values",
         ),
     ),
     "fastvid/decode/clips.py": (
@@ -79,7 +77,7 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "Python has one object for each small integer",
         ),
     ),
-    "fastvid/runtime/hashing.py": (
+    "fastvid/runtime/values.py": (
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 2 << 24", _PIECES),
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 + 24", _PIECES),
         ("_BLOCK: Final = 1 << 24", "_BLOCK: Final = 1 ^ 24", _PIECES),

@@ -6,23 +6,22 @@ from typing import Final
 
 SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "fastvid/format/packets.py": ("tests/format/test_packets.py",),
-    "fastvid/load/order/batches.py": ("tests/load/order/test_batches.py",),
-    "fastvid/load/order/permutation.py": ("tests/load/order/test_permutation.py",),
+    "fastvid/load/order/draws.py": ("tests/load/order/test_permutation.py", "tests/load/order/test_shares.py"),
     "fastvid/load/order/epoch.py": (
+        "tests/load/order/test_batches.py",
         "tests/load/order/test_shares.py",
         "tests/load/order/test_epoch.py",
         "-k",
         "not checkpoint and not quality",
     ),
-    "fastvid/load/order/shares.py": ("tests/load/order/test_shares.py",),
     "fastvid/load/clips/views.py": ("tests/load/clips/test_views.py",),
-    "fastvid/load/workers/fetch.py": ("tests/load/workers/test_fetch.py",),
+    "fastvid/load/workers/clip_worker.py": ("tests/load/workers/test_fetch.py",),
     "fastvid/decode/clips.py": ("tests/decode/test_packet_reads.py", "tests/load/workers/test_fetch.py"),
-    "fastvid/runtime/hashing.py": ("tests/runtime/test_hashing.py",),
+    "fastvid/runtime/values.py": ("tests/runtime/test_hashing.py",),
     "fastvid/format/generations.py": ("tests/format/test_generations.py",),
     "fastvid/sharding/job/ledger.py": ("tests/sharding/job/test_ledger.py",),
     "fastvid/train/records/checkpoint.py": ("tests/train/records/test_checkpoint.py", "-k", "not kill and not store"),
-    "fastvid/train/strategies/shared/averager.py": ("tests/train/strategies/shared/test_averager.py",),
+    "fastvid/train/strategies/shared/average.py": ("tests/train/strategies/shared/test_averager.py",),
 }
 """Arguments of pytest for each module: its own tests, because a mistake should be noticed where it is made. Those that
 kill processes, start servers or open many loaders are left out: they take longer than all others."""

@@ -7,8 +7,7 @@ import re
 import numpy as np
 
 from fastvid.report.charts import bars, histogram, lines
-from fastvid.report.markup import bullets, card, definitions, figures, grid, table
-from fastvid.report.page import Section, document
+from fastvid.report.page import Section, bullets, card, definitions, document, figures, grid, table
 from tests.browser import Browser, needs_chromium
 
 LONG = "fastvid_planes_of_a_profile_with_a_long_name_from_memory" * 2

@@ -15,13 +15,15 @@ import numpy as np
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.report import evaluation, predictions
+from fastvid.report import results
 from fastvid.report.charts import bars, lines
-from fastvid.report.markup import (
+from fastvid.report.page import (
     Markup,
+    Section,
     bullets,
     card,
     definitions,
+    document,
     figures,
     film_strip,
     picture,
@@ -30,7 +32,6 @@ from fastvid.report.markup import (
     table,
     text,
 )
-from fastvid.report.page import Section, document
 
 HOSTILE = "<script>alert('\"')</script>&"
 QUOTES = "\"onmouseover='alert()' x=\""
@@ -262,10 +263,10 @@ class Evaluated:
 
 
 def test_confusion_matrix_is_a_table_for_few_classes_and_a_picture_for_many():
-    tags = Tags(evaluation.page(Evaluated([[3, 1], [0, 4]])))
+    tags = Tags(results.page(Evaluated([[3, 1], [0, 4]])))
     assert [said for _, said in tags.find("td")][:6] == ["<class 0>", "3", "1", "<class 1>", "", "4"]
     assert tags.find("td")[1][0]["data-tip"] == "<class 0> taken for <class 0>: 3, 75 %"
-    many = Tags(evaluation.page(Evaluated(2 * np.eye(40, dtype=int) + 2 * np.eye(40, k=1, dtype=int))))
+    many = Tags(results.page(Evaluated(2 * np.eye(40, dtype=int) + 2 * np.eye(40, k=1, dtype=int))))
     ((attrs, _),) = many.find("img")
     with av.open(io.BytesIO(base64.b64decode(attrs["src"].partition(",")[2]))) as container:
         alpha = next(container.decode(video=0)).to_ndarray(format="rgba")[..., 3]
@@ -278,17 +279,17 @@ def test_predictions_show_frames_and_shares(tmp_path):
     one = types.SimpleNamespace(
         video=HOSTILE, top=[("jump", 0.905), (QUOTES, 0.05)], frames=[0, 9], pictures=seen, probabilities=True
     )
-    predictions.write(tmp_path / "seen.html", [one, one])
+    results.write(tmp_path / "seen.html", [one, one])
     tags = Tags((tmp_path / "seen.html").read_text())
     assert [said for _, said in tags.find("h3")] == [HOSTILE] * 2
     assert [said for _, said in tags.find("span", "value")] == ["90.5 %", "5.0 %"] * 2
-    predictions.write(tmp_path / "seen.png", [one, one])
+    results.write(tmp_path / "seen.png", [one, one])
     with av.open(str(tmp_path / "seen.png")) as container:
         frame = next(container.decode(video=0)).to_ndarray(format="rgb24")
     assert frame.shape == (4 + 3 + 4, 4 + 3 + 4, 3)
     assert (frame[7:, 7:] == seen[1]).all()
     with pytest.raises(UsageError, match="cannot be written"):
-        predictions.write(tmp_path / "nowhere" / "seen.png", [one])
+        results.write(tmp_path / "nowhere" / "seen.png", [one])
 
 
 @pytest.mark.parametrize("name", [r"a$\x$b", "$$", "$\\frac{", HOSTILE, QUOTES])
@@ -305,7 +306,7 @@ def test_an_evaluation_shows_class_names_as_they_are(name: str) -> None:
             {"class": "other", "videos": 1, "top1_percent": 0.0, "taken_for": name, "taken_for_videos": 1},
         )
 
-    tags = Tags(evaluation.page(Report()))
+    tags = Tags(results.page(Report()))
     shown = "".join(text for _, text in tags.find("body"))
     assert name in shown
     assert all("alert" not in text for _, text in tags.find("script"))

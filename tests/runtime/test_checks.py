@@ -7,7 +7,7 @@ import math
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.runtime.checks import check_choice, check_least, check_seconds
+from fastvid.runtime.values import check_choice, check_least, check_seconds
 
 
 def refusal(check, *arguments, **values):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from fastvid.runtime.children import how_it_ended
+from fastvid.runtime.processes import how_it_ended
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,12 @@ from contextlib import closing
 import psutil
 import pytest
 
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.runtime.cores import available_cores
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.datasets import make_clip, pack
 
 CHECKER = "fastvid.sharding.verify.check_processes"
@@ -24,7 +23,7 @@ def machine(monkeypatch, tmp_path):
     """A machine with 64 cores; returns a function that sets its container's CPU quota in cores."""
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
-    monkeypatch.setattr("fastvid.runtime.cores._CGROUPS", tmp_path)
+    monkeypatch.setattr("fastvid.runtime.processes._CGROUPS", tmp_path)
     return lambda quota: (tmp_path / "cpu.max").write_text(f"{round(quota * 100_000) if quota else 'max'} 100000\n")
 
 

@@ -6,8 +6,8 @@ import subprocess
 
 import numpy as np
 
-from fastvid.runtime import hashing
-from fastvid.runtime.hashing import sha256, sha256_of_file, sha256_of_pieces
+from fastvid.runtime import values
+from fastvid.runtime.values import sha256, sha256_of_file, sha256_of_pieces
 
 
 def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
@@ -18,7 +18,7 @@ def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
     with path.open("rb") as file:
         assert sha256_of_file(file.fileno()) == wanted
     for name in ("_BLOCK", "_READ"):
-        monkeypatch.setattr(hashing, name, 1 << 10)  # many blocks, the last one not full
+        monkeypatch.setattr(values, name, 1 << 10)  # many blocks, the last one not full
     assert sha256(memoryview(data)) == wanted
     with path.open("rb") as file:
         file.seek(5)

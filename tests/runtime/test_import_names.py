@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.runtime.import_names import accepted, check_keywords, import_name
+from fastvid.runtime.names import accepted, check_keywords, import_name
 
 CODE = """
 class Net:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from fastvid.runtime.liveness import is_dead, namespace
+from fastvid.runtime.processes import is_dead, namespace
 from fastvid.sharding.job import lock
 from fastvid.storage import LocalStorage, local
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from fastvid.errors import FormatError, visible
-from fastvid.runtime.log_lines import LineFormatter
+from fastvid.runtime.progress import LineFormatter
 
 NAME = "a\x1b[2J\n08:00:00 I fake line\u202e\x9b.mp4"
 

@@ -9,7 +9,7 @@ pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed:
 
 import fastvid
 from fastvid.errors import StorageError, UnavailableError, UsageError
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.in_place import index_videos
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
 from tests.storage.hub_server import HubServer
@@ -96,7 +96,7 @@ def test_the_hub_says_how_long_to_wait(hub, local, headers, monkeypatch):
     storage = open_storage(FOLDER, options=PATIENT)
     storage.version("data-000000.tar")
     waits = []
-    monkeypatch.setattr("fastvid.storage.attempts.pause", lambda seconds: waits.append(seconds) or True)
+    monkeypatch.setattr("fastvid.storage.requests.pause", lambda seconds: waits.append(seconds) or True)
     hub.refusals.append((429, headers))
     assert storage.read("data-000000.tar") == local.read("data-000000.tar")
     assert max(waits) >= 1.9

@@ -8,7 +8,7 @@ from collections import deque
 
 import pytest
 
-from fastvid.storage.rate import LEAST, PAUSE, Rate
+from fastvid.storage.requests import LEAST, PAUSE, Rate
 
 
 class Clock:

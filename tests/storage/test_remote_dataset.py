@@ -11,11 +11,10 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import ChecksumError, ConflictError, StorageError
-from fastvid.format.commit_record import read_head
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import commit_generation, read_annotations, read_generation
-from fastvid.format.write_shard import sample_members, write_shard
-from fastvid.load.workers.fetch import fetch
+from fastvid.format.generations import commit_generation, read_annotations, read_generation, read_head
+from fastvid.format.shard import sample_members, write_shard
+from fastvid.load.workers.clip_worker import fetch
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
 from tests.storage.faulty import FaultyServer

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastvid.storage.unit_cache import UNIT, UnitCache
+from fastvid.storage.cache import UNIT, UnitCache
 
 
 class Video:

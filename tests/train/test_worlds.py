@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from tests.train import toy
 

@@ -19,25 +19,24 @@ from torch import nn
 
 from bench.common.ports import reserved_port
 from fastvid.errors import FastvidError
-from fastvid.load.batch.annotations import IGNORED_LABEL
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.batch.labels import IGNORED_LABEL
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.order.batches import Batches, Last
-from fastvid.load.order.permutation import Order
-from fastvid.runtime.world import World
+from fastvid.load.order.draws import Permutation
+from fastvid.load.order.epoch import Batches, Last
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import EvalData, Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import Score, evaluate
-from fastvid.train.parts.optim import sgd
+from fastvid.train.parts.optim import Schedule, sgd
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member, StopSignal, join
+from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
-from fastvid.train.records.metrics import METRICS_FILE, Recorder
+from fastvid.train.records.records import METRICS_FILE, Recorder
 from fastvid.train.run.launch import read_state
-from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.tasks.classification import Classification
 from tests import forks
 
@@ -59,7 +58,7 @@ class ToyLoader:
         self.bad = bad
 
     def __iter__(self) -> Iterator[Batch]:
-        order = Order(NUM_SAMPLES, 0, self.epoch)
+        order = Permutation(NUM_SAMPLES, 0, self.epoch)
         self._origin = self.position
         while self.batches.count(self.position):
             share = self.batches.share(self.position)

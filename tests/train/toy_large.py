@@ -13,11 +13,9 @@ from fastvid.models.ghost import use_ghost_norm
 from fastvid.train.config.config import Config, ModelConfig
 from fastvid.train.loop.loop import EvalData, Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.optim import make_optimizer
-from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member, join
+from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.parts.replica import Freezer, Replica
+from fastvid.train.ranks import Member, join
 from tests.train import toy
 
 BATCH, GROUP = 30, 2  # in worlds of 2 and 5: shares of 14 and 16, and of 6

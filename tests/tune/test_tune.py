@@ -12,16 +12,12 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
-from fastvid.measure.clips import parse_sampling
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.source_file import open_source
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
-from fastvid.tune.advice import recommend
-from fastvid.tune.quality import compare
-from fastvid.tune.study import ProfileResult, Study, study
+from fastvid.tune.measure import parse_sampling
+from fastvid.tune.study import ProfileResult, Study, compare, recommend, study
 from tests.sharding.shardtools import make
 
 ONE = ProfileResult("compact", 100, 1.0, 0.97, 40.0, 100.0, 10.0, 26.0, 99.0)

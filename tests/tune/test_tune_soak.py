@@ -11,12 +11,11 @@ import pytest
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.decode import decode
 from bench.decode.contest import Rivals
-from fastvid.measure.clips import Corpus
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.tune import page
-from fastvid.tune.advice import recommend
-from fastvid.tune.study import study
+from fastvid.tune.measure import Corpus
+from fastvid.tune.study import recommend, study
 from fastvid.tune.text import render
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from fastvid.runtime.units import size, things
+from fastvid.runtime.values import size, things
 from fastvid.sharding.change.export import LAYOUTS, export_samples
 
 _KINDS: Final = {"hf": "video", "lerobot": "file"}

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from fastvid.decode.access.find import find_samples
+from fastvid.decode.video_dataset import find_samples
 from fastvid.errors import visible
-from fastvid.runtime.json_text import json_text
+from fastvid.runtime.values import json_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

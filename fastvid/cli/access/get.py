@@ -13,12 +13,11 @@ from pathlib import Path
 
 import numpy as np
 
-import fastvid.decode.access as access
-from fastvid.decode.access.clip_file import clip_frames, encode_clip, encode_still
-from fastvid.decode.access.video import Video
+from fastvid.decode import video_dataset
+from fastvid.decode.video import Video, clip_frames, encode_clip, encode_still
 from fastvid.errors import UsageError
 from fastvid.format.schema import StreamFlag
-from fastvid.runtime.units import size, things
+from fastvid.runtime.values import size, things
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the file and log what it is."""
-    video = access.open(args.dataset, generation=args.generation)[args.key]
+    video = video_dataset.open(args.dataset, generation=args.generation)[args.key]
     data = _content(args, video)
     if args.out == "-":
         sys.stdout.buffer.write(data)

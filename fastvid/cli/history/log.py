@@ -1,7 +1,6 @@
 """List the generations of a dataset, newest first: when each was made, what was done and why.
 
-A change of a dataset never alters what readers opened: it makes a new generation. `fastvid diff` compares two of them,
-`fastvid tag` names one, and `fastvid gc` deletes old ones.
+A change of a dataset never alters what readers opened: it makes a new generation, and `fastvid gc` deletes old ones.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import argparse
 import json
 
 from fastvid.errors import visible
-from fastvid.runtime.units import count, size, things
+from fastvid.runtime.values import count, size, things
 from fastvid.sharding.change.history import Entry, list_generations
 from fastvid.storage import open_storage
 

@@ -11,7 +11,7 @@ import argparse
 
 from fastvid.cli.sets.subset import report_shards, text
 from fastvid.errors import visible
-from fastvid.runtime.command_line import add_reason
+from fastvid.runtime.names import add_reason
 from fastvid.sharding.sets.merge import merge_datasets
 
 

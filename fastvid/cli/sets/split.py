@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 
 from fastvid.errors import UsageError, visible
-from fastvid.runtime.command_line import add_reason
-from fastvid.runtime.units import padded, text_width, things
+from fastvid.runtime.names import add_reason
+from fastvid.runtime.values import padded, text_width, things
 from fastvid.sharding.sets.split import SplitReport, split_samples
 from fastvid.storage import open_storage
 

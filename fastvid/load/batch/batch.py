@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -14,17 +12,13 @@ from torch import Tensor
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import FLOW, PICTURES
-from fastvid.load.batch.annotations import RowAnnotations
-from fastvid.load.batch.canvas import Canvas
-from fastvid.load.batch.patches import Patches
-from fastvid.load.batch.signal_rows import SignalRows
-from fastvid.load.batch.sound import BatchSound
-from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import Video
+from fastvid.load.batch.canvas import BatchSound, Canvas, Patches, TransformStage
+from fastvid.load.batch.spec import Spec, Video, VideoSpec
 from fastvid.load.clips.plan import BatchPlan
-from fastvid.load.memory.device import LoaderStream
-from fastvid.load.order.batches import MASKED
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.device import LoaderStream
+from fastvid.load.order.draws import Draws
+from fastvid.load.order.epoch import MASKED
+from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 
@@ -39,71 +33,55 @@ class Batch(dict[str, Any]):
     Made from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
     absent, and its attribute is an AttributeError that says which argument delivers it. Annotation columns are in
     `fields`.
-
-    Attributes:
-        video: The first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with
-            views [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
-            stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
-        label: int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label.
-        weight: float32 [B], on the device; one over the samples of the global batch, 0 for masked rows.
-        valid: bool [B], on the device; False for masked rows.
-        key: Key of each row's sample; empty for padding.
-        frame_index: Frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the
-            end of a clip that is shorter than the longest.
-        seconds: Time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1
-            where `frame_index` is.
-        fps: Frames per second of each row's video, float64 [B], on the host; -1 for padding.
-        size: Height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding.
-        sample: Index of each row's sample in the dataset, int64 [B], on the host; -1 for padding.
-        position: Position of each row in the epoch's order, int64 [B], on the host; -1 for padding.
-        epoch: The epoch.
-        start: First position of the global batch.
-        stop: One past the last position of the global batch.
-        fields: The annotation columns requested by `fields=`, one value per row; None for padding, and for a dataset of
-            a mixture that lacks the column.
-        text: The text of each row, a tuple of str, see `Text`. With text=.
-        labels: Several labels per row, float32 [B, C] of zeros and ones, on the device, see `MultiHot`. With labels=.
-        dataset: Name of each row's dataset, a tuple of str; empty for padding. If the dataset is a `Mixture`.
-        flow: Optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
-            and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
-        mask: bool [B, T], on the device; False after the end of a shorter clip. With collate="pad".
-        cu_seqlens: int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`,
-            which with batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
-            `fastvid.load.batch.patches.Patches.pack` for their order.
-        max_seqlen: Most patches of a row. With batches=Packed(...).
-        grid: int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
-        bins: int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
-            batches=Packed(...).
-        audio: Sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global
-            batch (of this rank's rows with Buckets and Packed); if `audio` was requested.
-        audio_mask: bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     """
 
+    # the first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with views
+    # [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
+    # stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
     video: Any
-    label: Tensor
-    weight: Tensor
-    valid: Tensor
-    key: tuple[str, ...]
+    label: Tensor  # int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label
+    weight: Tensor  # float32 [B], on the device; one over the samples of the global batch, 0 for masked rows
+    valid: Tensor  # bool [B], on the device; False for masked rows
+    key: tuple[str, ...]  # key of each row's sample; empty for padding
+    # frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the end of a
+    # clip that is shorter than the longest.
     frame_index: Tensor
+    # time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1 where
+    # `frame_index` is.
     seconds: Tensor
-    fps: Tensor
-    size: Tensor
-    sample: Tensor
-    position: Tensor
+    fps: Tensor  # frames per second of each row's video, float64 [B], on the host; -1 for padding
+    size: Tensor  # height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding
+    sample: Tensor  # index of each row's sample in the dataset, int64 [B], on the host; -1 for padding
+    position: Tensor  # position of each row in the epoch's order, int64 [B], on the host; -1 for padding
     epoch: int
     start: int
     stop: int
+    # the annotation columns requested by `fields=`, one value per row; None for padding, and for a dataset of a
+    # mixture that lacks the column.
     fields: Mapping[str, tuple[Any, ...]]
-    text: tuple[str, ...]
+    text: tuple[str, ...]  # the text of each row, a tuple of str, see `Text`. With text=
+    # several labels per row, float32 [B, C] of zeros and ones, on the device, see `MultiHot`. With labels=.
     labels: Tensor
+    # name of each row's dataset, a tuple of str; empty for padding. If the dataset is a `Mixture`.
     dataset: tuple[str, ...]
+    # optical flow [B, 2L, T, H, W] or [B, T, 2L, H, W] of the frames in `video`, in output pixels per frame: x
+    # and y of L flows around each frame, L = `flow_stack`; if the stream "flow" was requested.
     flow: Tensor
-    mask: Tensor
+    mask: Tensor  # bool [B, T], on the device; False after the end of a shorter clip. With collate="pad"
+    # int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`, which with
+    # batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
+    # `fastvid.load.batch.canvas.Patches.pack` for their order.
     cu_seqlens: Tensor
-    max_seqlen: int
+    max_seqlen: int  # most patches of a row. With batches=Packed(...)
+    # int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
     grid: Tensor
+    # int64 [n + 1], on the host: this rank's bin i has the rows bins[i] to bins[i + 1] - 1. With
+    # batches=Packed(...).
     bins: Tensor
+    # sound of each clip, float32 [B, C, S], on the device, padded with zeros to the longest of the global batch
+    # (of this rank's rows with Buckets and Packed); if `audio` was requested.
     audio: Tensor
+    # bool [B, S], on the device; False after the end of a clip's sound, and where its video has none.
     audio_mask: Tensor
 
     def __getattr__(self, name: str) -> Any:
@@ -122,11 +100,7 @@ class Batch(dict[str, Any]):
         return len(self["label"])
 
     def rows(self, part: slice) -> Batch:
-        """Return some of the rows, without copying; entries that have no row each stay as they are.
-
-        Raises:
-            UsageError: If the rows are packed into one sequence.
-        """
+        """Return some of the rows, without copying; entries that have no row each stay as they are."""
         if "cu_seqlens" in self:
             raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
         count, made = self.num_rows, dict[int, Any]()
@@ -197,34 +171,15 @@ _ASKED: Final = (
 """Arguments of the loader that deliver an entry."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Assembler:
-    """Makes the batches of an epoch from complete canvases.
+    """Makes the batches of a loader from complete canvases."""
 
-    Attributes:
-        device: Where batches are finished.
-        streams: Names of the streams.
-        views: (V,) if each row is V clips of one sample, else ().
-        mask: Whether to say which frames are real, because shorter clips are padded.
-        annotations: The entries that come from the annotations.
-        stage: Transforms of all streams but flow and depth; None for none.
-        seed: The seed of transforms and texts.
-        epoch: The epoch.
-        patches: How clips are cut into patches and packed; None if they are not.
-        signals: The signals of each row; None for none.
-    """
-
-    device: LoaderStream
-    streams: tuple[str, ...]
-    views: tuple[int, ...]
-    mask: bool
-    annotations: RowAnnotations
-    stage: TransformStage | None
-    seed: int
-    epoch: int
-    patches: Patches | None = None
-    signals: SignalRows | None = None
-    depth: Collection[str] = ()
+    def __init__(self, spec: Spec, video: VideoSpec) -> None:
+        self._spec, self._rules, self._stream = spec, spec.rules, video.stream
+        self._views = () if spec.rules.views is None else (spec.rules.num_views,)
+        self.stage = None if spec.after is None else TransformStage(spec.after, video)
+        packed = spec.batches
+        self._patches = Patches(packed.patch, packed.merge, video.layout) if isinstance(packed, Packed) else None
 
     @property
     def uses_global_generators(self) -> bool:
@@ -241,69 +196,64 @@ class Assembler:
     ) -> tuple[Batch, torch.cuda.Event | None]:
         """Finish a batch on the loader's stream, without waiting for it.
 
-        Args:
-            plan: The plan of the batch.
-            canvas: Its memory, with every row done.
-            shown: Frames of each canvas row.
-            errors: Canvas rows that failed.
-            sound: Its sound; None for none.
-
-        Returns:
-            The batch, and an event after its last operation; None on a CPU.
+        `canvas`: its memory, with every row done. `shown`: frames of each canvas row. `errors`: canvas rows
+        that failed. Returns the batch, and an event after its last operation; None on a CPU.
         """
-        with self.device.use():
+        with self._stream.use():
             # If one stream or view of a clip failed, the whole clip failed.
-            failed = {row // math.prod(self.views) % len(plan.samples) for row in errors}
+            failed = {row // self._rules.num_views % len(plan.samples) for row in errors}
             made = [
                 self._in_views(self._transformed(stream, video, plan, failed))
-                for stream, video in zip(self.streams, canvas.finish(), strict=True)
+                for stream, video in zip(self._rules.streams, canvas.finish(), strict=True)
             ]
             for video in made:
                 for row in failed:
                     video[row].zero_()
-            batch = self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed)
+            batch = self._assemble(dict(zip(self._rules.streams, made, strict=True)), plan, shown, failed)
             batch.update({} if sound is None else sound.finish(failed))
-            return batch, self.device.mark()
+            return batch, self._stream.mark()
 
     def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
-        if self.stage is None or stream == FLOW or stream in self.depth:
+        if self.stage is None or stream == FLOW or stream in self._rules.depth:
             return video
-        views = math.prod(self.views)
         draws = [
-            None if sample == MASKED or row in failed else (Draws(self.seed, self.epoch, position), view)
+            None
+            if sample == MASKED or row in failed
+            else (Draws(plan.planner.seed, plan.planner.epoch, position), view)
             for row, (sample, position) in enumerate(zip(plan.samples, plan.share.positions.tolist(), strict=True))
-            for view in range(views)
+            for view in range(self._rules.num_views)
         ]
-        first = self.streams.index(stream) * len(draws)
+        first = self._rules.streams.index(stream) * len(draws)
         return self.stage.finish(video, plan.clips[first : first + len(draws)], plan.share.shape, draws)
 
     def _in_views(self, video: Video) -> Video:
-        return video.view(-1, *self.views, *video.shape[1:]) if isinstance(video, Tensor) and self.views else video
+        return video.view(-1, *self._views, *video.shape[1:]) if isinstance(video, Tensor) and self._views else video
 
     def _assemble(
         self, streams: Mapping[str, Video], plan: BatchPlan, shown: Mapping[int, IntArray], failed: Collection[int]
     ) -> Batch:
+        spec, seed, epoch = self._spec, plan.planner.seed, plan.planner.epoch
         samples = np.asarray(plan.samples, dtype=np.int64)
         valid = samples != MASKED
         valid[list(failed)] = False
-        present = np.flatnonzero(np.repeat(valid, math.prod(self.views))).tolist()
+        present = np.flatnonzero(np.repeat(valid, self._rules.num_views)).tolist()
         shape = plan.share.shape
         longest = max((len(shown[row]) for row in present), default=1) if shape is None else shape[0]
-        frames = np.full((len(samples), *self.views, longest), -1, dtype=np.int64)
+        frames = np.full((len(samples), *self._views, longest), -1, dtype=np.int64)
         flat = frames.reshape(-1, longest)
         for row in present:
             flat[row, : len(shown[row])] = shown[row]
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        small: dict[str, npt.NDArray[Any]] = self.annotations.on_device(samples, valid)
+        small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
-        small |= {} if self.signals is None else self.signals.rows(samples, valid, frames)
-        if self.mask:
+        small |= {} if spec.signals is None else spec.signals.rows(samples, valid, frames)
+        if spec.output.collate == "pad":
             small["mask"] = frames >= 0
-        video, plain = streams[self.streams[0]], dict[str, Any]()
-        if self.patches is not None:
+        video, plain = streams[self._rules.streams[0]], dict[str, Any]()
+        if self._patches is not None:
             assert isinstance(video, list)
             assert plan.share.bins is not None
-            video, small["grid"] = self.patches.pack(video)
+            video, small["grid"] = self._patches.pack(video)
             lengths = small["grid"].prod(axis=1)
             small["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
             plain = {"max_seqlen": int(lengths.max()), "bins": torch.from_numpy(plan.share.bins)}
@@ -311,7 +261,7 @@ class Assembler:
         return Batch(
             {"video": video}
             | {name: video for name, video in streams.items() if name != PICTURES}
-            | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True))
+            | dict(zip(small, _upload(tuple(small.values()), self._stream), strict=True))
             | plain,
             key=tuple(plan.keys),
             frame_index=torch.from_numpy(frames),
@@ -320,31 +270,25 @@ class Assembler:
             size=torch.from_numpy(plan.sizes),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(plan.share.positions),
-            epoch=self.epoch,
+            epoch=epoch,
             start=plan.share.start,
             stop=plan.share.stop,
-            **self.annotations.on_host(samples, plan.share.positions, self.seed, self.epoch),
+            **spec.annotations.on_host(samples, plan.share.positions, seed, epoch),
         )
 
 
 def _seconds(frames: IntArray, rates: IntArray) -> FloatArray:
     """Return the time at which each frame begins; -1 where there is none.
 
-    Args:
-        frames: int64 [B, ...], -1 for none.
-        rates: Exact frames per second as numerator and denominator, int64 [B, 2].
+    `frames`: int64 [B, ...], -1 for none. `rates`: exact frames per second as numerator and denominator, int64 [B,
+    2].
     """
     numerator, denominator = (part.reshape(-1, *[1] * (frames.ndim - 1)) for part in rates.T)
     return np.where(frames < 0, -1.0, frames * denominator / numerator)
 
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
-    """Return arrays as tensors on the device: views of one block that is copied once.
-
-    Args:
-        parts: In decreasing order of their item sizes, so that each begins at a multiple of its own.
-        device: The device.
-    """
+    """Return arrays as tensors on the device: views of one block that is copied once."""
     host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=device.is_asynchronous)
     packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]

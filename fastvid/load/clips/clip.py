@@ -1,44 +1,58 @@
-"""Rows of a batch and their planned clips, before anything is read."""
+"""Rows of a batch, their planned clips, and the rules that make clips of samples, before anything is read.
+
+Clips of one video (evaluation views, repeated augmentation) are decoded together: each packet that any of them needs
+once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread then cuts each
+clip out of them into that clip's own row.
+
+All streams of a sample show the same moments: frame f of one camera is frame f of another. A clip's flow covers the
+same frames and the same crop as its pictures. Each frame has a stack of L flow pictures, half before and half after it,
+as in the temporal network of two-stream models.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
-from fastvid.audio.window import AudioWindow
-from fastvid.decode.request import ClipRequest
+import numpy as np
+import pyarrow as pa
+
+from fastvid.decode.pyav import can_cut
+from fastvid.decode.request import Box, ClipRequest
+from fastvid.decode.sound import Audio, AudioWindow
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
+from fastvid.format.planes import DepthScale
+from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.shard import Shard
-from fastvid.load.clips.video_info import NO_ANNOTATIONS
-from fastvid.load.order.batches import ClipShape
-from fastvid.runtime.arrays import IntArray
+from fastvid.load.clips.crops import Size, Spatial, Transform
+from fastvid.load.clips.sampling import NO_ANNOTATIONS, Sampler, clip_length, clip_lengths
+from fastvid.load.clips.timed_sampling import Deltas
+from fastvid.load.clips.views import Views
+from fastvid.load.order.buckets import ClipSizes
+from fastvid.load.order.epoch import ClipShape, EveryFrame
+from fastvid.load.order.mixture import Mixture, part_of, parts_of
+from fastvid.runtime.arrays import AnyArray, IntArray
+from fastvid.runtime.values import check_least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchRow:
-    """A row of a batch whose clip is not planned yet.
+    """A row of a batch whose clip is not planned yet."""
 
-    Attributes:
-        row: Row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`.
-        key: The sample's key.
-        shard: Shard that contains the sample.
-        shard_row: Row of the sample in the shard.
-        sample: Number of the sample in the dataset.
-        position: Position of the row in the epoch's order.
-        annotations: The sample's annotations by column; empty in worker processes.
-        shape: Shape that the plan of the batch gives the clip; None if sampler and crop decide it.
-        anchor: Frame of the video that the row is about; None if it is about the video.
-    """
-
-    row: int
+    row: int  # row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`
     key: str
     shard: Shard
-    shard_row: int
+    shard_row: int  # row of the sample in the shard
     sample: int
-    position: int
+    position: int  # position of the row in the epoch's order
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
     shape: ClipShape | None = field(default=None, kw_only=True)
+    # frame of the video that the row is about; None if it is about the video.
     anchor: int | None = field(default=None, kw_only=True)
 
     @property
@@ -49,23 +63,13 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Clip(BatchRow):
-    """One planned stream of one row of a batch.
-
-    Attributes:
-        info: The stream.
-        request: The frames, crop and flip to decode.
-        frames: Frames that the clip shows, int64 [T].
-        parts: If this is a joint clip, the clips that are cut out of it.
-        rows: Rows of the batch that fail if this clip does; empty means only `row`.
-        window: The sound of the clip; None if it was not asked for, and for streams after the first.
-        read: The joint clip that is decoded for this one; None if this clip is decoded by itself.
-    """
+    """One planned stream of one row of a batch."""
 
     info: StreamInfo
-    request: ClipRequest
-    frames: IntArray
+    request: ClipRequest  # the frames, crop and flip to decode
+    frames: IntArray  # frames that the clip shows, int64 [T]
     parts: tuple[Clip, ...] = ()
-    rows: tuple[int, ...] = ()
+    rows: tuple[int, ...] = ()  # rows of the batch that fail if this clip does; empty means only `row`
     read: Clip | None = None
     window: AudioWindow | None = None
 
@@ -91,3 +95,324 @@ def as_clips(rows: Sequence[BatchRow | None]) -> list[Clip | None]:
 def clips_to_decode(rows: Iterable[BatchRow | None]) -> list[BatchRow]:
     """Return the clips to decode for these rows, each once."""
     return list(dict.fromkeys((row.read if isinstance(row, Clip) else None) or row for row in rows if row is not None))
+
+
+def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
+    """Return the clips, with neighbours that show the same stream of the same sample set to be decoded together."""
+    joined = list(clips)
+    for _, group in itertools.groupby(clips, lambda clip: clip and (clip.sample, clip.request.stream)):
+        parts = [clip for clip in group if clip is not None]
+        if len(parts) > 1 and can_cut(parts[0].info) and not parts[0].request.levels:
+            whole = _merged(parts)
+            for clip in parts:
+                joined[clip.row] = replace(clip, read=whole)
+    return joined
+
+
+def _merged(parts: Sequence[Clip]) -> Clip:
+    """Return the joint clip to decode for several clips of one stream of a video."""
+    first = parts[0]
+    boxes = [part.request.box for part in parts]
+    y, x = min(box.y for box in boxes), min(box.x for box in boxes)
+    height = max(box.y + box.height for box in boxes) - y
+    width = max(box.x + box.width for box in boxes) - x
+    frames = np.unique(np.concatenate([part.request.frames for part in parts]))
+    request = replace(first.request, frames=frames, box=Box(y, x, height, width), size=(height, width), flip=False)
+    return replace(first, request=request, parts=tuple(parts), rows=tuple(part.row for part in parts))
+
+
+Frames = Sampler | Mapping[str, Sampler]
+"""A sampler, or one for each dataset of a mixture by name."""
+
+Crops = Sequence[Transform] | Transform | Mapping[str, Sequence[Transform] | Transform]
+"""A crop with at most one flip, or those of each dataset of a mixture by name."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ClipRules:
+    """What makes the clips of each sample. Worker processes use it too, so it contains no dataset."""
+
+    samplers: tuple[Sampler, ...]  # sampler of each dataset, or one for all samples
+    spatials: tuple[Spatial, ...]  # transforms of each dataset, or one for all samples
+    # one past the last sample of each dataset; empty if there is one sampler and one crop for all samples.
+    ends: tuple[int, ...] = ()
+    streams: tuple[str, ...] = (PICTURES,)
+    flow_stack: int = 1
+    depth: Mapping[str, DepthScale] = field(default_factory=dict)  # the streams that show depth
+    views: Views | None = None  # the clips and crops of each sample; None for one of each, without an axis of views
+    audio: Audio | None = None
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset | Mixture,
+        frames: Frames,
+        spatial: Crops,
+        streams: Sequence[str] | str | None = None,
+        flow_stack: int = 1,
+        views: Views | None = None,
+        audio: Audio | None = None,
+    ) -> ClipRules:
+        """Build from a loader's arguments."""
+        if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
+            raise UsageError(
+                f"EveryFrame has items, whose frames {frames!r} does not choose",
+                hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
+            )
+        for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
+            if not hasattr(sampler, "draw"):
+                raise UsageError(
+                    f"frames is {sampler!r}, which is no sampler",
+                    hint=f"use Segments({sampler}), Uniform({sampler}) or Dense({sampler}, stride)",
+                )
+        names = check_streams(streams, flow_stack, dataset.streams)
+        options = (names, flow_stack, depth_of(dataset, names), views, audio)
+        if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):
+            return cls((frames,), (Spatial.of(spatial),), (), *options)
+        if not isinstance(dataset, Mixture):
+            argument = "frames" if isinstance(frames, Mapping) else "spatial"
+            raise UsageError(
+                f"{argument} is a mapping, but the dataset is not a mixture",
+                hint=f"give one {argument} for all samples, or a Mixture of datasets with these names",
+            )
+        samplers = dataset.by_name("frames", frames) if isinstance(frames, Mapping) else (frames,) * len(dataset.names)
+        crops = dataset.by_name("spatial", spatial) if isinstance(spatial, Mapping) else (spatial,) * len(dataset.names)
+        return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends, *options)
+
+    @property
+    def num_views(self) -> int:
+        """Clips of each sample and stream."""
+        return 1 if self.views is None else self.views.num_views
+
+    @property
+    def shape(self) -> ClipShape | None:
+        """Frames, height and width of every clip; None if they depend on the video, its dataset or its bucket."""
+        count, size = self.num_frames, self.output
+        return None if count is None or size is None else (count, *size)
+
+    def of_sample(self, sample: int) -> tuple[Sampler, Spatial]:
+        """Return the sampler and the transforms of a sample."""
+        number = bisect_right(self.ends, sample)
+        return self.samplers[number], self.spatials[number]
+
+    @property
+    def pairs(self) -> tuple[tuple[Sampler, Spatial], ...]:
+        """Sampler and transforms of each dataset, or one pair for all samples."""
+        return tuple(zip(self.samplers, self.spatials, strict=True))
+
+    @property
+    def num_frames(self) -> int | None:
+        """Frames of every clip; None if it depends on the video or its dataset."""
+        return _common([clip_length(sampler) for sampler in self.samplers])
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if it depends on the video, its dataset or its bucket."""
+        return _common([spatial.output for spatial in self.spatials])
+
+    @property
+    def sampler_text(self) -> str:
+        """The samplers, for a loader's fingerprint."""
+        return _joined([repr(sampler) for sampler in self.samplers])
+
+    @property
+    def spatial_text(self) -> str:
+        """The transforms, for a loader's fingerprint."""
+        return _joined([str(spatial) for spatial in self.spatials])
+
+    @property
+    def streams_text(self) -> str:
+        """The streams, for a loader's fingerprint."""
+        return ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if FLOW in self.streams else "")
+
+
+def _common(values: Sequence[_T]) -> _T | None:
+    return values[0] if all(value == values[0] for value in values) else None
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return texts[0] if len(set(texts)) == 1 else " + ".join(texts)
+
+
+def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
+    """Return the frames, heights and widths of the clips of all samples, computed from the annotations.
+
+    `dataset`: the samples.
+    """
+    if isinstance(dataset, EveryFrame):
+        raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
+    parts = parts_of(dataset)
+    pairs = rules.pairs if rules.ends else rules.pairs * len(parts)
+    each = [_sizes(part, sampler, spatial) for part, (sampler, spatial) in zip(parts, pairs, strict=True)]
+    return ClipSizes(*(np.concatenate(column) for column in zip(*each, strict=True)))
+
+
+def _sizes(dataset: Dataset, sampler: Sampler, spatial: Spatial) -> tuple[IntArray, IntArray, IntArray]:
+    heights = _fact(dataset, "height").astype(np.int64)
+    if dataset.streams[0] == "flow":
+        heights //= 2  # both halves of a flow picture, one above the other
+    widths = _fact(dataset, "width").astype(np.int64)
+    num_frames = _fact(dataset, "num_frames").astype(np.int64)
+    frames = clip_lengths(sampler, num_frames, _fact(dataset, "fps").astype(np.float64))
+    return frames, *spatial.sizes(heights, widths)
+
+
+def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: bool) -> ClipSizes | None:
+    """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
+
+    `dataset`: the samples.
+    """
+    for _, spatial in rules.pairs:
+        if spatial.output is None:
+            spatial.output_of(256, 256)  # fails if only a bucket has a size
+    if rules.shape is not None:
+        return None
+    if len([name for name in rules.streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
+        # Of a sample with several cameras the annotations have the size of the first; items have no facts of their own.
+        if required:
+            raise UsageError(
+                "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand",
+                hint="use collate='stack' or 'list', or a crop with a size",
+            )
+        return None
+    known = all(
+        (clip_length(sampler) is not None or hasattr(sampler, "count"))
+        and (spatial.output is not None or hasattr(spatial.crop, "sizes"))
+        for sampler, spatial in rules.pairs
+    )
+    return clip_sizes(dataset, rules) if known or required else None
+
+
+def _fact(dataset: Dataset, name: str) -> AnyArray:
+    column: pa.ChunkedArray = dataset.column(name)
+    if column.null_count:
+        raise UsageError(
+            f"{column.null_count} of {len(column)} samples have no {name!r} in the annotations, so the sizes of"
+            " their clips are unknown",
+            hint="leave them out: remove them by `fastvid remove`, and add their sources again",
+        )
+    values: AnyArray = column.to_numpy()
+    return values
+
+
+class SampleAnnotations(Mapping[str, Any]):
+    """The annotations of one sample, read column by column when they are used."""
+
+    __slots__ = ("_dataset", "_sample")
+
+    def __init__(self, dataset: Dataset | Mixture, sample: int) -> None:
+        self._dataset, self._sample = dataset, sample
+
+    def __getitem__(self, name: str) -> Any:
+        dataset, sample = self._place()
+        return dataset.annotations[name][int(dataset.rows[sample])].as_py()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place()[0].annotations.column_names)
+
+    def __len__(self) -> int:
+        return len(self._place()[0].annotations.column_names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def _place(self) -> tuple[Dataset, int]:
+        dataset = self._dataset
+        if isinstance(dataset, EveryFrame):
+            return dataset.samples, int(dataset.place(self._sample)[0])
+        return part_of(dataset, self._sample)
+
+
+def check_streams(streams: Sequence[str] | str | None, stack: int, present: Sequence[str]) -> tuple[str, ...]:
+    """Return the stream names that a user requested; by default all but flow."""
+    if streams is None:
+        streams = [name for name in present if name != FLOW] or present[:1]
+    names = (streams,) if isinstance(streams, str) else tuple(streams)
+    missing = [name for name in names if name not in present]
+    if missing or not names or len(set(names)) != len(names):
+        raise UsageError(
+            f"streams are {names!r}, the dataset has {', '.join(present)}",
+            hint="run `fastvid shard --streams rgb,flow` to make a dataset with optical flow"
+            if FLOW in missing
+            else None,
+        )
+    check_least(1, flow_stack=stack)
+    return names
+
+
+def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
+    """Return the streams that show depth, and how their levels become distances."""
+    parts = [part.depth for part in getattr(dataset, "datasets", [dataset])]
+    found = {stream: parts[0][stream] for stream in streams if stream in parts[0]}
+    for part in parts[1:]:
+        if {stream: part[stream] for stream in streams if stream in part} != found:
+            raise UsageError(
+                f"datasets of a mixture store depth differently: {', '.join(found) or 'one of them has none'}",
+                hint="load them by themselves, or without the streams of depth",
+            )
+    return found
+
+
+def picture_size(info: StreamInfo, stream: str) -> Size:
+    """Return the height and width of a stream's pictures in pixels: flow has one half above the other."""
+    return (info.height // 2 if stream == FLOW else info.height), info.width
+
+
+def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
+    """Return the flow indices of each frame of a clip, int64 [T * L], those of a frame together.
+
+    Flow i is the motion from frame i to i + 1. Frame f has flows f - L // 2 to f - L // 2 + L - 1: for an even L as
+    many before the frame as after it, for L = 1 the flow to the next frame. Beyond the ends of the video the first and
+    the last flow are repeated.
+
+    `frames`: int64 [T]. `num_frames`: frames of the video.
+    """
+    first = frames[:, None] - stack // 2 + np.arange(stack, dtype=np.int64)
+    flows: IntArray = np.clip(first, 0, num_frames - 1).reshape(-1)
+    return flows
+
+
+def flow_request(
+    sample: int, frames: IntArray, box: Box, size: tuple[int, int], info: StreamInfo, *, flip: bool
+) -> ClipRequest:
+    """Return the request for both halves (x above y) of the stacked flow picture, as a single tall crop.
+
+    `sample`: row of the sample. `frames`: flows, int64 [T * L].
+    """
+    half = info.height // 2
+    tall = Box(box.y, box.x, half + box.height, box.width)
+    return ClipRequest(sample, frames, tall, size, flip, FLOW)
+
+
+def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
+    """Check that the streams of a sample belong together."""
+    flow = infos.get(FLOW)
+    if flow is not None:
+        check_flow(flow, infos.get(PICTURES))
+    if len(infos) == 1:
+        return
+    cameras = {name: info for name, info in infos.items() if name != FLOW}
+    if len({(info.num_frames, info.fps) for info in cameras.values()}) > 1:
+        found = ", ".join(f"{name} {info.num_frames} at {info.fps}/s" for name, info in cameras.items())
+        raise FormatError(
+            f"the cameras of a sample have different numbers of frames or rates: {found}",
+            hint="open a loader of one of them, or index the dataset again",
+        )
+
+
+def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
+    """Check that a stream is optical flow and matches the picture stream."""
+    if not info.flow_bound or info.height % 4:
+        raise FormatError(
+            f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",
+            hint="rebuild the index with `fastvid index`",
+        )
+    if picture is not None:
+        wanted = (picture.width, 2 * picture.height, picture.num_frames)
+        if (info.width, info.height, info.num_frames) != wanted:
+            raise FormatError(
+                f"flow has {info.width}x{info.height} pixels and {info.num_frames} frames, its picture needs"
+                f" {wanted[0]}x{wanted[1]} and {wanted[2]}"
+            )

@@ -1,4 +1,6 @@
-"""Frame samplers: pure functions of a video's facts and the clip's random numbers.
+"""What a frame sampler sees of a video: facts that are known before anything is read.
+
+Frame samplers: pure functions of a video's facts and the clip's random numbers.
 
 A sampler is a frozen dataclass with `draw(video, draws)`, which returns the frames of a clip. Its repr is part of a
 loader's fingerprint.
@@ -7,18 +9,50 @@ loader's fingerprint.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, Self, cast, get_args
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Final, Literal, Protocol, Self, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.load.clips.video_info import VideoInfo
-from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.order.draws import Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.checks import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_least
+
+NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class VideoInfo:
+    """The facts of one video.
+
+    Attributes:
+        num_frames: Number of frames F, at least 1.
+        fps: Frames per second: the double nearest to the exact rate, as in the annotations.
+        width: Width of the stored frames in pixels.
+        height: Height of the stored frames in pixels.
+        key: The sample's key.
+        annotations: The sample's row of the annotations by column; a column is read when it is first used. Empty in
+            worker processes, which run fastvid's own samplers only.
+        anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
+    """
+
+    num_frames: int
+    fps: float
+    width: int
+    height: int
+    key: str = ""
+    annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, compare=False, repr=False)
+    anchor: int | None = None
+
+    @property
+    def duration(self) -> float:
+        """Duration in seconds, num_frames / fps, as in the annotations."""
+        return self.num_frames / self.fps
+
 
 Short = Literal["loop", "clamp"]
 
@@ -48,13 +82,7 @@ def clip_length(sampler: Sampler) -> int | None:
 def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> IntArray:
     """Return the number of frames that a sampler makes of each video, int64 [N].
 
-    Args:
-        sampler: The sampler.
-        num_frames: Frames of each video, int64 [N].
-        fps: Frames per second of each video, float64 [N].
-
-    Raises:
-        UsageError: If the sampler cannot tell, or its answer is wrong.
+    `num_frames`: frames of each video, int64 [N]. `fps`: frames per second of each video, float64 [N].
     """
     length = clip_length(sampler)
     if length is not None:
@@ -76,11 +104,7 @@ def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> Int
 
 
 def with_length(sampler: Sampler, length: int) -> Sampler:
-    """Return the sampler making clips of `length` frames.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """Return the sampler making clips of `length` frames."""
     if clip_length(sampler) == length:
         return sampler
     of_length = getattr(sampler, "of_length", None)
@@ -92,16 +116,7 @@ def with_length(sampler: Sampler, length: int) -> Sampler:
 
 
 def draw_frames(sampler: Sampler, video: VideoInfo, draw: Callable[[], Any]) -> list[IntArray]:
-    """Return the frame indices of a video's clips, each int64 [T].
-
-    Args:
-        sampler: The sampler, for messages and T.
-        video: The video.
-        draw: Returns what the sampler chose for each clip.
-
-    Raises:
-        UsageError: If the sampler fails, or anything but frames of the video was chosen; names sampler and key.
-    """
+    """Return the frame indices of a video's clips, each int64 [T]."""
     return [_checked(sampler, clip, video) for clip in _called(sampler, draw, key=video.key or None)]
 
 

@@ -17,11 +17,10 @@ from typing import Final, Self
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.sampling import evenly, refuse_length
-from fastvid.load.clips.video_info import VideoInfo
-from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.clips.sampling import VideoInfo, evenly, refuse_length
+from fastvid.load.order.draws import Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.checks import check_least
+from fastvid.runtime.values import check_least
 
 _NEAR: Final = 1e-6
 """Frames by which a time may miss a frame: far above float64's rounding for videos of days, far below one frame."""

@@ -13,12 +13,11 @@ import numpy.typing as npt
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import CenterCrop, Spatial, View
-from fastvid.load.clips.sampling import Sampler, Segments, draw_frames
-from fastvid.load.clips.video_info import VideoInfo
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.clips.crops import CenterCrop, Spatial, View
+from fastvid.load.clips.sampling import Sampler, Segments, VideoInfo, draw_frames
+from fastvid.load.order.draws import Draws
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.checks import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_least
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
@@ -115,11 +114,7 @@ ONE_VIEW: Final = Views()
 def check_views(
     views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1, audio: bool = False
 ) -> None:
-    """Check that a loader can produce these views.
-
-    Raises:
-        UsageError: If it cannot.
-    """
+    """Check that a loader can produce these views."""
     if audio:
         raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
     if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):

@@ -1,4 +1,12 @@
-"""`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from facts.
+"""The sizes of a dataset's clips, known before anything is read: what batches of varying shape are planned from.
+
+What the planned batches of an epoch have in common, whatever decides their shapes.
+
+A plan puts the positions of the epoch's order into an order of its own, the planned order, in which `position` of a
+loader's state counts. Samples that no batch can contain come first in it, samples that last="drop" discards come last,
+so `stop - start` of a batch is the number of its samples.
+
+`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from facts.
 
 Each sample belongs to one bucket. The positions of an epoch's order are sorted by bucket, each bucket's run is cut
 into global batches, and a batch is due at the position of its last sample: exactly what a streaming bucketer with
@@ -8,21 +16,117 @@ unlimited room would emit. Incomplete batches, at most one per bucket, come last
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, get_args
+from dataclasses import dataclass, fields
+from typing import Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.errors import UsageError
-from fastvid.load.order.batches import MASKED, ClipShape, EpochBatches, Last, Share, rank_rows
-from fastvid.load.order.epoch import EpochOrder
-from fastvid.load.order.planned import PLAN_VERSION, check_boundary, check_fit
-from fastvid.load.order.sizes import ClipSizes, Unfit, check_shape, patches
-from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.checks import check_choice, check_integer
-from fastvid.runtime.world import World
+from fastvid.errors import StateError, UsageError
+from fastvid.load.order.epoch import MASKED, ClipShape, EpochBatches, EpochOrder, Last, Share, rank_rows
+from fastvid.runtime.arrays import BoolArray, IntArray
+from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_choice, check_integer
+
+Unfit = Literal["raise", "skip"]
+"""What to do with samples that no batch can contain: raise an error before the epoch begins, or skip and log them."""
+
+_NAMED: Final = 5
+"""Samples that a message about unfit samples names."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ClipSizes:
+    """What sampler and crop make of each sample."""
+
+    frames: IntArray  # frames, int64 [N]
+    heights: IntArray  # height in pixels, int64 [N]
+    widths: IntArray  # width in pixels, int64 [N]
+
+    def __post_init__(self) -> None:
+        shapes = {getattr(self, one.name).shape for one in fields(self)}
+        if len(shapes) != 1 or len(shapes.pop()) != 1:
+            raise UsageError(
+                f"clip sizes have shapes {[getattr(self, one.name).shape for one in fields(self)]}, expected [N]"
+            )
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def tokens(self, patch: ClipShape, merge: int = 1) -> IntArray:
+        """Return the patches that cover each clip, int64 [N].
+
+        `patch`: frames, height and width of a patch.
+        """
+        count = -(-self.frames // patch[0]) * merge**2
+        count *= -(-self.heights // (patch[1] * merge))
+        count *= -(-self.widths // (patch[2] * merge))
+        return count
+
+    def describe(self, sample: int) -> str:
+        """Return a sample's size as text: frames, height and width."""
+        return f"{self.frames[sample]} frames of {self.heights[sample]}x{self.widths[sample]}"
+
+
+def patches(shape: ClipShape, patch: ClipShape) -> int:
+    """Return the number of patches that cover a clip."""
+    return int(np.prod([-(-side // step) for side, step in zip(shape, patch, strict=True)], dtype=np.int64))
+
+
+def report_unfit(samples: IntArray, total: int, what: str, describe: Callable[[int], str]) -> str:
+    """Return a message about samples that no batch can contain; it names the first few.
+
+    `samples`: the samples, int64 [M], M >= 1. `total`: samples of the dataset.
+    """
+    named = "; ".join(describe(sample) for sample in samples[:_NAMED].tolist())
+    more = f"; and {len(samples) - _NAMED:,} more" if len(samples) > _NAMED else ""
+    return f"{len(samples):,} of {total:,} samples {what}: {named}{more}"
+
+
+def check_shape(name: str, shape: object) -> ClipShape:
+    """Return three positive integers as a tuple."""
+    if not isinstance(shape, Sequence) or len(shape) != 3:
+        raise UsageError(f"{name} is {shape!r}, expected (frames, height, width)", hint="give three integers")
+    frames, height, width = (check_integer(name, side, 1) for side in shape)
+    return frames, height, width
+
+
+_log = logging.getLogger(__name__)
+
+PLAN_VERSION: Final = "fastvid-plan-1"
+"""Part of a loader's fingerprint; must change when Buckets or Packed plan other batches from the same facts."""
+
+
+def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: Callable[[int], str], hint: str) -> None:
+    """Log samples that no batch can contain, or raise.
+
+    `fits`: whether each sample fits, bool [N]. `what`: what is wrong with the samples.
+    """
+    found = np.flatnonzero(~fits)
+    if not len(found):
+        return
+    text = report_unfit(found, len(sizes), what, lambda sample: f"{key(sample)} ({sizes.describe(sample)})")
+    if unfit == "raise" or len(found) == len(sizes):
+        raise UsageError(text, hint=hint)
+    _log.warning("%s; they are skipped in every epoch", text)
+
+
+def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
+    """Return the number of the batch that follows `position`, `len(starts)` if none does.
+
+    `position`: samples delivered. `starts`: first position of each batch, int64 [S], ascending. `stops`: one past
+    the last position of each batch, int64 [S].
+    """
+    number = int(np.searchsorted(starts, position))
+    if number and stops[number - 1] > position:
+        raise StateError(
+            f"position {position} is inside the batch of positions {starts[number - 1]} to {stops[number - 1] - 1}",
+            hint="resume from a state_dict() of a loader with the same batches=, which is always between two batches",
+        )
+    return number
+
 
 _MOST: Final = 2**15 - 1
 """Most buckets: an int16 per sample is sorted by radix, many times faster than by comparison."""
@@ -181,13 +285,9 @@ class Buckets:
 
 
 class PlannedBuckets:
-    """The buckets of a dataset's samples, see `fastvid.load.order.batches.Batching`.
+    """The buckets of a dataset's samples, see `fastvid.load.order.epoch.Batching`.
 
-    Args:
-        buckets: The shapes.
-        assigned: The bucket of each sample, int16 [N]; -1 for none.
-        world: The rank and the world size.
-        last: How to treat incomplete batches.
+    `assigned`: the bucket of each sample, int16 [N]; -1 for none.
     """
 
     def __init__(self, buckets: Buckets, assigned: npt.NDArray[np.int16], world: World, last: Last) -> None:
@@ -204,7 +304,7 @@ class PlannedBuckets:
 
 
 class _BucketEpoch:
-    """The batches of one epoch, see `fastvid.load.order.batches.EpochBatches`."""
+    """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`."""
 
     def __init__(
         self, buckets: Buckets, assigned: npt.NDArray[np.int16], order: EpochOrder, world: World, last: Last

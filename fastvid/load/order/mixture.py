@@ -19,9 +19,9 @@ import pyarrow as pa
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.shard import Shard
-from fastvid.load.order.subset import resolve_subset
+from fastvid.load.order.draws import resolve_subset
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.checks import check_least
+from fastvid.runtime.values import check_least
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset

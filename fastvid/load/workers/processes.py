@@ -33,20 +33,17 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.audio.packets import EncodedAudio
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip, Levels, Planes, packed, packed_size
+from fastvid.decode.sound import EncodedAudio
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
 from fastvid.load.clips.clip import Clip
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sound import SoundTask
-from fastvid.load.memory.buffers import SharedBufferPool
-from fastvid.load.memory.row_layout import RowLayout, SharedRow
+from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.load.memory import RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, SoundOrder, Status
-from fastvid.runtime.children import SAFE_PATH, how_it_ended
-from fastvid.runtime.messages import Inbox
+from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
 _log = logging.getLogger(__name__)
 
@@ -79,13 +76,7 @@ _HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and
 
 
 class ProcessLane:
-    """A worker process, used by one thread at a time.
-
-    Args:
-        backend: The worker's decoder back-end.
-        clip_seconds: Maximum time for reading, and for decoding, a clip.
-        memory: Memory that the worker writes into.
-    """
+    """A worker process, used by one thread at a time."""
 
     max_clips: int = 1
     at_once: int = PROCESS_CLIPS
@@ -103,10 +94,6 @@ class ProcessLane:
         """See `fastvid.load.workers.clip_worker.Lane`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
-
-        Raises:
-            MissingDependency: If the decoder cannot be opened in the worker.
-            WorkerError: If no worker starts.
         """
         # One batch at a time, because costs are counted per batch.
         for _, group in itertools.groupby(range(len(tasks)), key=lambda number: tasks[number].target):
@@ -132,7 +119,8 @@ class ProcessLane:
         worker = idle or self._start(lambda: keep_going(numbers[:1]))
         self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
-            worker.tell(planner)
+            if not all(isinstance(spot.source, Clip | EncodedClip) for spot in left.values()):
+                worker.tell(planner)
             orders = [worker.order(spot) for spot in left.values()]
             frames = [spot.frames for spot in left.values()]
             answer = worker.ask(orders, frames, self._clip_seconds, lambda task: keep_going([numbers[task]]))
@@ -232,9 +220,7 @@ class _NoAnswer(Exception):
 class _WorkerProcess:
     """A worker process and what it has been sent.
 
-    Args:
-        words: For its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
-        place: The `Status` array.
+    `words`: for its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
     """
 
     def __init__(self, words: tuple[int, int, int, float], status: npt.NDArray[np.int64]) -> None:
@@ -290,15 +276,7 @@ class _WorkerProcess:
     ) -> Answer:
         """Send a message and return the worker's answer.
 
-        Args:
-            message: The back-end, or the orders.
-            frames: For each order, how many frames the worker plans.
-            seconds: Maximum time without progress.
-            at: Called with the order being processed; returns False if the answer is no longer needed.
-
-        Raises:
-            _NoAnswer: If the worker made no progress for `seconds`, died or sent an invalid answer, or the answer is no
-                longer needed.
+        `frames`: for each order, how many frames the worker plans.
         """
         status = self._status
         status[Status.STOP] = 0

@@ -3,16 +3,25 @@
 Seconds of fetch, decode and finish are sums over all threads; wait and compute are the consumer's, so that
 wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
 stream waits for it is copy.
+
+Shows them during a run, on the terminal or as JSON lines. Does not import torch, because worker processes count too.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+import json
+import logging
+import os
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
-from fastvid.storage.traffic import TRAFFIC, Prices
+from fastvid.storage.protocol import TRAFFIC, Prices
 
 _BOUND: Final = 0.1
 """Fraction of wall-clock time spent waiting, or copying, from which a run counts as data-bound or copy-bound. Below it,
@@ -21,8 +30,6 @@ free data would speed the run up by less than a ninth."""
 _IDLE: Final = 0.6
 """Fraction of its threads' time from which a loader counts as busy. If a run waits while threads are idle, the loader
 prefetches too little or a batch has too few clips to share."""
-
-_STAGES: Final = ("fetch", "decode", "finish")
 
 
 @dataclass(slots=True)
@@ -96,6 +103,11 @@ class Counters:
         return cls(**dict(zip(_SUMS, sums, strict=True)))  # type: ignore[arg-type]
 
     @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage of a clip, over all threads."""
+        return {"fetch": self.fetch_seconds, "decode": self.decode_seconds, "finish": self.finish_seconds}
+
+    @property
     def wait_share(self) -> float:
         """Fraction of wall-clock time spent waiting, 0 to 1, without the first batches of iterations."""
         clock = self.wait_seconds + self.compute_seconds
@@ -145,7 +157,7 @@ class LoaderStats:
         """Fraction of the decode threads' time spent on clips, 0 to 1; 0 if unknown."""
         total = self.total
         clock = total.fill_seconds + total.wait_seconds + total.compute_seconds
-        spent = sum(getattr(total, f"{stage}_seconds") for stage in _STAGES)
+        spent = sum(total.stages.values())
         return min(1.0, spent / (clock * self.num_threads)) if clock and self.num_threads else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -176,7 +188,7 @@ class LoaderStats:
                 f"copy-bound: {copying:.0%} of the time the device waits for copies to it; use a decoder that"
                 " writes planes (pyav) or decodes on the device, which copies half as much or nothing"
             )
-        stages = {stage: getattr(total, f"{stage}_seconds") for stage in _STAGES}
+        stages = total.stages
         stage = max(stages, key=lambda name: stages[name])
         part = stages[stage] / (sum(stages.values()) or 1.0)
         faster = f"{clock / total.compute_seconds:.1f} times as fast" if total.compute_seconds else "without a model"
@@ -205,3 +217,80 @@ class LoaderStats:
                 f"shard with --profile intra: {self.num_frames} packets per clip instead of {packets:.0f}; or add cores"
             )
         return "use more cores (num_threads), or a GPU that decodes"
+
+
+_log = logging.getLogger(__name__)
+
+_TERMINAL_SECONDS: Final = 0.5
+_LOG_SECONDS: Final = 15.0
+_WINDOW_SECONDS: Final = 60.0
+"""Window of the displayed rate."""
+
+BatchCallback = Callable[[LoaderStats, int, int, int], None]
+"""Called after each batch with the stats, epoch, position and number of samples of the epoch."""
+
+
+def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[BatchCallback]:
+    """Return the callbacks to run after each batch."""
+    callbacks: list[BatchCallback] = [LiveView()] if show_stats else []
+    return callbacks if stats_file is None else [*callbacks, partial(append_line, Path(stats_file))]
+
+
+def append_line(path: Path, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+    """Append a line of JSON in a single write, so that a killed process leaves no partial line."""
+    line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
+    data = (json.dumps(line | stats.as_dict()) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
+
+
+class LiveView:
+    """Shows statistics periodically: three lines redrawn in place on a terminal, log lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._every = _TERMINAL_SECONDS if self._terminal else _LOG_SECONDS
+        self._said = time.monotonic()
+        self._marks: deque[tuple[float, int]] = deque()
+        self._drawn = False
+
+    def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+        """Redraw if enough time has passed."""
+        now = time.monotonic()
+        if self._marks and position < self._marks[-1][1]:
+            self._marks.clear()
+        last = position >= num_samples
+        if self._marks and now - self._said < self._every and not last:
+            return
+        self._said = now
+        self._marks.append((now, position))
+        while now - self._marks[0][0] > _WINDOW_SECONDS and len(self._marks) > 2:
+            self._marks.popleft()
+        lines = self.lines(stats, epoch, position, num_samples)
+        if not self._terminal:
+            _log.info("%s", " | ".join(lines))
+            return
+        up = f"\x1b[{len(lines)}F" if self._drawn else ""
+        sys.stderr.write(up + "".join(f"{line}\x1b[K\n" for line in lines))
+        sys.stderr.flush()
+        self._drawn = True
+
+    def lines(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> list[str]:
+        """Return the lines to show."""
+        total = stats.total
+        (since, before), (now, _) = self._marks[0], self._marks[-1]
+        rate = (position - before) / (now - since) if now > since else 0.0
+        left = f", {(num_samples - position) / rate:.0f} s left" if rate else ""
+        clips = max(1, total.clips)
+        stages = total.stages
+        whole = sum(stages.values()) or 1.0
+        parts = " ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items())
+        kilobytes = f"{total.bytes_read / clips / 1e3:.0f} of {total.bytes_whole / clips / 1e3:.0f} kB"
+        reads = f"a clip reads {kilobytes} in {total.requests / clips:.1f} requests"
+        skips = ", ".join(f"{count} {reason}" for reason, count in total.skips.most_common()) or "none"
+        return [
+            f"epoch {epoch}, {position}/{num_samples} clips, {rate:.1f}/s{left}; waiting {total.wait_share:.0%};"
+            f" {stats.ready} batches ready, {stats.queued} clips queued",
+            f"{stats.num_threads} threads {stats.busy:.0%} busy: {parts}; {reads}; skipped: {skips}",
+            stats.verdict(),
+        ]

@@ -1,7 +1,7 @@
 """The worker process of `fastvid.load.workers.processes`: a `ClipWorker` that writes into shared memory.
 
 Messages from the parent are pickled. The worker reads untrusted files, so its answers are plain data
-(`fastvid.runtime.messages`) that the parent checks.
+(`fastvid.runtime.processes`) that the parent checks.
 """
 
 from __future__ import annotations
@@ -22,23 +22,20 @@ from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastvid.audio.packets import EncodedAudio
-from fastvid.audio.window import AudioWindow
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Rgb, packed, packed_size
+from fastvid.decode.sound import AudioWindow, EncodedAudio
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
-from fastvid.format.open_shards import OpenShards
 from fastvid.format.packets import StreamInfo
-from fastvid.format.shard import Shard, ShardFolder
+from fastvid.format.shard import OpenShards, Shard, ShardFolder
 from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.sound import SoundTask
-from fastvid.load.memory.row_layout import RowLayout
-from fastvid.load.order.batches import ClipShape
+from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.load.memory import RowLayout
+from fastvid.load.order.epoch import ClipShape
 from fastvid.load.workers.clip_worker import ClipResult, ClipTask, ClipWorker
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.runtime.messages import pack
+from fastvid.runtime.processes import pack
 
 _ORPHAN_SECONDS: Final = 30.0
 """How much longer than the parent's timeout a hung worker lives, in case the parent has died."""
@@ -59,77 +56,44 @@ STATUS_BYTES: Final = 8 * len(Status)
 
 
 class SoundOrder(NamedTuple):
-    """The sound of one row of a batch, sent with the order of its clip.
+    """The sound of one row of a batch, sent with the order of its clip."""
 
-    Attributes:
-        offset: Offset of the samples, float32 [C, S], in the shared memory.
-        mask: Offset of the mask, bool [S].
-        channels: C.
-        samples: S.
-        window: Which samples to make.
-        packets: Their packets, if the parent has read those of the clip; None if the sample has no audio.
-    """
-
-    offset: int
-    mask: int
+    offset: int  # offset of the samples, float32 [C, S], in the shared memory
+    mask: int  # offset of the mask, bool [S]
     channels: int
     samples: int
-    window: AudioWindow
+    window: AudioWindow  # which samples to make
     packets: EncodedAudio | None
 
 
 class ClipOrder(NamedTuple):
-    """One clip to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold.
-
-    Attributes:
-        offset: Offset of the output in the shared memory.
-        layout: Number of the output's `RowLayout`; -1 for packed planes.
-        stem: Name of the shard.
-        row: Row of the sample in the shard.
-        key: The sample's key, for messages.
-        sample: The sample's number.
-        position: Position in the epoch's order.
-        folder: Number of the folder of shards.
-        tar_sha256: SHA-256 of the shard's tar: the worker opens the shard that the parent has checked.
-        request: Frames and crop to decode; None if the worker plans the clip.
-        info: The stream, if the clip is planned.
-        packets: The clip's packets, if the parent has read them; None if the worker reads them.
-        shape: Shape that the plan of the batch gives a clip that the worker plans; None if sampler and crop decide it.
-        sounds: The sounds of the rows that the clip becomes.
-        anchor: Frame of the video that the row is about, if the worker plans the clip; None for none.
-    """
+    """One clip to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
 
     offset: int
     layout: int
     stem: str = ""
-    row: int = 0
+    row: int = 0  # row of the sample in the shard
     key: str = ""
     sample: int = 0
     position: int = 0
     folder: int = 0
     tar_sha256: str = ""
-    request: ClipRequest | None = None
+    request: ClipRequest | None = None  # frames and crop to decode; None if the worker plans the clip
     info: StreamInfo | None = None
     packets: EncodedClip | None = None
     shape: ClipShape | None = None
-    sounds: Sequence[SoundOrder] = ()
-    anchor: int | None = None
+    sounds: Sequence[SoundOrder] = ()  # the sounds of the rows that the clip becomes
+    anchor: int | None = None  # frame of the video that the row is about, if the worker plans the clip; None for none
 
 
 class Answer(NamedTuple):
-    """The results of some orders.
-
-    Attributes:
-        made: By number of the order, in order of completion, without counters. Fewer than the orders if the worker was
-            told to stop.
-        costs: Total cost.
-    """
+    """The results of some orders."""
 
     made: list[ClipResult]
     costs: Counters
 
     def to_bytes(self) -> bytes:
-        """Return one message, see `fastvid.runtime.messages`."""
+        """Return one message, see `fastvid.runtime.processes`."""
         made, blobs = [], []
         for number, error, frames, _ in self.made:
             trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)
@@ -141,14 +105,7 @@ class Answer(NamedTuple):
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview, frames: Sequence[int], pid: int) -> Answer:
         """Parse and check the result of `to_bytes`.
 
-        Args:
-            header: Header of the message.
-            blobs: Blobs of the message.
-            frames: For each order, how many frames the worker plans.
-            pid: The worker's process id, for error notes.
-
-        Raises:
-            FormatError: If the answer is invalid.
+        `frames`: for each order, how many frames the worker plans.
         """
         try:
             made, start = dict[int, ClipResult](), 0
@@ -170,12 +127,7 @@ class Answer(NamedTuple):
 class WorkerState:
     """State of a worker process; also the `Target` of its tasks.
 
-    Args:
-        backend: The decoder back-end.
-        memory: Descriptor of the shared memory.
-        size: Size of the shared memory in bytes.
-        place: Offset of the `Status` array in it.
-        clip_seconds: Maximum time per step.
+    `size`: size of the shared memory in bytes.
     """
 
     def __init__(self, backend: Backend, memory: int, size: int, status: int, clip_seconds: float) -> None:

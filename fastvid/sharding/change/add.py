@@ -1,4 +1,9 @@
-"""Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
+"""Merges finished shards of a job into an existing dataset: copies them, commits a generation, extends the ledger.
+
+Every step is idempotent, so an interrupted merge can be repeated: a copy with the right checksum is reused, a
+generation that contains the samples is not committed twice, and ledger rows replace themselves.
+
+Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
 
 The new sources are encoded as a separate job inside the folder of the ledger's parts, so it can be resumed like any
 other, and every other command sees that a job is unfinished. Then its shards are copied next to the old ones, a
@@ -8,39 +13,252 @@ generation is committed, and the ledger is extended; each step detects what an e
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Any, Final
+
+import pyarrow as pa
 
 from fastvid.errors import JobError, MissingDependency, UsageError
-from fastvid.format.generations import Generation, read_annotations, read_generation
-from fastvid.format.schema import FLOW, LEDGER_PARTS, LEDGER_SCHEMA, MAX_KEY_BYTES, PICTURES, SIGNALS
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.in_place.index_video import Proof
-from fastvid.media.limits import Limits
+from fastvid.format.annotations import annotation_table
+from fastvid.format.dataset import change
+from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
+from fastvid.format.in_place import common_root
+from fastvid.format.schema import (
+    FLOW,
+    IN_PLACE,
+    LEDGER,
+    LEDGER_PARTS,
+    LEDGER_SCHEMA,
+    MAX_KEY_BYTES,
+    PICTURES,
+    SIGNALS,
+    shard_stem,
+)
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.index_video import Proof
 from fastvid.runtime import faults
-from fastvid.runtime.file_names import encode_name
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import ClassNames
-from fastvid.sharding.change.merge import KnownSource, known_sources, merge_parts, number_labels
+from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.encode.streams import same_streams
-from fastvid.sharding.engines.engine import open_engine
-from fastvid.sharding.in_place.index_files import IndexFiles
-from fastvid.sharding.job.blocked import read_blocked
-from fastvid.sharding.job.identity import differences
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts
-from fastvid.sharding.job.ledger import is_nameless, read_part, rows_table
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart
-from fastvid.sharding.job.run import Job
-from fastvid.sharding.job.shard_work import EncodeShards
-from fastvid.sharding.job.staging import Staging
+from fastvid.sharding.in_place import IndexFiles
+from fastvid.sharding.job.job import (
+    MAX_SECONDS,
+    JobReport,
+    annotation_rows,
+    check_amounts,
+    hide_sources,
+    part_report,
+    shard_records,
+)
+from fastvid.sharding.job.ledger import (
+    Part,
+    Row,
+    edit_ledger,
+    is_nameless,
+    problem_row,
+    read_blocked,
+    read_ledger,
+    read_part,
+    settle_rows,
+    write_ledger,
+)
+from fastvid.sharding.job.lock import Staging, lock_folder
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences
+from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
-from fastvid.sharding.sources.tar_sources import gather_sources
-from fastvid.sharding.work.messages import Settings
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
+from fastvid.storage.urls import copy_file, sha256_of
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSource:
+    """The ledger's record of a source."""
+
+    path: str
+    bytes_in: int  # size of the file in bytes
+    key: str | None  # key of its samples; None if it was not packed
+    reason: str | None
+    seconds: float | None
+
+
+def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSource]:
+    """Return every known source by name. A dataset without a ledger gets one, built from its annotations."""
+    if not storage.exists(LEDGER):
+        write_ledger(storage, _ledger_of(storage, generation), {})
+    names = ("source_id", "path", "bytes_in", "key", "reason", "seconds")
+    ledger = read_ledger(storage)[0]
+    columns = [ledger[name].to_pylist() for name in names]
+    return {name: KnownSource(path, size or 0, *rest) for name, path, size, *rest in zip(*columns, strict=True)}
+
+
+def merge_parts(
+    storage: Storage,
+    scratch: Storage,
+    parts: Sequence[Part],
+    found: SourceList,
+    profile: Mapping[str, Any],
+    *,
+    drop_duplicates: bool = False,
+) -> tuple[int, pa.Table]:
+    """Add the shards of a finished job to a dataset.
+
+    `drop_duplicates`: whether to hide samples of sources with the same bytes as an earlier one. Returns the number
+    of the current generation, and the ledger rows of the job's sources.
+    """
+    _, generation = read_generation(storage)
+    samples = [sample for part in parts for sample in part.samples]
+    new = [row for part in parts for row in part.rows]
+    known = {row["source_id"] for row in new}
+    before = [row for row in read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
+    present = set(read_annotations(storage, generation)["key"].to_pylist())
+    if any(sample.key not in present for sample in samples):
+        records = _copy_all(storage, scratch, parts, generation, profile)
+        faults.reach("copied")
+
+        def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
+            # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
+            _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=drop_duplicates)
+            made, joined = _extended(old, table, records, parts, found, hidden)
+            return replace(made, extras=_extras(made, records, found)), joined
+
+        generation = change(storage, edit)
+    return generation.number, _extend_ledger(storage, parts, found, generation, drop_duplicates=drop_duplicates)
+
+
+def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
+    """Return ledger rows for a dataset without a ledger, as far as its samples show."""
+    table = read_annotations(storage, generation)
+    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
+    rows: dict[str, Row] = {}
+    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
+    for stem, source, key, frames in zip(stems, *columns, strict=True):
+        if source in rows:
+            rows[source]["num_frames"] += frames  # another segment of the same video
+        else:
+            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | {
+                "source_id": source, "path": source, "status": "packed", "key": key, "shard": stem,
+                "num_frames": frames, "warnings": [],
+            }  # fmt: skip
+    return list(rows.values())
+
+
+def _copy_all(
+    storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Mapping[str, Any]
+) -> list[ShardRecord]:
+    numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
+    number = max(numbers, default=-1) + 1
+    records: list[ShardRecord] = []
+    for part in parts:
+        if part.digest is None:
+            continue
+        (record,) = shard_records([replace(part, stem=shard_stem(number))], profile)
+        while storage.exists(record.data) and not _same(storage, record):
+            number += 1
+            record = replace(record, name=shard_stem(number))
+        _copy(storage, scratch, part.stem, record)
+        records.append(record)
+        number += 1
+    return records
+
+
+def _same(storage: Storage, record: ShardRecord) -> bool:
+    """Return whether a shard is there already, left by an interrupted run."""
+    return storage.size(record.data) == record.bytes and sha256_of(storage, record.data) == record.sha256
+
+
+def _copy(storage: Storage, scratch: Storage, stem: str, record: ShardRecord) -> None:
+    if not storage.exists(record.data):
+        copy_file(scratch, f"{stem}.{record.suffixes[0]}", storage, record.data)
+    for suffix in record.suffixes[1:]:
+        storage.write(f"{record.name}.{suffix}", scratch.read(f"{stem}.{suffix}"))
+
+
+def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
+    """Return the extras of a generation with new shards, whose videos in place may be below another folder."""
+    paths = [source.path for source in found.sources if source.problem is None]
+    if not paths or not any(record.is_in_place for record in records):
+        return old.extras
+    known = [] if old.root is None else [f"{old.root}/file"]
+    return {**old.extras, IN_PLACE: {"root": common_root([*known, *paths])}}
+
+
+def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
+    """Return the classes of a generation with those of new sources, and the number of each label of the sources."""
+    used = {name for source in found.sources for name in source.class_names}
+    ordered = [name for name in found.classes if name in used]
+    classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
+    labels = {name: label for name in ordered if (label := classes.index(name, "")) is not None}
+    return tuple(classes.names), labels
+
+
+def _extended(
+    old: Generation,
+    table: pa.Table,
+    records: Sequence[ShardRecord],
+    parts: Sequence[Part],
+    found: SourceList,
+    hidden: Collection[str],
+) -> tuple[Generation, pa.Table]:
+    """Return a generation with the new shards after the old ones."""
+    samples = [sample for part in parts for sample in part.samples]
+    classes, labels = number_labels(old, found)
+    made = replace(
+        old,
+        shards=(*old.shards, *records),
+        classes=classes,
+        note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
+    )
+    return made, _joined(table, hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden))
+
+
+def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
+    """Concatenate the tables with the columns of both; a column whose types differ becomes text."""
+    for name in set(old.column_names) & set(new.column_names):
+        kinds = old.schema.field(name).type, new.schema.field(name).type
+        if kinds[0] != kinds[1] and not any(pa.types.is_null(kind) for kind in kinds):
+            old, new = _as_text(old, name), _as_text(new, name)
+    return pa.concat_tables([old, new], promote_options="default").combine_chunks()
+
+
+def _as_text(table: pa.Table, name: str) -> pa.Table:
+    values = [None if value is None else str(value) for value in table[name].to_pylist()]
+    return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
+
+
+def _extend_ledger(
+    storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation, *, drop_duplicates: bool
+) -> pa.Table:
+    """Write the ledger, extended by the rows of the job's sources, and return these rows."""
+    names = {shard.sha256: shard.name for shard in generation.shards}
+    made: list[Row] = []
+    for part in parts:
+        stem = None if part.digest is None else names.get(part.digest.sha256)
+        made += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
+    made += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    known, blocked = {row["source_id"] for row in made}, read_blocked(storage)
+    rows: list[Row] = []
+
+    def edit(before: list[Row]) -> list[Row]:
+        nonlocal rows
+        others = [row for row in before if row["source_id"] not in known]
+        rows, _ = settle_rows(made, blocked, before=others, drop_duplicates=drop_duplicates)
+        # The row of a takedown says when and why, so a refused copy does not replace it.
+        gone = {row["source_id"] for row in before if is_nameless(row)}
+        others += [row for row in before if row["source_id"] in known & gone]
+        return [*others, *(row for row in rows if row["source_id"] not in gone)]
+
+    edit_ledger(storage, edit)
+    faults.reach("merged")
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=LEDGER_SCHEMA)
+
 
 _FOLDER: Final = f"{LEDGER_PARTS}/add"
 # Leave space for the suffix "/0000" of a segment.
@@ -50,15 +268,9 @@ _HASH_DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """The result of `add_sources`.
+    """The result of `add_sources`."""
 
-    Attributes:
-        report: Report of the job; its ledger contains only the rows of the new sources.
-        generation: Number of the current generation.
-        known: Number of sources that the dataset contained already.
-    """
-
-    report: JobReport
+    report: JobReport  # report of the job; its ledger contains only the rows of the new sources
     generation: int
     known: int
 
@@ -94,52 +306,22 @@ def add_sources(
     A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
     again. New class names are appended to the existing ones.
 
-    Args:
-        dataset: Folder of the dataset.
-        sources: Folders of videos, or single files.
-        annotations: ``format:path``, one or several; by default the class of a video is its folder.
-        columns: Names for the columns of annotation tables, such as ``path=videoid,caption=text``.
-        class_names: Names for integer labels.
-        engine: Where to encode; see `fastvid.sharding.job.job.run_job`.
-        ray_address: Address of the Ray cluster's head.
-        workers: Sources encoded in parallel; by default one per core.
-        part: Make only every N-th of the new shards, from the I-th, as ``I/N``, and add nothing yet. Parts may run in
-            parallel; after they have finished, the same call without `part` makes the remaining shards and adds all.
-        samples_per_shard: Maximum number of sources in a shard.
-        max_seconds: Longer videos are split into segments of equal length, none longer than this.
-        max_bad_frames: The most frames that may be left out of a damaged video, as for
-            `fastvid.sharding.job.job.run_job`.
-        seed: Seed of the order of samples in the new shards.
-        follow_links: Whether to follow symbolic links that point outside their folder.
-        prefix: Prepended to the names of all sources, with a slash.
-        retry_rejected: Whether to retry sources that were rejected before.
-        allow_encoder_change: Whether to encode although the dataset, or the unfinished addition, was encoded by another
-            build of ffmpeg; each shard records its build.
-        reject_unreadable: Whether to reject sources that their disk does not deliver; see
-            `fastvid.sharding.job.job.run_job`.
-        drop_duplicates: Whether to hide samples of sources with the same bytes as another one: one that the dataset
-            has already, or the first of the new ones by id.
-        limits: Limits per source.
-
-    Raises:
-        UsageError: If an argument is wrong, or a new source has the name of a known one.
-        MissingDependency: If no ffmpeg can encode the dataset's profile.
-        JobError: If another job is running here, the unfinished one differs, or ffmpeg is another build.
-        StorageError: If there is no dataset, it cannot be written, or a disk does not deliver sources; run again to
-            resume.
-        WorkerError: If workers cannot be started.
+    `max_bad_frames`: the most frames that may be left out of a damaged video, as for
+    `fastvid.sharding.job.job.run_job`. `seed`: seed of the order of samples in the new shards. `drop_duplicates`:
+    whether to hide samples of sources with the same bytes as another one: one that the dataset has already, or the
+    first of the new ones by id.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
-    mine = JobPart.parse(part) if isinstance(part, str) else part
-    with lock_folder(storage, mine) as check:
+    how = How(engine, ray_address, workers, part, reject_unreadable, allow_encoder_change, "add")
+    with lock_folder(storage, how.mine) as check:
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
         bad = None if max_bad_frames is None else str(max_bad_frames)
         settings = replace(settings, blocked=read_blocked(storage), max_bad_frames=bad)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
         # While other parts run, what has no ledger row yet may be theirs.
-        if mine is None and _is_merged(storage, scratch, generation):
+        if how.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
         every = gather_sources(
@@ -150,7 +332,7 @@ def add_sources(
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
         classes, labels = number_labels(generation, found)
-        work: EncodeShards | IndexFiles
+        work: ShardWork
         if settings.proof is not None:
             work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
         else:
@@ -165,19 +347,10 @@ def add_sources(
                 labels=labels,
                 generation=generation.number + 1,
             )
-        job = Job(
-            scratch,
-            work,
-            part=mine,
-            reject_unreadable=reject_unreadable,
-            added_to=storage,
-            command="add",
-        )
-        place = open_engine(engine, settings, workers=workers, address=ray_address)
-        parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
-        if mine is not None:
-            rows = rows_table(row for part in parts for row in part.rows)
-            return Added(JobReport(storage.url, rows, found.ignored, mine), generation.number, known)
+        job = Job(scratch, work, how, added_to=storage)
+        parts = job.run(how.open_engine(settings), check)
+        if how.mine is not None:
+            return Added(part_report(storage, work, parts, how), generation.number, known)
         faults.reach("encoded")
         profile = generation.shards[-1].profile if settings.proof is not None else settings.profile.to_json()
         number, ledger = merge_parts(storage, scratch, parts, found, profile, drop_duplicates=drop_duplicates)
@@ -247,11 +420,7 @@ def _delete_shards(scratch: Storage) -> None:
 def _new_sources(
     storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, retry_rejected: bool
 ) -> SourceList:
-    """Return the sources that the dataset does not know, with unused keys and valid labels.
-
-    Raises:
-        UsageError: If a new source has the name of a known one, or a label is no class.
-    """
+    """Return the sources that the dataset does not know, with unused keys and valid labels."""
     sources = every.sources
     if prefix is not None:
         sources = assign_keys([source.below(prefix) for source in sources])

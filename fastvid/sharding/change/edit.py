@@ -2,10 +2,13 @@
 
 Each change commits a new generation in milliseconds, whatever the size of the shards. A job that has pinned an older
 generation continues to read it until `fastvid gc` deletes it.
+
+Reads new labels and columns for a dataset's samples, from a table with keys or from the usual annotation files.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -14,13 +17,29 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import UsageError
+from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
-from fastvid.runtime.units import things
-from fastvid.sharding.job.commit import hide_rows
-from fastvid.sharding.sources.rows import LABELS
+from fastvid.format.schema import (
+    ANNOTATION_FIELDS,
+    FACT_FIELDS,
+)
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import things
+from fastvid.sharding.job.job import hide_rows
+from fastvid.sharding.sources.action_sets import AnnotationFile
+from fastvid.sharding.sources.annotations import read_table
+from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, seconds_text
+from fastvid.sharding.sources.tables import (
+    LABELS,
+    AnnotationRow,
+    Annotations,
+    Columns,
+    NumberedRecord,
+    check_rows,
+    label_list,
+    plain_value,
+)
 from fastvid.storage import Storage
 
 # Number of unknown keys that a message lists.
@@ -29,44 +48,25 @@ _SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """The result of `remove_samples`.
-
-    Attributes:
-        generation: Number of the current generation.
-        removed: Number of samples that it hides and the one before did not.
-        already: Number of samples that were hidden already.
-    """
+    """The result of `remove_samples`."""
 
     generation: int
-    removed: int
-    already: int
+    removed: int  # number of samples that it hides and the one before did not
+    already: int  # number of samples that were hidden already
 
 
 @dataclass(frozen=True, slots=True)
 class Relabelled:
-    """The result of `relabel_samples`.
-
-    Attributes:
-        generation: Number of the current generation.
-        samples: Number of rows that differ from the generation before.
-        columns: Columns in which they differ.
-        new_classes: Class names appended to the existing ones.
-    """
+    """The result of `relabel_samples`."""
 
     generation: int
-    samples: int
+    samples: int  # number of rows that differ from the generation before
     columns: tuple[str, ...]
     new_classes: tuple[str, ...]
 
 
 def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
-    """Hide samples from now on. Their bytes are deleted by `compact_shards` and `collect_garbage`.
-
-    Raises:
-        UsageError: If a key is unknown, or none is given; nothing is changed.
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
+    """Hide samples from now on. Their bytes are deleted by `compact_shards` and `collect_garbage`."""
     wanted = pa.array(list(dict.fromkeys(keys)), pa.string())
     if not len(wanted):
         raise UsageError("no keys given")
@@ -91,20 +91,7 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
 def relabel_samples(
     storage: Storage, rows: Mapping[str, Mapping[str, Any]], *, new_classes: bool = False, note: str = "relabel"
 ) -> Relabelled:
-    """Change column values of samples; samples that are not named keep theirs.
-
-    Args:
-        storage: The dataset's folder.
-        rows: For each key its new values by column. ``label`` is a class name, an index into the classes, or None for
-            no label; ``labels`` is a list of such; other columns are changed, or added if new.
-        new_classes: Whether to append unknown class names. A dataset without classes accepts any.
-        note: Origin that the generation records.
-
-    Raises:
-        UsageError: If a key, class or column is wrong; nothing is changed.
-        StorageError: If there is no dataset.
-        ConflictError: If other changes kept winning the race to commit.
-    """
+    """Change column values of samples; samples that are not named keep theirs."""
     if not rows:
         raise UsageError("no samples given")
     columns = tuple(dict.fromkeys(name for values in rows.values() for name in values))
@@ -150,11 +137,7 @@ def relabel_samples(
 
 
 def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
-    """Return the row of each key.
-
-    Raises:
-        UsageError: If a key is unknown.
-    """
+    """Return the row of each key."""
     rows = pc.index_in(keys, value_set=table["key"].combine_chunks())
     if rows.null_count:
         unknown = keys.filter(pc.is_null(rows)).to_pylist()
@@ -187,11 +170,7 @@ class ClassNames:
         self._grow = grow or not names
 
     def index(self, value: Any, key: str) -> int | None:
-        """Return the index of a class given by name or index; None for None.
-
-        Raises:
-            UsageError: If the class is unknown and may not be added.
-        """
+        """Return the index of a class given by name or index; None for None."""
         if value is None:
             return None
         text = str(value)
@@ -212,11 +191,7 @@ class ClassNames:
         return len(self.names) - 1
 
     def name(self, value: Any, key: str) -> str:
-        """Return the name of a class given by name or index; without class names, the index as text.
-
-        Raises:
-            UsageError: If the class is unknown and may not be added.
-        """
+        """Return the name of a class given by name or index; without class names, the index as text."""
         index = self.index(value, key)
         return str(value) if index is None or index >= len(self.names) else self.names[index]
 
@@ -230,3 +205,105 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
         raise UsageError(
             f"values of column {name!r} do not have its type {kind}: {error}", hint="nothing was changed"
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """Annotation rows matched to the samples of a dataset."""
+
+    rows: Mapping[str, Mapping[str, Any]]
+    unmatched: tuple[str, ...]
+    ambiguous: tuple[str, ...]  # names that match samples of several sources; their samples are not changed
+
+
+def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
+
+    An empty field of a CSV is None.
+    """
+    file, names = AnnotationFile(place), Columns.parse(columns)
+    form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
+    try:
+        rows = _by_key(read_table(file, form, names, whole=True))
+        check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
+        for row in rows.values():
+            if LABELS in row:
+                row[LABELS] = label_list(row[LABELS])
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"table cannot be read: {error.strerror}", file=place) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"table does not parse as {form}: {error}", file=place) from error
+    return rows
+
+
+def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for number, record in records:
+        key = record.get("key")
+        if not isinstance(key, str) or not key:
+            raise UsageError("row has no key", row=number, column="key", hint="name the column, such as key=COLUMN")
+        if key in rows:
+            raise UsageError(f"duplicate key {key!r}", row=number)
+        values = {name: None if value == "" else value for name, value in record.items() if name != "key"}
+        rows[key] = {name: value if name == LABELS else plain_value(value) for name, value in values.items()}
+    return rows
+
+
+def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
+    """Find the samples that annotation rows refer to, by the names of their sources.
+
+    A row's name is a source's path or the end of it, with or without the file extension. All segments of a source get
+    its row.
+    """
+    by_name: dict[str, dict[str, list[str]]] = {}
+    for key, source in zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True):
+        for name in _names(source):
+            by_name.setdefault(name, {}).setdefault(source, []).append(key)
+    rows: dict[str, dict[str, Any]] = {}
+    unmatched, ambiguous = [], []
+    for row in annotations.rows:
+        names = _wanted(row)
+        found = next((by_name[name] for name in names if name in by_name), None)
+        if found is not None and len({_whole(source) for source in found}) > 1:
+            # A whole path matches one source; only the end of a path can match several.
+            found = {source: keys for source, keys in found.items() if _whole(source) in names} or found
+        if found is None:
+            unmatched.append(row.name)
+        elif len({_whole(source) for source in found}) > 1:
+            ambiguous.append(row.name)
+        else:
+            values = dict(row.columns) if row.label is None else {"label": row.label, **row.columns}
+            rows |= {key: values for keys in found.values() for key in keys}
+    return Matched(rows, tuple(unmatched), tuple(ambiguous))
+
+
+def _names(source: str) -> list[str]:
+    """Return the names that match a source: its path and every suffix of it, with and without extension and clip."""
+    names = []
+    for name in dict.fromkeys((source, _whole(source))):
+        path, clip = (name, "") if name == _whole(source) else (_whole(source), name[len(_whole(source)) :])
+        stem, ending = posixpath.splitext(path)
+        for text in (path, stem) if ending.lower() in VIDEO_SUFFIXES else (path,):
+            parts = text.split("/")
+            names += ["/".join(parts[start:]) + clip for start in range(len(parts))]
+    return names
+
+
+def _whole(source: str) -> str:
+    """Return a source's path without the clip range, for example ``#10-20``."""
+    return source.partition("#")[0]
+
+
+def _wanted(row: AnnotationRow) -> list[str]:
+    """Return the names to look up for a row's video, best first."""
+    path = encode_name(posixpath.normpath(row.name))
+    if row.start is None and row.end is None:
+        return [path]
+    ends = f"{seconds_text(row.start)}-{seconds_text(row.end)}"
+    if row.whole_name is None:
+        return [f"{path}#{ends}"]
+    return [path, f"{encode_name(row.whole_name)}#{ends}"]

@@ -13,16 +13,14 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import UsageError
-from fastvid.format.dataset import Dataset
-from fastvid.format.listed_samples import whole_file
-from fastvid.format.parquet import to_parquet
-from fastvid.format.schema import FLOW, PICTURES
+from fastvid.format.dataset import Dataset, whole_file
+from fastvid.format.schema import FLOW, PICTURES, to_parquet
 from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
-from fastvid.sharding.change.compact import map_checked
-from fastvid.sharding.job.tar_annotations import annotate_members
+from fastvid.sharding.change.repack import Members, map_checked
+from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
-from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
+from fastvid.sharding.sources.sources import VIDEO_SUFFIXES
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
@@ -43,20 +41,12 @@ _VIDEO: Final = "video"  # column that HF datasets adds
 _SPLIT: Final = "split"
 _ALL: Final = "data"  # folder of samples without a split
 
-Members = tuple[str, Mapping[str, bytes]]
-
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The result of `export_samples`.
+    """The result of `export_samples`."""
 
-    Attributes:
-        samples: Number of samples by folder.
-        files: Names of the tars or videos, in order.
-        bytes: Size of all of them.
-    """
-
-    samples: Mapping[str, int]
+    samples: Mapping[str, int]  # number of samples by folder
     files: tuple[str, ...]
     bytes: int
 
@@ -67,25 +57,12 @@ def export_samples(
     """Write the selected samples, one folder per split, without re-encoding.
 
     As "wds", each shard gives a tar per split. A sample has its streams, ``cls``, ``txt`` and JSON as
-    `fastvid.sharding.job.tar_annotations.annotate_members` describes, from the dataset's current annotations. "energon"
+    `fastvid.sharding.job.restore.annotate_members` describes, from the dataset's current annotations. "energon"
     adds ``.nv-meta``, with the folders as split parts, for ``energon prepare OUT --tar-index-only``. As "hf", each
     sample is a video file, with its annotations and ``class`` in the ``metadata.parquet`` of its folder.
     "lerobot" writes a LeRobot dataset, see `fastvid.sharding.lerobot.export.write_lerobot`.
     ``classes.txt`` has a class name per line; ``export.json`` is written last, so a folder without it is incomplete,
     and the same call completes it. The same dataset gives the same bytes.
-
-    Args:
-        dataset: Folder of the dataset, local or in an object store.
-        out: An empty or new folder, local or in an object store, or one in which the same export was interrupted.
-        to: One of LAYOUTS.
-        split: As for `fastvid.open`.
-        where: As for `fastvid.open`.
-
-    Raises:
-        UsageError: If the layout is unknown or cannot contain the dataset, `out` is not empty, a split cannot name a
-            folder, or no sample matches.
-        FormatError: If a tar is damaged; copying it would hide the damage.
-        StorageError: If a file cannot be read or written.
     """
     if to not in LAYOUTS:
         raise UsageError(f"unknown layout {to!r}", hint=f"use one of {', '.join(LAYOUTS)}")
@@ -150,11 +127,7 @@ def _check_cameras(source: Dataset, to: str) -> None:
 
 
 def _begin(target: Storage, record: bytes) -> None:
-    """Note which export the folder is for; one that was interrupted is written again, with the same bytes.
-
-    Raises:
-        UsageError: If the folder contains anything else.
-    """
+    """Note which export the folder is for; one that was interrupted is written again, with the same bytes."""
     names = target.list()
     if names and not (_UNFINISHED in names and target.read(_UNFINISHED) == record):
         raise UsageError(

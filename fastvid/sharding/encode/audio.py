@@ -23,13 +23,12 @@ from typing import Any, Final
 import av
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.mp4.audio import AudioInfo, index_m4a
+from fastvid.format.mp4 import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
-from fastvid.media.ffmpeg import FfmpegBuild
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
-from fastvid.media.source_file import OpenSource, private_copy
-from fastvid.sharding.encode.streams import Audio
+from fastvid.media.ffmpeg import FfmpegBuild, Limits
+from fastvid.media.probe import OpenSource, private_copy
+from fastvid.media.timing import Reason
+from fastvid.sharding.encode.flow import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 
 # Codecs that every M4A player supports.
@@ -48,31 +47,17 @@ NOT_CUT: Final = "audio-not-cut"
 
 @dataclass(frozen=True, slots=True)
 class AudioSource:
-    """The first audio stream of a source.
-
-    Attributes:
-        codec: FFmpeg's name of the codec.
-        channels: Number of channels.
-        rate: Samples per second.
-        video_start: Seconds from the first packet of the file to the first frame of the video.
-    """
+    """The first audio stream of a source."""
 
     codec: str
     channels: int
-    rate: int
-    video_start: Fraction
+    rate: int  # samples per second
+    video_start: Fraction  # seconds from the first packet of the file to the first frame of the video
 
 
 @dataclass(frozen=True, slots=True)
 class SampleAudio:
-    """The audio of all samples of a source.
-
-    Attributes:
-        members: An M4A for each sample, or None if it has no audio.
-        infos: Properties of each M4A, or None.
-        copied: Whether packets were copied unchanged.
-        warnings: Warnings for the ledger.
-    """
+    """The audio of all samples of a source."""
 
     members: tuple[bytes | None, ...]
     infos: tuple[AudioInfo | None, ...]
@@ -106,17 +91,7 @@ def extract_audio(
 ) -> SampleAudio:
     """Extract the audio of a source's samples.
 
-    Args:
-        build: The ffmpeg to run.
-        choice: "copy", "aac", or "drop" for no audio.
-        source: The open source.
-        spans: Start and end of each sample in seconds from the first frame of the video.
-        limits: Resource limits of the source.
-        patience: Factor on the time limit.
-
-    Raises:
-        SourceError: If there is no space for temporary files, which is transient.
-        OSError: If the source cannot be read.
+    `spans`: start and end of each sample in seconds from the first frame of the video.
     """
     if choice == "drop":
         return SampleAudio.none(len(spans))
@@ -144,10 +119,7 @@ def extract_audio(
 def take_over_audio(data: bytes, count: int, seconds: float) -> SampleAudio:
     """Return the audio of a sample of a dataset, as it is.
 
-    Args:
-        data: The sample's M4A.
-        count: Number of samples that are made of it; several would need the audio cut, and get none.
-        seconds: Length of its video.
+    `count`: number of samples that are made of it; several would need the audio cut, and get none.
     """
     if count > 1:
         return SampleAudio.none(count, NOT_CUT)
@@ -164,11 +136,7 @@ def audio_seconds(source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]]
 
 
 def probe_audio(source: OpenSource) -> AudioSource | None:
-    """Return a source's first audio stream; None if there is none or it has no decoder.
-
-    Raises:
-        SourceError: If the file cannot be opened.
-    """
+    """Return a source's first audio stream; None if there is none or it has no decoder."""
     try:
         with open_demuxer(source.url, source.container) as container:
             if not container.streams.audio:
@@ -236,11 +204,7 @@ def _check_log(log: FfmpegLog) -> None:
 
 
 def _check(data: bytes, seconds: float) -> AudioInfo | None:
-    """Decode an M4A and return its properties; None if it contains no audio sample.
-
-    Raises:
-        SourceError: If it does not decode, or is longer than its video.
-    """
+    """Decode an M4A and return its properties; None if it contains no audio sample."""
     if not data:
         return None
     try:
@@ -258,11 +222,7 @@ def _check(data: bytes, seconds: float) -> AudioInfo | None:
 
 
 def count_samples(data: bytes | memoryview) -> int:
-    """Return the number of samples per channel that an M4A decodes to.
-
-    Raises:
-        SourceError: If it does not decode.
-    """
+    """Return the number of samples per channel that an M4A decodes to."""
     try:
         with open_demuxer(data, "mov") as container:
             stream = container.streams.audio[0]

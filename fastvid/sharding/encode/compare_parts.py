@@ -19,12 +19,10 @@ from av.video.reformatter import ColorRange, Colorspace
 
 from fastvid.errors import SourceError
 from fastvid.media.demuxer import open_demuxer, side_data, video_stream
-from fastvid.media.probe import SourceInfo
-from fastvid.media.reasons import Reason
-from fastvid.media.source_file import OpenSource
-from fastvid.sharding.encode.profile import Profile
+from fastvid.media.probe import OpenSource, SourceInfo
+from fastvid.media.timing import Reason
+from fastvid.sharding.encode.profile import Profile, source_seconds
 from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
-from fastvid.sharding.encode.window import source_seconds
 
 Thumbnail = npt.NDArray[np.float64]
 
@@ -44,16 +42,10 @@ _SPACES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class PartEnd:
-    """The first or last frame of a part.
-
-    Attributes:
-        number: Its number in the video at the written rate.
-        frames: Numbers of the source frames, one of which it must show.
-        picture: The frame, decoded from the part.
-    """
+    """The first or last frame of a part."""
 
     number: int
-    frames: range
+    frames: range  # numbers of the source frames, one of which it must show
     picture: VideoFrame
 
 
@@ -62,11 +54,7 @@ def part_ends(
 ) -> Iterator[PartEnd]:
     """Yield the first and last frame of an encoded part.
 
-    Args:
-        info: The source.
-        written: The same with the rate that was written.
-        part: The part's frames at that rate, half-open.
-        pictures: Its first and last decoded frame.
+    `part`: the part's frames at that rate, half-open.
     """
     rate = written.timing.rate
     for number, picture in zip((part[0], part[1] - 1), pictures, strict=True):
@@ -79,11 +67,7 @@ def part_ends(
 
 
 def compare_parts(frames: SourceFrames, profile: Profile, ends: Sequence[PartEnd]) -> None:
-    """Compare the ends of parts with the source.
-
-    Raises:
-        SourceError: If one shows another picture.
-    """
+    """Compare the ends of parts with the source."""
     info = frames.info
     size = upright_geometry(info, profile)
     wrong = [end for end in ends if not any(_alike(end, frame, info, size) for frame in frames.of(end.frames))]
@@ -101,12 +85,7 @@ def compare_parts(frames: SourceFrames, profile: Profile, ends: Sequence[PartEnd
 
 
 class SourceFrames:
-    """The frames of a source, decoded without filters and apart from the program that encodes.
-
-    Args:
-        source: The open source.
-        info: Its properties.
-    """
+    """The frames of a source, decoded without filters and apart from the program that encodes."""
 
     def __init__(self, source: OpenSource, info: SourceInfo) -> None:
         self.source, self.info = source, info

@@ -3,20 +3,22 @@
 The same frames have the same flow on every x86-64 machine with the same OpenCV: it runs in one thread, because DIS
 splits the image into one independent stripe per thread, and without code that OpenCV selects by CPU model. All
 parameters are recorded.
+
+The streams that a job writes in addition to RGB: audio and optical flow.
 """
 
 from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
-from fastvid.errors import MissingDependency, UsageError
-from fastvid.format.flow import BOUND, to_levels
+from fastvid.errors import JobError, MissingDependency, UsageError
+from fastvid.format.planes import BOUND, to_levels
 from fastvid.runtime.arrays import Float32Array, UInt8Array
 
 Estimate = Callable[[UInt8Array, UInt8Array], Float32Array]
@@ -53,19 +55,10 @@ Method = Literal["dis", "tvl1"]
 
 @dataclass(frozen=True, slots=True)
 class FlowSettings:
-    """How optical flow is estimated and stored.
-
-    Attributes:
-        method: "dis" (Kroeger et al. 2016, "Fast Optical Flow using Dense Inverse Search") or "tvl1" (Zach et al. 2007,
-            "A Duality Based Approach for Realtime TV-L1 Optical Flow").
-        bound: Largest motion that can be stored, in pixels per frame of the encoded video; larger ones are clipped.
-        parameters: Parameters of the method, by OpenCV's names.
-        opencv: OpenCV's version.
-        machine: Instruction set, such as "x86_64"; another one may round differently.
-    """
+    """How optical flow is estimated and stored."""
 
     method: Method
-    bound: float
+    bound: float  # largest motion that can be stored, in pixels per frame of the encoded video; larger ones are clipped
     parameters: Mapping[str, float]
     opencv: str
     machine: str
@@ -78,12 +71,7 @@ class FlowSettings:
 
 
 def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
-    """Return the settings of a method with this machine's OpenCV.
-
-    Raises:
-        UsageError: If the method is unknown or the bound is out of range.
-        MissingDependency: If OpenCV is not installed or was built without the method.
-    """
+    """Return the settings of a method with this machine's OpenCV."""
     checked: Any = method
     cv2 = _opencv("")
     chosen = FlowSettings(
@@ -96,12 +84,7 @@ def flow_settings(method: str, bound: float | None = None) -> FlowSettings:
 def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Iterator[UInt8Array]:
     """Yield the flow from each frame to the next as stacked levels; the last frame repeats a flow.
 
-    Args:
-        frames: uint8 [H, W] each, in display order.
-        settings: Method and parameters.
-
-    Yields:
-        uint8 [2H, W] for every frame, see `fastvid.format.flow`.
+    `frames`: uint8 [H, W] each, in display order. Yields uint8 [2H, W] for every frame, see `fastvid.format.planes`.
     """
     cv2 = _opencv(settings.method)
     estimate = _ESTIMATORS[settings.method](cv2, settings)
@@ -159,3 +142,75 @@ def _reproducible(cv2: Any) -> Iterator[None]:
     finally:
         cv2.setUseOptimized(optimized)
         cv2.setNumThreads(threads)
+
+
+Audio = Literal["drop", "copy", "aac"]
+
+_NAMES: Final = ("rgb", "flow")
+_KNOWN: Final = ", ".join(_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The streams of a job's samples."""
+
+    audio: Audio = "drop"
+    flow: FlowSettings | None = None
+
+    def __post_init__(self) -> None:
+        if self.audio not in get_args(Audio):
+            raise UsageError(f"unknown audio mode {self.audio!r}", hint=f"use one of {', '.join(get_args(Audio))}")
+
+    @property
+    def video(self) -> tuple[str, ...]:
+        """Names of the video streams of every sample."""
+        return ("rgb", "flow") if self.flow else ("rgb",)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what differs from a dataset with only RGB; empty for such a dataset."""
+        record: dict[str, Any] = {} if self.audio == "drop" else {"audio": self.audio}
+        return record | ({"flow": asdict(self.flow)} if self.flow else {})
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> Streams:
+        """Create it from `to_json`'s result."""
+        flow = record.get("flow")
+        return cls(record.get("audio", "drop"), FlowSettings(**flow) if flow else None)
+
+
+PICTURES: Final = Streams()
+"""Only RGB."""
+
+
+def same_streams(record: Mapping[str, Any], *, allow_encoder_change: bool = False) -> Streams:
+    """Return the streams of an existing dataset, to add samples to it."""
+    streams = Streams.from_json(record)
+    if streams.flow is None:
+        return streams
+    here = flow_settings(streams.flow.method, streams.flow.bound)
+    mine = replace(streams.flow, opencv=here.opencv, machine=here.machine)
+    if mine != streams.flow and not allow_encoder_change:
+        raise JobError(
+            f"the dataset's flow was computed by OpenCV {streams.flow.opencv} on {streams.flow.machine},"
+            f" but this machine has {here.opencv} on {here.machine}",
+            hint="install that version, or allow this one with --allow-encoder-change",
+        )
+    return replace(streams, flow=mine)
+
+
+def choose_streams(
+    streams: Sequence[str] | str = ("rgb",), *, audio: str = "drop", method: str = "dis", bound: float | None = None
+) -> Streams:
+    """Return the streams that a user selected, with this machine's OpenCV.
+
+    `bound`: largest stored flow in pixels per frame; None for the default of `fastvid.format.planes`.
+    """
+    names = streams.split(",") if isinstance(streams, str) else list(streams)
+    unknown = [name for name in names if name not in _NAMES]
+    if unknown or len(set(names)) != len(names) or "rgb" not in names:
+        raise UsageError(f"invalid streams {','.join(names)!r}", hint=f"use rgb, or rgb,flow; known are {_KNOWN}")
+    flow = None
+    if "flow" in names:
+        flow = flow_settings(method, bound)
+    checked: Any = audio
+    return Streams(checked, flow)

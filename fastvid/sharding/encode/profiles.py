@@ -19,14 +19,10 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.media.colour_tags import COLOUR
-from fastvid.media.ffmpeg import FfmpegBuild
-from fastvid.media.limits import Limits
+from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
-from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.encoder_options import ENCODER_OPTIONS
-from fastvid.sharding.encode.profile import Profile, written_timing
-from fastvid.sharding.encode.window import DecodeWindow, plan_window
+from fastvid.media.timing import COLOUR, Reason
+from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"

@@ -31,13 +31,10 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.schema import Codec
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.limits import Limits
-from fastvid.media.probe import SourceInfo, probe
-from fastvid.media.random_access import RandomAccess
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
+from fastvid.media.probe import OpenSource, SourceInfo, probe
 from fastvid.media.remux import decode_times
-from fastvid.media.source_file import OpenSource
-from fastvid.media.temporary import is_full, no_space, temporary_file
+from fastvid.media.timing import RandomAccess, Reason
 
 SALVAGEABLE: Final = frozenset({Reason.TRUNCATED, Reason.DAMAGED})
 """Reasons for which a source may be salvaged."""
@@ -54,21 +51,14 @@ _MOVIE_TICKS: Final = 90_000
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What is kept of a damaged source.
-
-    Attributes:
-        source: A temporary file with the packets that are kept.
-        info: Its properties.
-        begins: Seconds from the first frame of the damaged source to that of the temporary file; a number of frames at
-            the rate of `info`.
-        stated: Frames of the undamaged source, as its header states them.
-        bad_frames: Those that are left out.
-    """
+    """What is kept of a damaged source."""
 
     source: OpenSource
     info: SourceInfo
+    # seconds from the first frame of the damaged source to that of the temporary file; a number of frames at the
+    # rate of `info`.
     begins: Fraction
-    stated: int
+    stated: int  # frames of the undamaged source, as its header states them
     bad_frames: int
 
     @property
@@ -79,11 +69,7 @@ class Salvaged:
         return f"kept the longest run without damage: {kept}"
 
     def check(self, limit: str) -> None:
-        """Refuse it if more frames are left out than `limit`, see `allowed_frames`.
-
-        Raises:
-            SourceError: If so.
-        """
+        """Refuse it if more frames are left out than `limit`, see `allowed_frames`."""
         allowed = allowed_frames(limit, self.stated)
         if self.bad_frames > allowed:
             raise _refused(
@@ -95,12 +81,8 @@ class Salvaged:
 def allowed_frames(limit: str, stated: int) -> int:
     """Return how many frames of a source may be left out.
 
-    Args:
-        limit: A number of frames such as "100", or a percentage such as "2.5%".
-        stated: Frames of the undamaged source.
-
-    Raises:
-        UsageError: If the limit is neither.
+    `limit`: A number of frames such as "100", or a percentage such as "2.5%". `stated`: frames of the undamaged
+    source.
     """
     number, percent = limit.removesuffix("%"), limit.endswith("%")
     try:
@@ -118,9 +100,6 @@ def longest_run(gops: Sequence[tuple[int, int]]) -> range:
     """Return the packets of the longest run without damage, the first of equally long ones; empty if there is none.
 
     A run consists of whole GOPs and the good packets at the start of the next one.
-
-    Args:
-        gops: Number of packets of each GOP in decode order, and how many at its start are good.
     """
     longest, first, at = range(0), 0, 0
     for packets, good in gops:
@@ -132,12 +111,7 @@ def longest_run(gops: Sequence[tuple[int, int]]) -> range:
 
 
 def clean_cut(times: Sequence[int], most: int) -> int:
-    """Return the largest number of first packets, at most `most`, that are all shown before all others.
-
-    Args:
-        times: Presentation times of the packets of a GOP, in decode order.
-        most: Less than all packets.
-    """
+    """Return the largest number of first packets, at most `most`, that are all shown before all others."""
     earliest, found = max(times, default=0) + 1, 0
     latest = list(accumulate(times, max))
     for count in range(len(times) - 1, 0, -1):
@@ -154,15 +128,8 @@ def salvage(
 ) -> Iterator[Salvaged]:
     """Cut the longest run without damage out of a damaged source.
 
-    Args:
-        source: The open source; not on a disk whose errors could look like damage.
-        limits: Resource limits of the source.
-        truncated: Whether bytes are missing at its end.
-        sound: Whether to keep sound.
-        report: Called with the seconds that the decode of the source may take.
-
-    Raises:
-        SourceError: If nothing can be kept; the message says why.
+    `truncated`: whether bytes are missing at its end. `report`: called with the seconds that the decode of the
+    source may take.
     """
     seen = probe(source, limits, whole=False)
     if source.container not in _MUXERS:
@@ -193,17 +160,7 @@ def salvage(
 class _Search:
     """Reads and judges all packets of a damaged source's video.
 
-    Attributes:
-        run: Numbers of the packets that are kept.
-        times: Their presentation times in ticks, in decode order.
-        start: The first of them in presentation order.
-        stated: Frames of the undamaged source.
-        is_inside: Whether they end inside a GOP.
-
-    Args:
-        source: The source.
-        truncated: Whether it ends early.
-        inside: Whether a run may end inside a GOP.
+    `stated`: frames of the undamaged source.
     """
 
     def __init__(self, source: OpenSource, *, truncated: bool, inside: bool) -> None:
@@ -236,12 +193,7 @@ class _Search:
 
 
 class _Gop:
-    """One group of pictures: its packets until the next key frame, in decode order.
-
-    Attributes:
-        packets: Number of packets.
-        is_whole: Whether it is free of damage; known after `end`.
-    """
+    """One group of pictures: its packets until the next key frame, in decode order."""
 
     def __init__(self, container: str, stream: VideoStream) -> None:
         context = stream.codec_context
@@ -321,11 +273,7 @@ def _stated(container: InputContainer, stream: VideoStream, times: Sequence[int 
 
 
 def _write(source: OpenSource, found: _Search, target: str, *, sound: bool) -> None:
-    """Write the packets that are kept, and the sound during them, with times that begin at 0.
-
-    Raises:
-        SourceError: If the muxer rejects them; or if the disk for temporary files is full, which is transient.
-    """
+    """Write the packets that are kept, and the sound during them, with times that begin at 0."""
     decoded = decode_times([time - found.start for time in found.times])
     with open_demuxer(source.url, source.container) as container:
         picture = video_stream(container)

@@ -1,6 +1,6 @@
 """The worker process, which parses untrusted files.
 
-`fastvid.sharding.engines.local_engine` starts and may kill it. It reads messages (see `fastvid.runtime.messages`) from
+`fastvid.sharding.engines.local` starts and may kill it. It reads messages (see `fastvid.runtime.processes`) from
 its standard input, first the job's settings, then groups of tasks, each of one file. It writes phases, the tasks that
 they concern, and outcomes to its standard output. When its input closes, because the job has finished or died, it kills
 itself and its ffmpeg at once.
@@ -12,13 +12,12 @@ import os
 from collections.abc import Sequence
 from typing import Final
 
-from fastvid.media.limits import confine
-from fastvid.runtime.messages import pack
-from fastvid.sharding.engines.child import Parent
-from fastvid.sharding.work.encode_source import encode_clips
-from fastvid.sharding.work.index_file import index_clips
-from fastvid.sharding.work.index_source import index_member
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.media.ffmpeg import confine
+from fastvid.runtime.processes import pack
+from fastvid.sharding.engines.local import Parent
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.index import index_clips, index_member
+from fastvid.sharding.work.tasks import Settings, SourceTask, parse_record
 
 _FETCH_THREADS: Final = "2"
 
@@ -26,7 +25,7 @@ _FETCH_THREADS: Final = "2"
 def main() -> None:
     """Process tasks until the input closes."""
     parent = Parent()
-    settings = Settings.from_json(parent.messages.get())
+    settings = parse_record(parent.messages.get(), Settings, "settings")
     # Threads of the library that fetches sources: by default one per core, and each reserves 64 MiB or more of the
     # address space, which is limited here.
     os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
@@ -39,7 +38,7 @@ def main() -> None:
         parent.send(pack({"begins": list(indices)}))
 
     while True:
-        tasks = [SourceTask(**record) for record in parent.messages.get()["tasks"]]
+        tasks = parse_record(parent.messages.get()["tasks"], list[SourceTask], "tasks")
         if tasks[0].indexes:
             (task,) = tasks
             parent.send(index_member(task, settings, report).to_bytes())

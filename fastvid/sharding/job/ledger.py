@@ -1,23 +1,28 @@
-"""The ledger: one row per source, written in parts, one after each shard, while a job runs."""
+"""The ledger: one row per source, written in parts, one after each shard, while a job runs.
+
+The block list of a dataset: SHA-256 of the bytes of sources that were taken down, which no job packs again.
+
+It is one JSON file, ``blocked.json``, swapped atomically; jobs read it when they begin and again when they commit.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 
-from fastvid.errors import ConflictError, FormatError
-from fastvid.format.parquet import from_parquet, to_parquet
-from fastvid.format.schema import LEDGER, LEDGER_PARTS, LEDGER_SCHEMA
+from fastvid.errors import ConflictError, FormatError, UsageError
+from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.reasons import MEANING, Reason
-from fastvid.runtime.file_names import encode_name
+from fastvid.media.timing import MEANING, Reason
+from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.sources import Source, public_path
-from fastvid.sharding.work.messages import Outcome
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import Storage
 
 _METADATA: Final = b"fastvid"
@@ -33,49 +38,28 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PackedSample:
-    """A sample of a shard, for the annotations.
-
-    Attributes:
-        source_id: Its source.
-        key: Its key.
-        num_frames: Frames of its first video stream.
-        fps: Frames per second of that stream, as a fraction such as ``30000/1001``.
-        width: Width of its frames in pixels.
-        height: Height of its frames in pixels.
-        parent: The source that it is a segment of; None if it is a whole source.
-        start_seconds: Start time of the segment in the parent.
-        end_seconds: End time of the segment in the parent.
-        bad_frames: Frames of the parent that were left out because of damage; None if the parent is not damaged.
-    """
+    """A sample of a shard, for the annotations."""
 
     source_id: str
     key: str
-    num_frames: int
-    fps: str
-    width: int
-    height: int
+    num_frames: int  # frames of its first video stream
+    fps: str  # frames per second of that stream, as a fraction such as ``30000/1001``
+    width: int  # width of its frames in pixels
+    height: int  # height of its frames in pixels
     parent: str | None = None
     start_seconds: float | None = None
     end_seconds: float | None = None
+    # frames of the parent that were left out because of damage; None if the parent is not damaged.
     bad_frames: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The record of one finished shard.
-
-    Attributes:
-        stem: Name of the shard.
-        rows: Ledger rows of the sources assigned to it.
-        samples: Its samples, in the order of the tar.
-        digest: Digest of its tar; None if none of its sources could be packed, so there is no tar.
-        encoder: Build of the encoder that wrote it.
-        signals: SHA-256 of its signals, hex; empty if it has none.
-    """
+    """The record of one finished shard."""
 
     stem: str
-    rows: Sequence[Row]
-    samples: Sequence[PackedSample]
+    rows: Sequence[Row]  # ledger rows of the sources assigned to it
+    samples: Sequence[PackedSample]  # its samples, in the order of the tar
     digest: TarDigest | None
     encoder: Mapping[str, Any] = field(default_factory=dict)
     signals: str = ""
@@ -121,10 +105,8 @@ def blocked_row(digest: str) -> Row:
 def removed_row(digest: str | None, message: str, *, number: int = 0) -> Row:
     """Return the row of a source that was taken down; it names nothing.
 
-    Args:
-        digest: SHA-256 of the source's bytes, hex; None if nobody has hashed them.
-        message: When and why.
-        number: Distinguishes the rows of sources without a hash.
+    `digest`: SHA-256 of the source's bytes, hex; None if nobody has hashed them. `number`: distinguishes the rows
+    of sources without a hash.
     """
     name = f"{_GONE}unknown-{number}" if digest is None else f"{_GONE}{digest[:_ID_DIGITS]}"
     return _nameless(name, digest) | {"status": "removed", "message": message}
@@ -145,12 +127,9 @@ def settle_rows(
     same bytes as another one (and, for a clip, the same seconds) gets the warning ``duplicate``; the first by its id
     is the original, so the result does not depend on who encoded what and when.
 
-    Args:
-        rows: One per source.
-        blocked: SHA-256 of blocked sources.
-        before: Rows of the dataset that the job adds to; their sources come first.
-        drop_duplicates: Whether to hide duplicates. Their bytes are in the shards until `fastvid compact`: which are
-            duplicates is known only after all sources were read, by any number of machines.
+    `before`: rows of the dataset that the job adds to; their sources come first. `drop_duplicates`: whether to hide
+    duplicates. Their bytes are in the shards until `fastvid compact`: which are duplicates is known only after all
+    sources were read, by any number of machines.
     """
     first: dict[tuple[str, str], str] = {}
     for row in sorted(before, key=lambda row: row["source_id"]):
@@ -214,11 +193,7 @@ def write_part(storage: Storage, part: Part) -> None:
 
 
 def read_part(storage: Storage, stem: str) -> Part:
-    """Return the part that `write_part` wrote.
-
-    Raises:
-        FormatError: If it is broken.
-    """
+    """Return the part that `write_part` wrote."""
     table, extra = _read(storage, part_name(stem))
     digest = extra["digest"]
     return Part(
@@ -239,13 +214,7 @@ def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, A
 
 
 def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None]) -> None:
-    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retry if another writer was first.
-
-    Raises:
-        StorageError: If there is no ledger.
-        FormatError: If it is broken.
-        ConflictError: If other writers kept winning the race.
-    """
+    """Replace the rows of a dataset's ledger by `edit`'s result; None leaves them. Retries if another was first."""
     for _ in range(_ATTEMPTS):
         content = storage.read(LEDGER)
         table, extra = _parse(content, LEDGER)
@@ -264,12 +233,7 @@ def rows_table(rows: Iterable[Row]) -> pa.Table:
 
 
 def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the ledger of a finished job, and that job's identity.
-
-    Raises:
-        StorageError: If there is no ledger.
-        FormatError: If it is broken.
-    """
+    """Return the ledger of a finished job, and that job's identity."""
     table, extra = _read(storage, LEDGER)
     return table, extra.get("job", {})
 
@@ -294,3 +258,67 @@ def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
         return table, json.loads(metadata)
     except ValueError as error:
         raise FormatError(f"cannot parse the ledger: {error}", file=name) from error
+
+
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    format: Literal["fastvid-blocked"] = "fastvid-blocked"
+    version: Literal[1] = 1
+    revision: int = 0
+    sha256: tuple[_Hash, ...] = ()
+
+
+def _to_bytes(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1) + "\n").encode()
+
+
+def read_blocked(storage: Storage) -> tuple[str, ...]:
+    """Return the SHA-256 of blocked sources, hex, sorted; none if the folder has no block list.
+
+    Raises:
+        FormatError: If the list is damaged: a job must not take that for an empty list.
+    """
+    return _parse_blocked(storage.read(BLOCKED), storage).sha256 if storage.exists(BLOCKED) else ()
+
+
+def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
+    """Add SHA-256 of sources, hex, to the block list, and return the whole list. Nothing is ever taken off it.
+
+    To carry a list along to a subset or a merged dataset, add the lists of the datasets that it was made from.
+
+    Raises:
+        UsageError: If one is not a SHA-256 in lowercase hex.
+        FormatError: If the list is damaged.
+        ConflictError: If other changes kept winning the race.
+    """
+    new = set(hashes)
+    check_hashes(new)
+    for _ in range(_ATTEMPTS):
+        old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
+        before = _Blocked() if old is None else _parse_blocked(old, storage)
+        after = replace(before, revision=before.revision + 1, sha256=tuple(sorted(new.union(before.sha256))))
+        if after.sha256 == before.sha256 or storage.swap(BLOCKED, _to_bytes(asdict(after)), old):
+            return after.sha256
+    raise ConflictError("the block list kept being changed by others", file=storage.url, hint="run the command again")
+
+
+def check_hashes(hashes: Iterable[str]) -> None:
+    """Raise a UsageError unless all are SHA-256 in lowercase hex."""
+    for text in hashes:
+        if not re.fullmatch("[0-9a-f]{64}", text):
+            raise UsageError(f"{text!r} is not a SHA-256", hint="write 64 hex digits, as `sha256sum FILE` prints them")
+
+
+def _parse_blocked(data: bytes, storage: Storage) -> _Blocked:
+    try:
+        record = msgspec.json.decode(data, type=_Blocked)
+    except msgspec.MsgspecError as error:
+        raise FormatError(
+            f"the block list is damaged: {error}",
+            file=f"{storage.url}/{BLOCKED}",
+            hint="restore the file from a copy of the dataset; without it sources that were taken down could return",
+        ) from error
+    return replace(record, sha256=tuple(sorted(record.sha256)))

@@ -3,6 +3,19 @@
 On a local or shared disk, kernel locks are used; the kernel releases those of a killed process. An object store has no
 locks, so each job writes an object, a lease, and updates it every few seconds; a lease that has not changed for longer
 belongs to a dead job.
+
+Records the progress of every process of a job, for ``fastvid status``, in one small file each.
+
+The files are next to the ledger's parts and rewritten every few seconds. Nothing depends on them; locks are in
+`fastvid.sharding.job.lock`.
+
+Local scratch folders for jobs whose dataset is in an object store; the next run on this machine finds them.
+
+Finished shards are in the store, so another machine can resume the job; it encodes again what was waiting here.
+
+Stores encoded samples until their shard is complete, so that a killed job loses only what was being encoded.
+
+They are in the folder of the ledger's parts, which shows every other command that a job is unfinished.
 """
 
 from __future__ import annotations
@@ -13,19 +26,28 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
+import stat
+import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from fastvid.errors import JobError, StorageError
+from fastvid.errors import FormatError, JobError, StorageError
 from fastvid.format.schema import LEDGER_PARTS
-from fastvid.runtime.file_lock import lock_file
-from fastvid.runtime.liveness import is_dead, namespace
-from fastvid.sharding.job.plan import JobPart
+from fastvid.media.timing import Reason
+from fastvid.runtime.processes import is_dead, lock_file, namespace
+from fastvid.runtime.progress import Progress
+from fastvid.runtime.values import sha256
+from fastvid.sharding.job.ledger import Part
+from fastvid.sharding.job.plan import JobPart, digest
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -50,17 +72,8 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 def lock_folder(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
     """Lock the folder, or one part of its job, until the block ends.
 
-    Args:
-        storage: The dataset's folder.
-        part: The part to lock; None locks the whole folder.
-
-    Yields:
-        A function that raises JobError if another job has taken over, as happens to a job on an object store that was
-        suspended for longer than a lease lasts.
-
-    Raises:
-        JobError: If another job is running there.
-        StorageError: If the folder cannot be created or written.
+    Yields A function that raises JobError if another job has taken over, as happens to a job on an object store
+    that was suspended for longer than a lease lasts.
     """
     with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
         yield check
@@ -101,8 +114,7 @@ def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | No
 def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
     """Lock a separate lock file.
 
-    Yields:
-        Its descriptor, or None if the file system has no locks.
+    Yields its descriptor, or None if the file system has no locks.
     """
     folder = path.parent.parent
     try:
@@ -150,11 +162,7 @@ class _JobLease:
         self._thread = threading.Thread(target=self._keep, name="fastvid-lease", daemon=True)
 
     def take(self) -> None:
-        """Acquire the lease, also from a dead job.
-
-        Raises:
-            JobError: If it belongs to a running job.
-        """
+        """Acquire the lease, also from a dead job."""
         content, expected = self._next(), None
         while not self.storage.swap(self.name, content, expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
@@ -203,11 +211,7 @@ class _JobLease:
 
 
 def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
-    """Watch leases until each is deleted or has expired; return the expired ones.
-
-    Raises:
-        JobError: If one belongs to a running job.
-    """
+    """Watch leases until each is deleted or has expired; return the expired ones."""
     seen = {name: content for name in names if (content := _read(storage, name)) is not None}
     waiting = {name: content for name, content in seen.items() if not _is_dead(content)}
     if waiting:
@@ -249,3 +253,210 @@ def _parse(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
+
+
+PROGRESS: Final = f"{LEDGER_PARTS}/progress"
+
+
+_FIRST_SECONDS: Final = 2.0  # the second record, which has the results of earlier runs
+
+
+class Heartbeat:
+    """Records the progress of one process of a job, while the block runs and once at its end."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        command: str,
+        part: JobPart | None,
+        progress: Progress,
+        *,
+        parts: Mapping[int, Part],
+        shards: int,
+        all_shards: int,
+    ) -> None:
+        self._storage, self._progress, self._parts = storage, progress, parts
+        name = "job" if part is None else f"part-{part.index}-of-{part.of}"
+        self._name = f"{PROGRESS}/{name}.json"
+        self._fixed = {
+            "command": command,
+            "part": None if part is None else str(part),
+            "host": socket.gethostname(),
+            "namespace": namespace(),
+            "pid": os.getpid(),
+            "shards": shards,
+            "all_shards": all_shards,
+        }
+        self.reasons: Counter[Reason] = Counter()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="fastvid-heartbeat", daemon=True)
+
+    def __enter__(self) -> Heartbeat:
+        self._fixed["started"] = utc_now()
+        self._write("running")
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._write("finished" if kind is None else "failed")
+
+    def _keep(self) -> None:
+        wait = _FIRST_SECONDS
+        while not self._over.wait(wait):
+            self._write("running")
+            wait = BEAT_SECONDS
+
+    def _write(self, state: str) -> None:
+        try:
+            self._storage.write(self._name, (json.dumps(self._record(state), sort_keys=True) + "\n").encode())
+        except StorageError as error:
+            _LOG.warning("progress could not be recorded for `fastvid status`: %s", error)
+
+    def _record(self, state: str) -> dict[str, Any]:
+        progress = self._progress
+        done = [part for part in list(self._parts.values()) if part.digest is not None]
+        return self._fixed | {
+            "state": state,
+            "time": utc_now(),
+            "shards_done": len(self._parts),
+            "sources": progress.total,
+            "sources_done": progress.done,
+            "rejected": progress.rejected,
+            "reasons": {reason.value: count for reason, count in sorted(self.reasons.items())},
+            "bytes": sum(part.digest.bytes for part in done if part.digest is not None),
+            "sources_per_second": round(progress.rate(time.monotonic()), 4),
+        }
+
+
+def utc_now() -> str:
+    """Return the time in UTC to the second, as ISO 8601; the true one, by which others judge whether the process lives,
+    unlike `fastvid.format.reason.now`."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_DIGITS: Final = 12
+
+
+def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = None) -> LocalStorage | None:
+    """Return the local folder for work on a dataset; None if the dataset's own folder is used."""
+    if folder is None:
+        if isinstance(storage, LocalStorage):
+            return None
+        folder = tempfile.gettempdir()
+    name = f"fastvid-{sha256(storage.url.encode())[:_DIGITS]}"
+    path = Path(folder).absolute() / name
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.lstat()
+    except OSError as error:
+        raise StorageError(f"scratch folder cannot be created: {error.strerror}", file=path) from error
+    # The name is predictable, and other users can write to the folder for temporary files.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise StorageError("scratch folder belongs to another user", file=path, hint="name another with --scratch")
+    return LocalStorage(path)
+
+
+def remove_scratch(scratch: LocalStorage | None) -> None:
+    """Remove a scratch folder with its contents."""
+    if scratch is not None:
+        shutil.rmtree(scratch.root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def short_scratch(storage: Storage) -> Iterator[LocalStorage | None]:
+    """Yield a scratch folder that is removed after the block; None if the dataset's own folder is used."""
+    if isinstance(storage, LocalStorage):
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
+        yield LocalStorage(folder)
+
+
+_JOB: Final = f"{LEDGER_PARTS}/job.json"
+_SAMPLES: Final = f"{LEDGER_PARTS}/staging"
+_ADDITION: Final = f"{LEDGER_PARTS}/add/"  # of another command; see `fastvid.sharding.change.add`
+_BUILD_DIGITS: Final = 8
+
+
+class Staging:
+    """The record of an unfinished job, and the samples of its unfinished shards, by shard and slot.
+
+    `scratch`: where samples are stored; by default the dataset's folder, so that any machine can resume the job.
+    `encoder`: build of the encoder; samples of other builds are ignored.
+    """
+
+    def __init__(
+        self, storage: Storage, scratch: Storage | None = None, encoder: Mapping[str, Any] | None = None
+    ) -> None:
+        self.storage, self.scratch = storage, scratch or storage
+        self._build = f"build-{digest(encoder or {})[:_BUILD_DIGITS]}"
+
+    def job(self) -> dict[str, Any] | None:
+        """Return the identity of the unfinished job here; None if there is none."""
+        if not self.storage.exists(_JOB):
+            return None
+        try:
+            record: dict[str, Any] = json.loads(self.storage.read(_JOB))
+        except ValueError as error:
+            raise FormatError(f"record of the unfinished job is broken: {error}", file=_JOB) from error
+        return record
+
+    def begin(self, identity: Mapping[str, Any], *, replace: bool = False) -> dict[str, Any] | None:
+        """Record the unfinished job, unless one is recorded already and `replace` is false.
+
+        Returns the identity recorded already, perhaps by another part that began at the same moment; otherwise
+        None.
+        """
+        record = (json.dumps(identity, indent=1, sort_keys=True) + "\n").encode()
+        if replace:
+            self.storage.write(_JOB, record)
+            return None
+        return None if self.storage.swap(_JOB, record, None) else self.job()
+
+    def slots(self) -> dict[str, set[int]]:
+        """Return the slots with a stored outcome, by shard."""
+        found: dict[str, set[int]] = {}
+        for name in self.scratch.list(f"{_SAMPLES}/{self._build}/"):
+            stem, slot = name.split("/")[-2:]
+            found.setdefault(stem, set()).add(int(slot))
+        return found
+
+    def put(self, stem: str, slot: int, outcome: Outcome) -> None:
+        """Store an outcome atomically."""
+        self.scratch.write(self._name(stem, slot), outcome.to_bytes())
+
+    def get(self, stem: str, slot: int) -> Outcome | None:
+        """Return an outcome; None if it is damaged, for example by a power failure."""
+        try:
+            return Outcome.from_bytes(self.scratch.read(self._name(stem, slot)))
+        except FormatError:
+            return None
+
+    def drop(self, stem: str) -> None:
+        """Delete the samples of a shard."""
+        folder = f"{_SAMPLES}/{self._build}/{stem}"
+        for name in self.scratch.list(f"{folder}/"):
+            self.scratch.delete(name)
+        _prune(self.scratch, folder)
+
+    def end(self) -> None:
+        """Delete everything that belongs to the job, including the ledger's parts."""
+        # Delete the job's record last: until then the next run knows what the other files are.
+        for name in self.scratch.list(f"{_SAMPLES}/"):
+            self.scratch.delete(name)
+        _prune(self.scratch, _SAMPLES)
+        names = [name for name in self.storage.list(f"{LEDGER_PARTS}/") if not name.startswith((_JOB, _ADDITION))]
+        for name in [*names, _JOB]:
+            self.storage.delete(name)
+        _prune(self.storage, LEDGER_PARTS)
+
+    def _name(self, stem: str, slot: int) -> str:
+        return f"{_SAMPLES}/{self._build}/{stem}/{slot:06d}"
+
+
+def _prune(storage: Storage, folder: str) -> None:
+    """Remove empty folders, if the storage has folders."""
+    if isinstance(storage, LocalStorage):
+        storage.prune(folder)

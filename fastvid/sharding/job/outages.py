@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from fastvid.errors import StorageError
-from fastvid.media.reasons import Reason
-from fastvid.runtime.file_names import encode_name
-from fastvid.runtime.units import things
+from fastvid.media.timing import Reason
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import things
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work.messages import Outcome
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
 
@@ -30,11 +30,7 @@ _REJECT: Final = "or reject such sources with --reject-unreadable"
 
 
 class OutageDetector:
-    """Distinguishes an outage from faults of a few sources.
-
-    Args:
-        reject_unreadable: Whether sources are rejected that their disk does not deliver.
-    """
+    """Distinguishes an outage from faults of a few sources."""
 
     def __init__(self, *, reject_unreadable: bool = False) -> None:
         self._reject_unreadable = reject_unreadable
@@ -51,11 +47,7 @@ class OutageDetector:
                 return
 
     def add_outcome(self, source: Source, outcome: Outcome) -> None:
-        """Record the first outcome of a source.
-
-        Raises:
-            StorageError: If the folder of a source is gone, or too many sources in a row have failed.
-        """
+        """Record the first outcome of a source."""
         on_disk = self._is_unread(source, outcome)
         if on_disk:
             _check_folder(source)
@@ -74,11 +66,7 @@ class OutageDetector:
     def add_final_outcome(self, source: Source, outcome: Outcome) -> bool:
         """Record the final outcome of a source, after it was retried alone.
 
-        Returns:
-            Whether it says something about the source; if not, `finish` raises.
-
-        Raises:
-            StorageError: If the failure is an outage, not the source's fault.
+        Returns whether it says something about the source; if not, `finish` raises.
         """
         if outcome.reason is Reason.NO_SPACE:
             raise _stop(source, outcome)

@@ -1,19 +1,70 @@
-"""Assigns sources to shards before anything is encoded, so that a failed source never moves another sample.
+"""The identity of a job: what must not change between its interruption and the run that resumes it.
 
-The unit is a file: clips of one file are fetched and probed together, see `fastvid.sharding.work.group`.
+Assigns sources to shards before anything is encoded, so that a failed source never moves another sample.
+
+The unit is a file: clips of one file are fetched and probed together, see `fastvid.sharding.work.tasks`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.sources import Source
+from fastvid.format.schema import FORMAT_VERSION
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import sha256
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.work.tasks import Settings
+
+
+def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
+    """Return everything that determines the output of a job that encodes, under names that error messages quote."""
+    tried = [source for source in found.sources if source.problem is None]
+    files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *([s.tag] if s.tag else [])) for s in tried]
+    optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
+    return {
+        **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
+        "profile": settings.profile.to_json(),
+        "encoder": settings.build.identity(),
+        "max_seconds": settings.max_seconds,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def list_identity(
+    found: SourceList, files: Sequence[tuple[object, ...]], *, seed: int, samples_per_shard: int
+) -> dict[str, Any]:
+    """Return the part of an identity that says what the sources are, and which shard has which."""
+    size = sum(source.size for source in found.sources if source.problem is None)
+    notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
+    return {
+        "format": ".".join(map(str, FORMAT_VERSION)),
+        "sources": {"number": len(files), "bytes": size, "sha256": digest(files)},
+        "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
+        "order": {"seed": seed, "samples_per_shard": samples_per_shard},
+    }
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a value's JSON, in hex."""
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode())
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the dotted names of the fields in which two identities differ, with both values."""
+    for name in sorted(old.keys() | new.keys()):
+        before, after = old.get(name), new.get(name)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            yield from differences(before, after, f"{prefix}{name}.")
+        elif before != after:
+            yield f"{prefix}{name}", before, after
+
 
 SAMPLES_PER_SHARD: Final = 1000
 # Twice the usual size of a shard: on real footage the compact profile writes half the bytes of its sources.
@@ -22,23 +73,14 @@ SOURCE_BYTES_PER_SHARD: Final = 2 << 30
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """One of several jobs that divide the shards of a plan among them.
+    """One of several jobs that divide the shards of a plan among them."""
 
-    Attributes:
-        index: Number of the part, from 0.
-        of: Number of parts.
-    """
-
-    index: int
+    index: int  # number of the part, from 0
     of: int
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """Parse a part such as ``3/8``.
-
-        Raises:
-            UsageError: If the text is no part.
-        """
+        """Parse a part such as ``3/8``."""
         found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
         if not found or int(found[1]) >= int(found[2]):
             raise UsageError(f"invalid part {text!r}", hint="use I/N with I from 0 to N - 1, such as 0/8 to 7/8")
@@ -65,11 +107,7 @@ def plan_shards(
     Files, and the sources of a shard, are in the order of a keyed hash: it depends on the sources and the seed, not on
     how they were listed.
 
-    Args:
-        sources: Sources without problems.
-        seed: Seed of the order.
-        samples: Maximum number of sources in a shard.
-        source_bytes: Maximum total bytes of the files of a shard; a single file may exceed it.
+    `source_bytes`: maximum total bytes of the files of a shard; a single file may exceed it.
     """
     shards: list[list[Source]] = []
     room, weight = 0, 0

@@ -13,7 +13,7 @@ from typing import Any, Final
 from fastvid.errors import StorageError
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
-from fastvid.runtime.liveness import is_dead
+from fastvid.runtime.processes import is_dead
 from fastvid.sharding.job.lock import LEASE_SECONDS
 from fastvid.storage import Storage, open_storage
 

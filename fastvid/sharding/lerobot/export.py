@@ -12,16 +12,15 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.decode.clips import read_clip
-from fastvid.decode.mp4 import minimal_mp4
+from fastvid.decode.containers import minimal_mp4
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
-from fastvid.format.parquet import to_parquet
-from fastvid.format.schema import LEROBOT
+from fastvid.format.schema import LEROBOT, to_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray, IntArray
-from fastvid.sharding.lerobot.metadata import INFO, STATS
+from fastvid.sharding.lerobot.read import INFO, STATS
 from fastvid.storage import Storage
 
 # LeRobot's defaults: megabytes of a file of videos, or of signals in memory, from which an episode begins a new one.
@@ -42,15 +41,6 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
     Videos keep their packets, so frames are those of the dataset, bit by bit. ``timestamp``, ``frame_index``,
     ``episode_index``, ``index`` and ``task_index`` are computed; other signals are copied. Statistics of signals are
     computed if episodes were left out; those of cameras are kept as they are. The same dataset gives the same bytes.
-
-    Args:
-        source: A dataset of a LeRobot dataset.
-        target: An empty folder.
-
-    Raises:
-        UsageError: If the dataset was not made of a LeRobot dataset, or an episode begins between key frames.
-        FormatError: If a file is damaged.
-        StorageError: If a file cannot be read or written.
     """
     known = lerobot_record(source)
     rows = source.annotations.take(source.rows).to_pylist()
@@ -92,11 +82,7 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
 
 
 def lerobot_record(source: Dataset) -> Mapping[str, Any]:
-    """Return what the generation says of the LeRobot dataset that it was made of.
-
-    Raises:
-        UsageError: If it was not made of one.
-    """
+    """Return what the generation says of the LeRobot dataset that it was made of."""
     known: Mapping[str, Any] | None = source.generation.extras.get(LEROBOT)
     if known is None:
         raise UsageError(
@@ -128,12 +114,7 @@ class _Episode:
 
 
 class _Tasks:
-    """The tasks of the episodes that are written, in the order of all tasks.
-
-    Args:
-        known: All tasks of the dataset, by number.
-        episodes: The episodes.
-    """
+    """The tasks of the episodes that are written, in the order of all tasks."""
 
     def __init__(self, known: Sequence[str], episodes: Sequence[_Episode]) -> None:
         used = {task for episode in episodes for task in episode.row["tasks"]}

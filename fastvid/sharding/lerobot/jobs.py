@@ -1,36 +1,118 @@
-"""Make a dataset of a LeRobot dataset: where it is, or encoded again."""
+"""Makes a dataset of a LeRobot dataset: indexed where it is, or encoded again.
+
+Each episode is a sample with a stream for each camera; signals are in files beside the shards.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
-from fastvid.errors import UsageError
-from fastvid.format.schema import DATASET_JSON, IN_PLACE
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.in_place.index_video import Proof
-from fastvid.media.limits import Limits
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import write_signals
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.index_video import Proof
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.engine import open_engine
-from fastvid.sharding.in_place.run import waiting_workers
-from fastvid.sharding.job.blocked import read_blocked
-from fastvid.sharding.job.commit import commit_job
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts, choose_settings, finished_ledger
-from fastvid.sharding.job.ledger import rows_table
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import JobPart
-from fastvid.sharding.job.run import Job
-from fastvid.sharding.lerobot.episodes import EPISODES_PER_SHARD, episode_sources, extras_of
-from fastvid.sharding.lerobot.metadata import LeRobotDataset, read_lerobot
-from fastvid.sharding.lerobot.shard_episodes import EncodeEpisodes, IndexEpisodes
-from fastvid.sharding.sources.sources import SourceList
-from fastvid.sharding.work.messages import Settings
+from fastvid.sharding.in_place import IndexFiles
+from fastvid.sharding.job.job import UNDIVIDED, JobReport, check_amounts, choose_settings, index_settings, run
+from fastvid.sharding.job.ledger import PackedSample, Row
+from fastvid.sharding.job.plan import digest
+from fastvid.sharding.job.run import EncodeShards, How, ShardWork, View
+from fastvid.sharding.lerobot.read import (
+    EPISODES_PER_SHARD,
+    LeRobotDataset,
+    episode_shards,
+    episode_sources,
+    extras_of,
+    kept_episodes,
+    read_lerobot,
+    read_signals_of,
+)
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
 from fastvid.storage import Storage, open_storage
 
-# Longer than any episode, in seconds: episodes are never divided.
-_UNDIVIDED = 1e9
+# What the JSON says of a stream that was copied beside cameras that were encoded.
+_OWN: Final = ("width", "height", "pix_fmt", "conforms", "proved")
+# What the JSON of a video says, but not that of an episode.
+_NOT_OF_EPISODES: Final = ("parent", "start_seconds", "end_seconds", "source_sha256")
+
+
+class _Episodes(ShardWork):
+    """What episodes have in common, encoded or in place: signals, and a stream for each camera."""
+
+    dataset: LeRobotDataset
+
+    def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
+        """See `ShardWork`."""
+        # The digest of a file is not that of its episodes, which would be duplicates of each other.
+        return super().row(source, outcome, stem) | {"source_sha256": None}
+
+    def write_signals(self, stem: str, packed: Sequence[PackedSample]) -> str:
+        """See `ShardWork`."""
+        if not packed or not self.dataset.signals:
+            return ""
+        episodes = kept_episodes(self.dataset, [sample.key for sample in packed])
+        return write_signals(self.storage, stem, read_signals_of(self.dataset, episodes))
+
+    def _describe(self, dataset: LeRobotDataset, found: SourceList) -> None:
+        self.dataset, self.streams, self.sources_per_sample = dataset, dataset.cameras, len(dataset.cameras)
+        self.extras = {**self.extras, **extras_of(dataset)}
+        sources = [(source.frames, source.stream) for source in found.sources]
+        known = {"episodes": len(dataset.episodes), "sha256": digest([dataset.info, dataset.stats, sources])}
+        self.identity = {**self.identity, "lerobot": known}
+
+
+class IndexEpisodes(_Episodes, IndexFiles):
+    """Indexes episodes in place."""
+
+    def __init__(
+        self, storage: Storage, dataset: LeRobotDataset, found: SourceList, settings: Settings, per_shard: int
+    ) -> None:
+        shards = episode_shards(dataset, found, per_shard)
+        super().__init__(storage, found, settings, samples_per_shard=per_shard, shards=shards)
+        self._describe(dataset, found)
+
+
+class EncodeEpisodes(_Episodes, EncodeShards):
+    """Encodes episodes into tars. The rate of frames stays."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        dataset: LeRobotDataset,
+        found: SourceList,
+        settings: Settings,
+        per_shard: int,
+        scratch: str | os.PathLike[str] | None = None,
+    ) -> None:
+        shards = episode_shards(dataset, found, per_shard)
+        super().__init__(storage, found, settings, samples_per_shard=per_shard, scratch=scratch, shards=shards)
+        self._describe(dataset, found)
+        self._lengths = {episode.key: episode.length for episode in dataset.episodes}
+
+    def task(self, index: int, source: Source) -> SourceTask:
+        """See `ShardWork`. Depth has more levels than a profile encodes, so its packets are copied."""
+        return replace(super().task(index, source), copies=source.stream in self.dataset.depth)
+
+    def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
+        """Yield the episode whose cameras `views` are; its facts are those of a camera that was encoded."""
+        made = {source.stream: outcome.samples[0] for source, outcome in views}
+        depth = self.dataset.depth
+        source = next((one for one, _ in views if one.stream not in depth), views[0][0])
+        counts, length = [sample.num_frames for sample in made.values()], self._lengths[source.key]
+        if counts != [length] * len(views):
+            raise FormatError(
+                f"cameras were encoded to {', '.join(map(str, counts))} frames, the episode has {length}",
+                key=source.key,
+            )
+        meta = {name: value for name, value in made[source.stream].meta.items() if name not in _NOT_OF_EPISODES}
+        if depth:
+            meta["streams"] = {name: {key: made[name].meta[key] for key in _OWN} for name in made if name in depth}
+        yield source, EncodedSample(source.key, meta, {name: sample.streams["rgb"] for name, sample in made.items()})
 
 
 def index_lerobot(
@@ -38,24 +120,21 @@ def index_lerobot(
     out: str | os.PathLike[str],
     *,
     proof: str = Proof.SAMPLE,
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
     episodes_per_shard: int = EPISODES_PER_SHARD,
-    part: JobPart | str | None = None,
-    reject_unreadable: bool = False,
     limits: Limits | None = None,
+    **how: Any,
 ) -> JobReport:
     """Make a dataset of a LeRobot dataset where it is, as ``fastvid index lerobot:ROOT --out DIR`` does.
 
     Each episode is a sample, ``episode_000000``; its cameras are its streams, features that are numbers its signals.
     Run again with the same arguments after an interruption, it resumes. Arguments that are not listed are those of
-    `fastvid.sharding.in_place.run.index_videos`.
+    `fastvid.sharding.in_place.index_videos`.
 
     Args:
         source: ``lerobot:`` and the folder or URL of the LeRobot dataset, version 3.0 or 2.1.
         out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         episodes_per_shard: Most episodes of a shard.
+        how: ``engine``, ``ray_address``, ``workers``, ``part`` and ``reject_unreadable``.
 
     Raises:
         UsageError: If an argument is wrong, or there is no LeRobot dataset.
@@ -65,37 +144,16 @@ def index_lerobot(
         StorageError: If `out` cannot be written, or a disk or store does not deliver files; run again to resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
-    check_amounts(workers=workers, samples_per_shard=episodes_per_shard, max_seconds=MAX_SECONDS)
-    if proof not in list(Proof):
-        raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
+    chosen = How(**how, command="index")
+    check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
+    settings = index_settings(limits, proof=proof)
     dataset = read_lerobot(source)
     found, storage = episode_sources(dataset), open_storage(out)
-    settings = Settings(
-        get_profile("compact"),  # nothing is encoded
-        find_ffmpeg(),
-        limits or Limits(),
-        MAX_SECONDS,
-        blocked=read_blocked(storage),
-        proof=Proof(proof),
-    )
-    if workers is None and engine == "local":
-        workers = waiting_workers(found.sources)
-    work = IndexEpisodes(storage, dataset, found, settings, episodes_per_shard)
-    return _run(
-        storage,
-        dataset,
-        found,
-        settings,
-        work,
-        engine=engine,
-        ray_address=ray_address,
-        workers=workers,
-        part=part,
-        reject_unreadable=reject_unreadable,
-        profile={"name": IN_PLACE, "proof": proof},
-        extras={IN_PLACE: {"root": work.root}},
-        command="index",
-    )
+
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        return IndexEpisodes(storage, dataset, found, replace(settings, blocked=blocked), episodes_per_shard)
+
+    return run(storage, chosen, prepare)
 
 
 def shard_lerobot(
@@ -103,15 +161,10 @@ def shard_lerobot(
     out: str | os.PathLike[str],
     *,
     profile: str | Profile = "compact",
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
     episodes_per_shard: int = EPISODES_PER_SHARD,
-    part: JobPart | str | None = None,
     scratch: str | os.PathLike[str] | None = None,
-    reject_unreadable: bool = False,
-    allow_encoder_change: bool = False,
     limits: Limits | None = None,
+    **how: Any,
 ) -> JobReport:
     """Encode a LeRobot dataset into shards, as ``fastvid shard lerobot:ROOT --out DIR --profile NAME`` does.
 
@@ -124,6 +177,7 @@ def shard_lerobot(
         out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         profile: How to encode, by name or as a `Profile`; it must keep the rate of the frames.
         episodes_per_shard: Most episodes of a shard.
+        how: ``engine``, ``ray_address``, ``workers``, ``part``, ``reject_unreadable`` and ``allow_encoder_change``.
 
     Raises:
         UsageError: If an argument is wrong, or there is no LeRobot dataset.
@@ -134,7 +188,8 @@ def shard_lerobot(
         StorageError: If `out` cannot be written, or a disk or store does not deliver files; run again to resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
-    check_amounts(workers=workers, samples_per_shard=episodes_per_shard, max_seconds=_UNDIVIDED)
+    chosen_how = How(**how, command="shard")
+    check_amounts(workers=chosen_how.workers, samples_per_shard=episodes_per_shard)
     chosen = get_profile(profile) if isinstance(profile, str) else profile
     if chosen.fps:
         raise UsageError(
@@ -145,74 +200,12 @@ def shard_lerobot(
         raise UsageError(
             f"profile {chosen.name!r} does not encode", hint="use `fastvid index lerobot:ROOT`, or another profile"
         )
-    settings = choose_settings(
-        chosen,
-        streams=("rgb",),
-        audio="drop",
-        flow="dis",
-        flow_bound=None,
-        max_seconds=_UNDIVIDED,
-        max_bad_frames=None,
-        limits=limits,
-    )
+    settings = choose_settings(chosen, max_seconds=UNDIVIDED, limits=limits)  # episodes are never divided
     dataset = read_lerobot(source)
     found, storage = episode_sources(dataset), open_storage(out)
-    work = EncodeEpisodes(storage, dataset, found, settings, episodes_per_shard, scratch=scratch)
-    return _run(
-        storage,
-        dataset,
-        found,
-        settings,
-        work,
-        engine=engine,
-        ray_address=ray_address,
-        workers=workers,
-        part=part,
-        reject_unreadable=reject_unreadable,
-        allow_encoder_change=allow_encoder_change,
-        profile=work.identity["profile"],
-        extras={},
-        command="shard",
-    )
 
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        known = replace(settings, blocked=blocked)
+        return EncodeEpisodes(storage, dataset, found, known, episodes_per_shard, scratch)
 
-def _run(
-    storage: Storage,
-    dataset: LeRobotDataset,
-    found: SourceList,
-    settings: Settings,
-    work: IndexEpisodes | EncodeEpisodes,
-    *,
-    engine: str,
-    ray_address: str | None,
-    workers: int | None,
-    part: JobPart | str | None,
-    reject_unreadable: bool,
-    profile: Mapping[str, Any],
-    extras: Mapping[str, Any],
-    command: str,
-    allow_encoder_change: bool = False,
-) -> JobReport:
-    mine = JobPart.parse(part) if isinstance(part, str) else part
-    with lock_folder(storage, mine) as check:
-        job = Job(storage, work, part=mine, reject_unreadable=reject_unreadable, command=command)
-        if storage.exists(DATASET_JSON):
-            ledger = finished_ledger(storage, job.identity)
-        else:
-            place = open_engine(engine, settings, workers=workers, address=ray_address)
-            parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
-            if mine is not None:
-                rows = rows_table(row for one in parts for row in one.rows)
-                return JobReport(storage.url, rows, found.ignored, mine)
-            ledger = commit_job(
-                storage,
-                job.identity,
-                found,
-                parts,
-                profile=profile,
-                streams=dataset.cameras,
-                extras={**extras, **extras_of(dataset)},
-                note=f"fastvid {command}",
-            )
-        job.end()
-    return JobReport(storage.url, ledger, found.ignored)
+    return run(storage, chosen_how, prepare)

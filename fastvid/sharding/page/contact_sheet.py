@@ -12,13 +12,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.access.frames import decode_frames
-from fastvid.decode.access.pictures import encode_picture
+from fastvid.decode.pictures import encode_picture
+from fastvid.decode.video import decode_frames
 from fastvid.errors import FastvidError
-from fastvid.format.open_shards import open_shard
-from fastvid.format.schema import PacketFlag
-from fastvid.format.shard import Shard
-from fastvid.runtime.cores import available_cores
+from fastvid.format.shard import Shard, open_shard
+from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.page.summary import Summary
 from fastvid.storage import open_storage
@@ -34,54 +32,35 @@ _WINDOW_SECONDS: Final = 6.0
 _TILES: Final = 240
 _PER_CLASS: Final = (1, 18)
 _PROBES: Final = 8  # strips made to estimate the size of one
-_PACKETS: Final = 64  # packets of a sample that the page draws
 
 
 @dataclass(frozen=True, slots=True)
 class FrameStrip:
-    """Frames of one sample side by side.
+    """Frames of one sample side by side."""
 
-    Attributes:
-        sample: Row of the sample in the summary.
-        uri: The picture as a ``data:`` URI.
-        frames: Number of frames.
-        width: Width of one frame in pixels; the height is HEIGHT.
-        packets: Kind and size of the first packets: ``k`` for key, ``r`` for referenced, ``d`` for droppable.
-        codec: FFmpeg's name of the codec.
-        bytes: Size of the encoded video.
-    """
-
-    sample: int
+    sample: int  # row of the sample in the summary
     uri: str
-    frames: int
-    width: int
-    packets: str
+    frames: int  # number of frames
+    width: int  # width of one frame in pixels; the height is HEIGHT
     codec: str
     bytes: int
 
 
 @dataclass(slots=True)
 class ContactSheet:
-    """Strips by class.
+    """Strips by class."""
 
-    Attributes:
-        strips: Strips by class name, classes with most samples first.
-        failed: Number of samples that could not be decoded.
-        left_out: Number of classes with samples but without a strip, for lack of space.
-    """
-
+    # strips by class name, classes with most samples first.
     strips: dict[str, list[FrameStrip]] = field(default_factory=dict)
-    failed: int = 0
-    left_out: int = 0
+    failed: int = 0  # number of samples that could not be decoded
+    left_out: int = 0  # number of classes with samples but without a strip, for lack of space
 
 
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     """Decode strips, a few of every class, as many as fit.
 
-    Args:
-        summary: The dataset.
-        max_bytes: Maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
-            strips, then small classes get none.
+    `max_bytes`: maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
+    strips, then small classes get none.
     """
     rows = _rows_by_class(summary)
     maker = _Maker(summary)
@@ -150,9 +129,8 @@ class _Maker:
         reader = shard.reader(row, stream)
         shown = decode_frames(info, table, reader, frames, size=(HEIGHT, width), gap=reader.gap).data
         picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
-        packets, bytes_of_video = _packets(table.records[:_PACKETS]), int(table.records["size"].sum())
-        uri = encode_picture(picture)
-        return FrameStrip(sample, uri, len(frames), width, packets, info.codec.label, bytes_of_video)
+        uri, bytes_of_video = encode_picture(picture), int(table.records["size"].sum())
+        return FrameStrip(sample, uri, len(frames), width, info.codec.label, bytes_of_video)
 
     def _shard(self, index: int) -> Shard:
         with self._lock:
@@ -188,11 +166,3 @@ def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
         for items in lists:
             if place < len(items):
                 yield items[place]
-
-
-def _packets(records: npt.NDArray[np.void]) -> str:
-    parts = []
-    for flags, size in zip(records["flags"].tolist(), records["size"].tolist(), strict=True):
-        kind = "k" if flags & PacketFlag.KEY else "d" if flags & PacketFlag.DROPPABLE else "r"
-        parts.append(f"{kind}{size}")
-    return " ".join(parts)

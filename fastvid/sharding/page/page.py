@@ -1,18 +1,283 @@
-"""Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`."""
+"""Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
+
+Its sections: classes and splits as bars, a contact sheet, the columns that came with the sources, how the samples are
+encoded, and the table of sources with what became of each.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.report.markup import figures
-from fastvid.report.page import Section, asset, document
-from fastvid.runtime.units import count, duration, percent, size, things
-from fastvid.sharding.page.classes import classes_section, clips_section
-from fastvid.sharding.page.contact_sheet import ContactSheet, make_contact_sheet
-from fastvid.sharding.page.distributions import columns_section, encoding_section, shapes_section
-from fastvid.sharding.page.ledger_table import ledger_section
-from fastvid.sharding.page.summary import Summary
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
+from fastvid.media.timing import MEANING, Reason
+from fastvid.report.charts import COLOURS, bars
+from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
+from fastvid.runtime.values import count, duration, percent, shares, size, things
+from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
+from fastvid.sharding.page.summary import ClassCount, Summary
+
+_SHOWN_CLASSES: Final = 2000
+_SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
+_SHOWN_SPLITS: Final = 5
+
+
+def classes_section(summary: Summary) -> Section:
+    """Return the section with every class, its samples by split, and the splits."""
+    order = _split_order(summary)
+    used = [c for c in summary.class_counts if c.count]
+    unused = [c for c in summary.class_counts if not c.count]
+    most = max((c.count for c in used), default=1)
+    lead = "No sample is visible."
+    if used:
+        counts = [c.count for c in used]
+        median = f"{np.median(counts):.0f}"
+        each = f"{count(min(counts))} to {count(most)} samples, median {median}"
+        if min(counts) == most:
+            each = f"{things(most, 'sample')} each"
+        lead = f"{count(len(used))} classes, {each}."
+    if len(used) > _SHOWN_CLASSES:
+        lead += f" The {count(_SHOWN_CLASSES)} largest are listed."
+    rows = "".join(_class_row(c, most, order) for c in used[:_SHOWN_CLASSES])
+    without = ""
+    if unused:
+        names = ", ".join(text(c.name) for c in unused[:_SHOWN_CLASSES])
+        without = f'<p class="unused"><b>{count(len(unused))} without a sample</b> {names}</p>'
+    short = " short" if len(used) <= _SHORT_LIST else ""
+    return Section(
+        "Classes",
+        f'{_splits(summary)}<div class="tools">'
+        '<input type="search" id="find-class" placeholder="Find a class" aria-label="find a class"></div>'
+        f'<div class="card"><div class="classes{short}">{rows}</div>{without}</div>',
+        lead,
+    )
+
+
+def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
+    hours = {name: duration(seconds) for name, seconds in c.split_seconds.items()}
+    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"], hours)
+    return (
+        f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
+        f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}'
+        f" · {duration(c.seconds)}</span></div>"
+    )
+
+
+def stack(parts: Mapping[str, int], total: int, order: Sequence[str], remarks: Mapping[str, str] | None = None) -> str:
+    """Return one bar of coloured pieces; `total` is the value of the full width, `remarks` follow the numbers."""
+    remarks = {name: f", {remark}" for name, remark in (remarks or {}).items()}
+    pieces = [
+        f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
+        f' data-tip="{text(name)}: {count(number)}{text(remarks.get(name, ""))}"></i>'
+        for name, number in parts.items()
+    ]
+    return f'<span class="stack">{"".join(pieces)}</span>'
+
+
+def _split_order(summary: Summary) -> list[str]:
+    """Return the values of the first split column, most samples first: the order of their colours."""
+    first = next(iter(summary.split_columns.values()), None)
+    return [] if first is None else [name for name, _ in first.most_common()]
+
+
+def _splits(summary: Summary) -> str:
+    rows = []
+    for column, values in summary.split_columns.items():
+        order = [name for name, _ in values.most_common()]
+        parts = "".join(
+            f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
+            f" {percent(values[name], values.total())} · {duration(summary.split_seconds[column][name])}</span>"
+            for n, name in enumerate(order[:_SHOWN_SPLITS])
+        )
+        if len(order) > _SHOWN_SPLITS:
+            parts += f"<span>{count(len(order) - _SHOWN_SPLITS)} more</span>"
+        bar = stack(dict(values.most_common()), values.total(), order)
+        rows.append(f'<span class="mono">{text(column)}</span>{bar}<span class="legend">{parts}</span>')
+    return f'<div class="card splits">{"".join(rows)}</div>' if rows else ""
+
+
+def _anchor(name: str) -> str:
+    """Return an HTML id for any class name."""
+    return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
+    """Return the section with the contact sheet."""
+    groups = []
+    counts = {c.name: c.count for c in summary.class_counts}
+    for name, strips in sheet.strips.items():
+        tiles = "".join(_tile(summary, strip) for strip in strips)
+        shown = f"{count(len(strips))} of {count(counts[name])}"
+        groups.append(
+            f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
+            f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
+            f'<div class="tiles">{tiles}</div></div>'
+        )
+    notes = []
+    if sheet.left_out:
+        notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
+    if sheet.failed:
+        notes.append(f"{things(sheet.failed, 'sample')} could not be decoded; run `fastvid verify` to see why.")
+    return Section(
+        "Clips",
+        f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
+        "Point at a clip to play it; click it for details.",
+    )
+
+
+def _tile(summary: Summary, strip: FrameStrip) -> str:
+    row = {name: summary.annotations[name][strip.sample].as_py() for name in summary.annotations.column_names}
+    length, key = float(summary.seconds[strip.sample]), text(row["key"])
+    label = "" if row["label"] is None else f" ({row['label']})"
+    rows: dict[str, Any] = {
+        "source": row["source_id"],
+        "class": f"{summary.class_names[strip.sample]}{label}",
+        "video": f"{row['width']}x{row['height']} {strip.codec}",
+        "length": f"{duration(length)}, {count(row['num_frames'])} frames at {row['fps']:.4g} per second",
+        "bytes": size(strip.bytes),
+    }
+    ours = ANNOTATION_FIELDS | FACT_FIELDS
+    rows |= {name: value for name, value in row.items() if name not in ours and value is not None}
+    return (
+        f'<div class="tile" role="button" tabindex="0" aria-label="{key}" data-key="{key}"'
+        f' style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'
+        f'<div class="strip" style="background-image:url({strip.uri})"></div>'
+        f'<span class="len">{duration(length)}</span><span class="cap">{key}</span><span class="run"></span>'
+        f"{definitions(rows)}</div>"
+    )
+
+
+_SHOWN: Final = 7  # number of most common values shown
+_LONGEST: Final = 120  # characters of an example
+
+
+def columns_section(summary: Summary) -> Section:
+    """Return the section with the columns that came with the sources, such as captions."""
+    rows = [
+        [
+            one.name,
+            one.kind,
+            percent(one.missing, summary.num_samples) if one.missing else "none",
+            " · ".join(_short(example) for example in one.examples),
+        ]
+        for one in summary.columns
+    ]
+    listed = table(("column", "type", "missing", "examples"), rows)
+    return Section("Columns", card("", listed), "Annotations that came with the sources.")
+
+
+def _short(example: str) -> str:
+    return example if len(example) <= _LONGEST else f"{example[: _LONGEST - 1]}…"
+
+
+def encoding_section(summary: Summary) -> Section:
+    """Return the section with durations, sizes and rates, the profile and the generations."""
+    shard, encoding = summary.generation.shards[0], summary.encoding
+    shortest, median, longest = map(duration, np.quantile(summary.seconds, [0, 0.5, 1]).tolist())
+    video = {
+        "duration": f"{shortest} shortest, {median} median, {longest} longest",
+        "codec": shares(encoding.codecs),
+        "colour": shares(encoding.colours),
+        "bit rate": f"{encoding.bit_rate / 1000:.0f} kbit/s",
+        "packets per key frame": f"{encoding.packets_per_key:.1f}",
+        "droppable packets": percent(encoding.droppable_share, 1),
+        "decoded whole": f"{count(encoding.whole)} of {things(encoding.num_samples, 'sample')}",
+        "profile": _profile(shard.profile),
+        "encoder": _encoder(shard.encoder),
+    }
+    read = "" if encoding.is_complete else f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+    past = {
+        f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
+        for one in summary.history
+    }
+    cards = (
+        card("Frame size", _common(summary.sizes), aside="width x height in pixels"),
+        card("Frame rate", _common(summary.rates), aside="frames per second"),
+        card("Video", definitions(video), aside=read),
+        card("History", definitions(past), aside="generations that can be opened"),
+    )
+    return Section("Encoding", grid(*cards), "Over all visible samples.")
+
+
+def _common(counts: Counter[str]) -> str:
+    """Return the most common values as bars."""
+    shown = dict(counts.most_common(_SHOWN))
+    if rest := counts.total() - sum(shown.values()):
+        shown[f"{len(counts) - _SHOWN} others"] = rest
+    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
+
+
+def _encoder(build: Mapping[str, Any]) -> str:
+    """Describe an encoder build, for example ``ffmpeg 5.1.9, x264 core 164``."""
+    parts = [f"{name} {build[key]}" for name, key in (("ffmpeg", "version"), ("x264", "x264")) if build.get(key)]
+    return ", ".join(parts) or "not recorded"
+
+
+def _profile(profile: Mapping[str, Any]) -> str:
+    """Describe a profile, for example ``compact: bframes 7, codec h264, crf 23``."""
+    if profile.get("codec") == "copy":
+        return "copy: nothing is encoded"
+    rest = ", ".join(
+        f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name" and value != ""
+    )
+    name = str(profile.get("name", "not recorded"))
+    return f"{name}: {rest}" if rest else name
+
+
+# Browsers lay out this many rows without a noticeable delay.
+_ROWS: Final = 4000
+_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_NUMERIC: Final = (False, False, False, True, True, True)
+
+
+def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
+    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
+    if summary.ledger is None or not summary.sources:
+        return None
+    rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
+    written: list[Markup] = []
+    room = max_bytes
+    for entry in rows[:_ROWS]:
+        markup = _row(entry)
+        room -= len(markup)
+        if room < 0:
+            break
+        written.append(markup)
+    removed = f", {count(summary.statuses['removed'])} removed" if summary.statuses["removed"] else ""
+    lead = f"{count(summary.sources)} sources: {count(summary.statuses['packed'])} packed, "
+    lead += f"{count(summary.rejected.total())} rejected{removed}."
+    if len(written) < len(rows):
+        lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
+    listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
+    return Section(
+        "Sources",
+        '<div class="tools"><input type="search" id="find-source" placeholder="Search names, results and messages"'
+        ' aria-label="search sources"><span class="found" id="found"></span></div>'
+        f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
+        lead,
+    )
+
+
+def _row(entry: dict[str, Any]) -> Markup:
+    reason = entry["reason"]
+    kind, meaning = ("ok", "") if entry["status"] == "packed" else ("tag", "taken down, or a dropped duplicate")
+    if reason is not None:
+        kind = "no"
+        meaning = MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"
+    pill = f'<span class="pill {kind}" data-tip="{text(meaning)}">{text(reason or entry["status"])}</span>'
+    notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in entry["warnings"] or ())
+    if entry["message"]:
+        notes += f"<div>{text(entry['message'])}</div>"
+    source = Markup(f'<span class="mono">{text(entry["source_id"])}</span>')
+    into, out = (size(entry[name]) if entry[name] else "" for name in ("bytes_in", "bytes_out"))
+    frames = count(entry["num_frames"]) if entry["num_frames"] is not None else ""
+    return row((Markup(pill), source, Markup(notes), into, out, frames), _NUMERIC)
+
 
 _SMALLEST: Final = 200_000
 _DIALOG: Final = (
@@ -22,15 +287,7 @@ _DIALOG: Final = (
 
 
 def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
-    """Return the page, UTF-8.
-
-    Args:
-        summary: The dataset.
-        max_bytes: Maximum size of the page; strips get the space that the tables do not need.
-
-    Raises:
-        UsageError: If `max_bytes` is too small for the tables.
-    """
+    """Return the page, UTF-8."""
     if max_bytes < _SMALLEST:
         raise UsageError(f"a page of {max_bytes} bytes is too small", hint=f"allow at least {_SMALLEST}")
     ledger = ledger_section(summary, max_bytes=max_bytes // 4)
@@ -56,8 +313,7 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:
     sections = [classes_section(summary), clips_section(summary, sheet)]
     sections += [columns_section(summary)] if summary.columns else []
-    if summary.num_samples:
-        sections += [shapes_section(summary), encoding_section(summary, sheet)]
+    sections += [encoding_section(summary)] if summary.num_samples else []
     chips: dict[str, object] = {"generation": summary.generation.number, "id": summary.dataset_id[:12]}
     chips |= {"last change": summary.generation.note} if summary.generation.note else {}
     chips |= {"profile": ", ".join(sorted(summary.profiles)), "streams": ", ".join(summary.generation.streams)}

@@ -1,24 +1,114 @@
-"""Summarises a dataset from its tables, without opening a video: counts, hours, columns and the ledger."""
+"""Summarises a dataset from its tables, without opening a video: counts, hours, columns, encoding and the ledger."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from fastvid.format.commit_record import read_head
-from fastvid.format.generations import Generation, history, read_annotations, read_generation
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER
-from fastvid.runtime.arrays import FloatArray, IntArray
+from fastvid.errors import FormatError
+from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, from_parquet
+from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.page.encoding import Encoding, read_encoding
-from fastvid.storage import open_storage
+from fastvid.storage import Storage, open_storage
+
+# Facts are one file a shard, and a large dataset has 10,000 shards: these say enough about how they are encoded.
+_MOST_SHARDS: Final = 64
+_READERS: Final = 16
+
+_COLUMNS: Final = (
+    "stream", "num_frames", "fps_num", "fps_den", "codec", "color_range", "color_matrix", "conforms", "whole",
+    "member_size", "num_packets", "num_keys", "num_droppable",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """Statistics of the first stream of the visible samples of some shards."""
+
+    shards: int  # whose facts were read
+    of: int
+    num_samples: int
+    bytes: int
+    bit_rate: float  # bits per second
+    codecs: Counter[str]  # samples by codec
+    colours: Counter[str]  # samples by colour range and matrix
+    conforming: int  # samples that keep the promises of profiles, because a profile wrote them
+    whole: int  # samples that must be decoded from their first packet
+    packets_per_key: float
+    droppable_share: float  # of the packets: those that no other packet refers to
+
+    @classmethod
+    def of_facts(cls, facts: pa.Table, shards: int, of: int) -> Encoding:
+        """Return the statistics of facts of some shards, of all shards."""
+        column: dict[str, npt.NDArray[Any]] = {name: facts[name].to_numpy() for name in facts.column_names}
+        seconds = (column["num_frames"] * column["fps_den"] / np.maximum(column["fps_num"], 1)).sum()
+        sizes, packets, keys, droppable = (
+            int(column[name].sum()) for name in ("member_size", "num_packets", "num_keys", "num_droppable")
+        )
+        colours = zip(facts["color_range"].to_pylist(), facts["color_matrix"].to_pylist(), strict=True)
+        return cls(
+            shards,
+            of,
+            facts.num_rows,
+            sizes,
+            float(8 * sizes / max(seconds, 1e-9)),
+            Counter(facts["codec"].to_pylist()),
+            Counter(f"{levels} {matrix}" for levels, matrix in colours),
+            int(np.count_nonzero(column["conforms"])),
+            int(np.count_nonzero(column["whole"])),
+            packets / keys if keys else 0.0,
+            droppable / packets if packets else 0.0,
+        )
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the facts of all shards were read."""
+        return self.shards == self.of
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        numbers = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "of"}
+        return {"shards_read": numbers.pop("shards"), "samples": numbers.pop("num_samples"), **numbers}
+
+
+def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> Encoding:
+    """Read the facts of at most 64 shards, evenly spread.
+
+    `visible`: which of the generation's samples are not removed, bool [N].
+    """
+    total = len(generation.shards)
+    chosen = np.unique(np.linspace(0, total - 1, min(total, _MOST_SHARDS)).round().astype(np.int64)).tolist()
+    ends = np.cumsum([shard.samples for shard in generation.shards])
+
+    def read(index: int) -> pa.Table:
+        shard = generation.shards[index]
+        name = f"{shard.name}.parquet"
+        table = from_parquet(storage.read(name), file=name, columns=list(_COLUMNS))
+        table = table.filter(pc.equal(table["stream"], generation.streams[0]))
+        if table.num_rows != shard.samples:
+            raise FormatError(
+                f"{table.num_rows} facts for {shard.samples} samples",
+                file=name,
+                hint="run `fastvid verify DIR --repair`, which rebuilds the facts of the dataset in DIR",
+            )
+        return table.filter(pa.array(visible[ends[index] - shard.samples : ends[index]]))
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        tables = list(pool.map(read, chosen))
+    facts = pa.concat_tables(tables) if tables else pa.table({name: [] for name in _COLUMNS})
+    return Encoding.of_facts(facts, len(chosen), total)
+
 
 UNLABELLED: Final = "(no label)"
 
@@ -35,64 +125,37 @@ _OURS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """Number of samples of a class.
+    """Number of samples of a class."""
 
-    Attributes:
-        name: The class; UNLABELLED for samples without a label.
-        count: Number of samples.
-        seconds: Their total duration.
-        splits: Number of samples by value of the first split column; empty if there is none.
-        split_seconds: Duration by value of the first split column.
-    """
-
-    name: str
-    count: int
+    name: str  # the class; UNLABELLED for samples without a label
+    count: int  # number of samples
     seconds: float
-    splits: Mapping[str, int]
+    splits: Mapping[str, int]  # number of samples by value of the first split column; empty if there is none
     split_seconds: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """An annotation column that fastvid did not compute, such as a caption.
-
-    Attributes:
-        name: Its name.
-        kind: Its type, as Arrow calls it.
-        missing: Number of samples without a value.
-        examples: Up to three different values, as text.
-    """
+    """An annotation column that fastvid did not compute, such as a caption."""
 
     name: str
     kind: str
-    missing: int
+    missing: int  # number of samples without a value
     examples: tuple[str, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Summary:
-    """Statistics of a generation. Arrays have one entry per visible sample, in the order of the shards.
-
-    Attributes:
-        url: The dataset's folder.
-        dataset_id: The dataset's id.
-        generation: The generation.
-        history: The generations that can be opened, newest first.
-        annotations: Rows of the visible samples.
-        rows: Row of each visible sample among all rows of the generation, int64 [N].
-        encoding: How samples are encoded, from the facts of some shards.
-        removed: Number of hidden samples.
-        ledger: The job's ledger; None if there is none.
-    """
+    """Statistics of a generation. Arrays have one entry per visible sample, in the order of the shards."""
 
     url: str
     dataset_id: str
     generation: Generation
     history: tuple[Generation, ...]
-    annotations: pa.Table
-    rows: IntArray
-    encoding: Encoding
-    removed: int
+    annotations: pa.Table  # rows of the visible samples
+    rows: IntArray  # row of each visible sample among all rows of the generation, int64 [N]
+    encoding: Encoding  # how samples are encoded, from the facts of some shards
+    removed: int  # number of hidden samples
     ledger: pa.Table | None
 
     @property
@@ -269,16 +332,7 @@ class Summary:
 
 
 def summarize(url: str, *, generation: int | str | None = None) -> Summary:
-    """Summarise a dataset from its tables.
-
-    Args:
-        url: The dataset's folder.
-        generation: Number or tag of the generation; the current one by default.
-
-    Raises:
-        StorageError: If there is no dataset or generation, or a table is missing.
-        FormatError: If a table is broken, or tables contradict each other.
-    """
+    """Summarise a dataset from its tables."""
     storage = open_storage(url)
     dataset_id, record = read_generation(storage, generation)
     annotations = read_annotations(storage, record)

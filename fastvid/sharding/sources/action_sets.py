@@ -1,10 +1,11 @@
-"""Annotations of action recognition data sets, in the form in which each was published.
+"""Read annotation files where they lie: on a disk, in an object store, or on the web.
+
+Annotations of action recognition data sets, in the form in which each was published.
 
 kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
 ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
 hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
 sthv2:DIR      labels.json, train.json, validation.json, test.json
-diving48:PATH  a list of {vid_name, label} as JSON or CSV, or a folder with Diving48_V2_train.json and the others
 charades:FILE  id,subject,scene,...,actions,length with actions "c092 11.90 21.20;c147 0.00 12.60"; multi-label
 ava:FILE       video_id,timestamp,x1,y1,x2,y2,action_id,person_id without a header; multi-label
 """
@@ -14,23 +15,84 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import posixpath
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.annotation_file import AnnotationFile
-from fastvid.sharding.sources.columns import NumberedRecord
-from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, class_order
+from fastvid.sharding.sources.sources import SPLITS, split_of
 from fastvid.sharding.sources.tables import (
     FIRST_ROW,
-    plain_value,
-    read_objects,
+    LABELS,
+    AnnotationRow,
+    Annotations,
+    class_order,
     read_rows,
     read_text_rows,
     seconds_of,
 )
-from fastvid.sharding.sources.video_names import SPLITS, split_of
+from fastvid.storage import RemoteOptions
+from fastvid.storage.urls import FileUrl, is_remote, open_root
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationFile:
+    """A file, or a folder of files."""
+
+    place: str
+
+    @property
+    def name(self) -> str:
+        """Its name in its folder."""
+        return posixpath.basename((FileUrl.parse(self.place).name if is_remote(self.place) else self.place).rstrip("/"))
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name in lower case, such as ``.csv``; empty if there is none."""
+        return os.path.splitext(self.name)[1].lower()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder. In a store, where folders are only prefixes, a name without an ending is one."""
+        if not is_remote(self.place):
+            return os.path.isdir(self.place)
+        return self.place.endswith("/") or not self.suffix
+
+    def read(self) -> bytes:
+        """Return its bytes."""
+        if is_remote(self.place):
+            url = FileUrl.parse(self.place)
+            return open_root(url, RemoteOptions()).read(url.name)
+        with open(self.place, "rb") as file:
+            return file.read()
+
+    def text(self) -> str:
+        """Return its text; bytes that are not UTF-8 become surrogates, as in names that `os.listdir` returns."""
+        return self.read().decode("utf-8-sig", "surrogateescape")
+
+    def folder(self) -> AnnotationFile:
+        """Return the folder that contains it."""
+        return AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
+
+    def files(self) -> list[AnnotationFile]:
+        """Return the files in this folder, sorted by name; none if it cannot be listed, as on the web."""
+        if not is_remote(self.place):
+            found = [os.path.join(self.place, name) for name in sorted(os.listdir(self.place))]
+            return [AnnotationFile(path) for path in found if os.path.isfile(path)]
+        url = FileUrl.parse(self.place)
+        if not url.is_listable:
+            return []
+        prefix = f"{url.name.rstrip('/')}/" if url.name else ""
+        names = open_root(url, RemoteOptions()).list(prefix)
+        return [AnnotationFile(f"{url.root}/{name}") for name in names if "/" not in name[len(prefix) :]]
+
+    def beside(self, ending: str) -> AnnotationFile | None:
+        """Return the first file in the same folder whose name ends so; None if there is none."""
+        return next((file for file in self.folder().files() if file.name.endswith(ending)), None)
+
 
 AVA_SECONDS: Final = 3.0
 """Length of a clip of AVA: people judged the middle frame of 3 seconds (Gu et al., CVPR 2018, section 3.4)."""
@@ -38,42 +100,8 @@ _AVA_FIELDS: Final = 8
 _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
 
 
-def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
-    """Parse Diving48's list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
-
-    Args:
-        text: The list.
-        vocabulary: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis", "FREE"]``.
-        split: Split of all rows; the file itself has none.
-    """
-    records: list[NumberedRecord]
-    if text.lstrip().startswith("["):
-        records = read_objects(text)
-    else:
-        records = list(enumerate(read_rows(text, text_columns=("vid_name",)), FIRST_ROW))
-    names = [] if vocabulary is None else ["_".join(words) for words in json.loads(vocabulary)]
-    rows = []
-    for number, record in records:
-        fields = {name: plain_value(value) for name, value in record.items()}
-        name, label = str(fields.pop("vid_name")), fields.pop("label", None)
-        if label is not None and names:
-            if not 0 <= int(label) < len(names):
-                raise UsageError(
-                    f"label {label} of {name!r} is not in the vocabulary of {len(names)} labels", row=number
-                )
-            label = names[int(label)]
-        columns = fields if split is None else fields | {"split": split}
-        rows.append(AnnotationRow(name, None if label is None else str(label), columns, number=number))
-    return Annotations(tuple(rows), tuple(names) or class_order(rows))
-
-
 def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
-    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept.
-
-    Args:
-        text: The table.
-        split_name: Split of files without a column ``split``.
-    """
+    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept."""
     rows = []
     for number, record in enumerate(read_text_rows(text), FIRST_ROW):
         video = record.pop("youtube_id")
@@ -89,13 +117,7 @@ def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
 
 
 def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
-    """Parse the split files of UCF101.
-
-    Args:
-        class_index: ``classInd.txt``: a number from 1 and a class name per line.
-        lists: Text of ``trainlist01.txt`` and the others by file name. Test lists have no label: the folder is the
-            class.
-    """
+    """Parse the split files of UCF101."""
     numbered = [line.split() for line in class_index.splitlines() if line.strip()]
     classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
     splits: dict[str, dict[str, str]] = {}
@@ -147,11 +169,7 @@ def parse_charades(text: str, classes: str | None = None, split: str | None = No
 
     Other columns are kept, also ``actions`` with the times of each.
 
-    Args:
-        text: The table.
-        classes: Charades_v1_classes.txt, with a line such as "c000 Holding some clothes" for each class; None to use
-            the codes.
-        split: Split of all rows; the file itself has none.
+    `split`: split of all rows; the file itself has none.
     """
     lines = [line.partition(" ") for line in (classes or "").splitlines() if line.strip()]
     names = {code: name.strip() for code, _, name in lines}
@@ -181,10 +199,7 @@ def parse_ava(text: str, action_list: str | None = None, split: str | None = Non
     JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
     the second that people judged, in the video.
 
-    Args:
-        text: The table; it has no header. Lines of test files end after the timestamp.
-        action_list: ava_action_list_v2.2.pbtxt, with name and id of each action; None to use the ids.
-        split: Split of all rows; the file itself has none.
+    `split`: split of all rows; the file itself has none.
     """
     names = {int(number): name for name, number in _AVA_ITEM.findall(action_list or "")}
     places: dict[tuple[str, str], list[tuple[int, list[str]]]] = {}
@@ -272,20 +287,3 @@ def read_sthv2(folder: AnnotationFile) -> Annotations:
         raise UsageError("no labels.json in the folder", file=folder.place)
     splits = {split: find(name) for split, name in (("train", "train"), ("val", "validation"), ("test", "test"))}
     return parse_sthv2(labels.text(), {split: file.text() for split, file in splits.items() if file is not None})
-
-
-def read_diving48(place: AnnotationFile) -> Annotations:
-    """Read a list of Diving48, or the folder of its lists."""
-    # Prefer Diving48_V2_train.json, which has corrected labels, to Diving48_train.json.
-    files = [place]
-    if place.is_folder:
-        lists = [file for file in place.files() if file.suffix in (".json", ".csv") and split_of(file.name)]
-        newest = [file for file in lists if "_v2_" in file.name.lower()]
-        files = newest or lists
-    others = place.files() if place.is_folder else place.folder().files()
-    vocabulary = next((file for file in others if "vocab" in file.name and file.suffix == ".json"), None)
-    words = None if vocabulary is None or vocabulary in files else vocabulary.text()
-    parts = [parse_diving48(file.text(), words, split_of(file.name)) for file in files]
-    rows = tuple(row for part in parts for row in part.rows)
-    longest = max((part.classes for part in parts), key=len, default=())
-    return Annotations(rows, longest if words is not None else class_order(rows))

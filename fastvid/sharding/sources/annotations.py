@@ -2,7 +2,7 @@
 
 `fastvid.sharding.sources.sources` resolves names to files. Any FILE may also be a URL in an object store or on the web.
 
-Tables, whose columns may be renamed, see `fastvid.sharding.sources.columns`:
+Tables, whose columns may be renamed, see `fastvid.sharding.sources.tables`:
 
     csv:FILE       with the columns ``path``, and ``label``, ``labels``, ``split``, ``start``, ``end`` or any other
     json:FILE      the same as a list of objects, or as an object of objects by path
@@ -23,19 +23,28 @@ from typing import Any, Final
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.sharding.sources.action_sets import (
+    AnnotationFile,
     read_ava,
     read_charades,
-    read_diving48,
     read_hmdb51,
     read_kinetics,
     read_sthv2,
     read_ucf101,
 )
-from fastvid.sharding.sources.annotation_file import AnnotationFile
-from fastvid.sharding.sources.columns import ENTRY, SEGMENTS, Columns, NumberedRecord, Record
-from fastvid.sharding.sources.rows import LABELS, AnnotationRow, Annotations, check_rows, class_order, label_list
+from fastvid.sharding.sources.sources import SPLITS, VIDEO_SUFFIXES, split_of
 from fastvid.sharding.sources.tables import (
+    ENTRY,
     FIRST_ROW,
+    LABELS,
+    SEGMENTS,
+    AnnotationRow,
+    Annotations,
+    Columns,
+    NumberedRecord,
+    Record,
+    check_rows,
+    class_order,
+    label_list,
     plain_value,
     read_lines,
     read_objects,
@@ -43,7 +52,6 @@ from fastvid.sharding.sources.tables import (
     read_rows,
     seconds_of,
 )
-from fastvid.sharding.sources.video_names import SPLITS, VIDEO_SUFFIXES, split_of
 
 # Columns of tables that are text or lists even if they look like numbers.
 _TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", SEGMENTS)
@@ -114,13 +122,14 @@ def read_annotations(
     return _named(rows, classes, class_names)
 
 
-def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[NumberedRecord]:
+def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
     """Return the rows of a table by column, with renamed columns and one row per segment.
 
     Args:
         file: The table.
         form: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
         columns: Names for its columns.
+        whole: Whether a row of a CSV with fewer fields than the header is an error.
 
     Raises:
         UsageError: If the table does not parse.
@@ -128,7 +137,7 @@ def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[Number
     records: Sequence[NumberedRecord]
     if form == "csv":
         text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
-        records = list(enumerate(read_rows(file.text(), text_columns=text_columns), FIRST_ROW))
+        records = list(enumerate(read_rows(file.text(), text_columns=text_columns, whole=whole), FIRST_ROW))
     elif form == "parquet":
         records = read_parquet(file.read())
     elif form == "jsonl":
@@ -172,9 +181,8 @@ def _read(spec: str, mapping: Columns) -> Annotations:
     """Read one file."""
     kind, colon, path = spec.partition(":")
     if not colon or kind not in FORMATS:
-        raise UsageError(
-            f"unknown annotations {spec!r}", hint=f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}"
-        )
+        hint = _TABLE_INSTEAD.get(kind, f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}")
+        raise UsageError(f"unknown annotations {spec!r}", hint=hint)
     if mapping.sources and kind not in _TABLES:
         raise UsageError(
             f"columns of {kind!r} cannot be renamed", file=path, hint=f"use one of the tables {', '.join(_TABLES)}"
@@ -261,11 +269,7 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
 
 
 def _form(file: AnnotationFile) -> str:
-    """Return the form of a table by the ending of its name.
-
-    Raises:
-        UsageError: If the ending is another.
-    """
+    """Return the form of a table by the ending of its name."""
     form = file.suffix[1:]
     if form not in _FORMS:
         raise UsageError(f"unknown ending of {file.name!r}", hint=f"use one of {', '.join(_FORMS)}")
@@ -316,12 +320,14 @@ _TABLES: Final = (*_FORMS, "hf")
 _READERS: Final[Mapping[str, Callable[[AnnotationFile], Annotations]]] = {
     "ava": read_ava,
     "charades": read_charades,
-    "diving48": read_diving48,
     "hmdb51": read_hmdb51,
     "kinetics": read_kinetics,
     "list": lambda file: parse_list(file.text(), split_of(file.name)),
     "sthv2": read_sthv2,
     "ucf101": read_ucf101,
+}
+_TABLE_INSTEAD: Final = {
+    "diving48": "use json:FILE or csv:FILE with --columns path=vid_name, and --classes for the names of its numbers"
 }
 FORMATS: Final = tuple(sorted({*_TABLES, *_READERS, *CAPTION_SETS}))
 """The names of all formats."""

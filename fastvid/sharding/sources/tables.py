@@ -1,7 +1,13 @@
-"""Read tables as rows of column values: CSV with a header, JSON, JSON Lines and Parquet."""
+"""Map the columns of any table to those of fastvid, and make one row of each segment of a video.
+
+Read tables as rows of column values: CSV with a header, JSON, JSON Lines and Parquet.
+
+Rows of annotations, the order of their classes, and what a row cannot contain.
+"""
 
 from __future__ import annotations
 
+import ast
 import csv
 import datetime
 import decimal
@@ -9,14 +15,176 @@ import io
 import json
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.columns import ENTRY, NumberedRecord
+
+Record = dict[str, Any]
+"""A row of a table by column; values may be nested."""
+NumberedRecord = tuple[int, Record]
+"""Number of a row in its file, from 1, and the row."""
+
+ENTRY: Final = "entry"
+"""Column with the name of an object inside a JSON object; the path, if no column is."""
+SEGMENTS: Final = "segments"
+"""Column with a list of segments: [start, end], or objects with start and end, or with segment = [start, end]."""
+# Columns that have one value per segment, if a row has several segments. Columns that a mapping names have too.
+_PER_SEGMENT: Final = ("start", "end", "caption", "label")
+_WHOLE: Final = frozenset({"path", "key"})
+_MISSING: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """Names for the columns of a table."""
+
+    sources: Mapping[str, str] = field(default_factory=dict)
+    optional: frozenset[str] = frozenset()
+
+    @classmethod
+    def parse(cls, text: str | Mapping[str, str] | None) -> Columns:
+        """Parse ``path=videoid,start=t0``; a mapping is taken as it is."""
+        if not isinstance(text, str):
+            return cls(dict(text or {}))
+        sources: dict[str, str] = {}
+        for item in text.split(","):
+            name, equals, source = (part.strip() for part in item.partition("="))
+            if not name or not equals or not source:
+                raise UsageError(
+                    f"invalid column {item!r} in {text!r}", hint="use NAME=COLUMN, such as path=videoid,caption=text"
+                )
+            if name in sources:
+                raise UsageError(f"column {name!r} is named twice in {text!r}", hint="name each column once")
+            sources[name] = source
+        return cls(sources)
+
+    def source_of(self, name: str) -> str:
+        """Return the table's column for one of our names."""
+        return self.sources.get(name, name)
+
+    def rows(self, records: Sequence[NumberedRecord]) -> list[NumberedRecord]:
+        """Return one row for each segment of each record, with renamed columns; other columns keep their names.
+
+        A record has segments if its column ``segments`` is a list, or ``start`` or ``end`` are. Then start, end,
+        caption, label and every column of this mapping may be lists too, with one value per segment; ``labels`` is one
+        if it is a list of lists. All other columns are repeated. A list as text, as in a CSV, counts as a list. The
+        fields of segments that are objects become columns, which may be renamed as well.
+        """
+        made, missing = self._renamed(records, self.sources)
+        made = [(number, row) for number, record in made for row in self._segments(number, record)]
+        made, missing = self._renamed(made, missing)
+        absent = next((name for name in missing if name not in self.optional), None)
+        if absent is not None and made:
+            known = ", ".join(map(str, dict.fromkeys(name for _, row in made[:100] for name in row)))
+            raise UsageError(f"table has no column {missing[absent]!r}", hint=f"name one of its columns {known}")
+        return made
+
+    def _renamed(
+        self, records: Sequence[NumberedRecord], sources: Mapping[str, str]
+    ) -> tuple[list[NumberedRecord], dict[str, str]]:
+        """Return the records with renamed columns, and the names that no record has a column for."""
+        found: set[str] = set()
+        made = []
+        for number, record in records if sources else ():
+            values = {name: _reach(record, source) for name, source in sources.items()}
+            values = {name: value for name, value in values.items() if value is not _MISSING}
+            replaced = {sources[name] for name in values}
+            row = {name: value for name, value in record.items() if name not in replaced}
+            if taken := next((name for name in values if name in row), None):
+                raise UsageError(
+                    f"column {taken!r} exists, and {sources[taken]!r} cannot take its name",
+                    row=number,
+                    hint=f"rename it too: {taken}={sources[taken]},old_{taken}={taken}",
+                )
+            found |= values.keys()
+            made.append((number, row | values))
+        left = {name: source for name, source in sources.items() if name not in found}
+        return made if sources else list(records), left
+
+    def _segments(self, number: int, record: Record) -> Iterator[Record]:
+        given = as_list(record.get(SEGMENTS))
+        if given is None and not any(as_list(record.get(name)) is not None for name in ("start", "end")):
+            yield record
+            return
+        lists: dict[str, list[Any]] = {}
+        if given is not None:
+            lists[SEGMENTS] = given
+        for name in dict.fromkeys((*_PER_SEGMENT, *self.sources)):
+            values = None if name in _WHOLE or name in lists else as_list(record.get(name))
+            if values is not None and (name != "labels" or any(isinstance(value, list) for value in values)):
+                lists[name] = values
+        lengths = {name: len(values) for name, values in lists.items()}
+        if len(set(lengths.values())) > 1:
+            shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+            raise UsageError(
+                f"lists of one row have different lengths: {shown}",
+                row=number,
+                hint="give each segment one value in every list",
+            )
+        fixed = {name: value for name, value in record.items() if name not in lists}
+        for items in zip(*lists.values(), strict=True):
+            segment = dict(zip(lists, items, strict=True))
+            place = _place(segment.pop(SEGMENTS), number) if given is not None else {}
+            named = {name if name not in record else f"segment_{name}": value for name, value in place.items()}
+            yield {**fixed, **segment, **named}
+
+
+def as_list(value: Any) -> list[Any] | None:
+    """Return a list, also if it is text as JSON or Python write it; None for anything else."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        value = _parsed(value)
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def _parsed(text: str) -> Any:
+    """Return the value that a text is in JSON, or as Python prints it; the text itself if it is neither."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
+def _reach(value: Any, path: str) -> Any:
+    """Return the value at a dotted path, of each item of a list; `_MISSING` if there is none."""
+    if isinstance(value, str) and value.lstrip()[:1] in ("{", "["):
+        value = _parsed(value)
+    if isinstance(value, list | tuple):
+        found = [_reach(part, path) for part in value]
+        if found and all(part is _MISSING for part in found):
+            return _MISSING
+        return [None if part is _MISSING else part for part in found]
+    if not isinstance(value, Mapping):
+        return _MISSING
+    if path in value:
+        return value[path]
+    head, dot, rest = path.partition(".")
+    return _reach(value[head], rest) if dot and head in value else _MISSING
+
+
+def _place(segment: Any, number: int) -> Record:
+    """Return the columns of one item of a list of segments."""
+    if isinstance(segment, Mapping):
+        columns = {str(name): value for name, value in segment.items()}
+        if "start" in columns or "end" in columns:
+            return columns
+        pair = as_list(columns.pop("segment", None))
+    else:
+        columns, pair = {}, as_list(segment)
+    if pair is None or len(pair) != 2:
+        raise UsageError(
+            f"{segment!r} is no segment", row=number, hint="give [start, end], or an object with start and end"
+        )
+    return columns | {"start": pair[0], "end": pair[1]}
+
 
 FIRST_ROW: Final = 2
 """Line of a CSV's first row; the header is line 1."""
@@ -28,12 +196,8 @@ _INT64: Final = 1 << 63
 _CLOCK: Final = re.compile(r"(?:(\d+):)?(\d+):([0-5]?\d(?:\.\d*)?)", re.ASCII)
 
 
-def read_text_rows(text: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV as text; fields missing at the end of a row are empty.
-
-    Raises:
-        UsageError: If a row is longer than the header, a column occurs twice, or a field is too long.
-    """
+def read_text_rows(text: str, *, whole: bool = False) -> list[dict[str, str]]:
+    """Read the rows of a CSV as text; fields missing at the end of a row are empty, or an error if `whole`."""
     reader = csv.reader(io.StringIO(text))
     try:
         lines = [(reader.line_num, fields) for fields in reader if fields]
@@ -48,23 +212,18 @@ def read_text_rows(text: str) -> list[dict[str, str]]:
         raise UsageError(f"duplicate column {double!r}", row=1, hint="rename or delete one of the columns")
     rows = []
     for number, fields in lines[1:]:
-        if len(fields) > len(header):
+        if len(fields) > len(header) or (whole and len(fields) < len(header)):
+            few = "more" if len(fields) > len(header) else "fewer"
             raise UsageError(
-                "row has more fields than the header", row=number, hint="quote fields that contain a comma"
+                f"row has {few} fields than the header", row=number, hint="quote fields that contain a comma"
             )
         rows.append(dict(zip(header, fields + [""] * (len(header) - len(fields)), strict=True)))
     return rows
 
 
-def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any]]:
-    """Read the rows of a CSV, see `read_text_rows`.
-
-    Args:
-        text: The table.
-        text_columns: Columns that stay text. Others become numbers if all their values are, written as in JSON; empty
-            fields become None.
-    """
-    rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text)]
+def read_rows(text: str, *, text_columns: Collection[str], whole: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a CSV, see `read_text_rows`."""
+    rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text, whole=whole)]
     for name in rows[0] if rows else ():
         if name not in text_columns:
             for row, value in zip(rows, _typed([row[name] for row in rows]), strict=True):
@@ -73,15 +232,7 @@ def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any
 
 
 def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
-    """Read the objects of a JSON list, or of a JSON object, whose names become the column ``entry``.
-
-    Args:
-        text: The JSON.
-        inside: Field of the outermost object that contains them; None if it is the list or object itself.
-
-    Raises:
-        UsageError: If the text is anything else.
-    """
+    """Read the objects of a JSON list, or of a JSON object, whose names become the column ``entry``."""
     found = json.loads(text)
     if inside is not None:
         found = found[inside]
@@ -96,11 +247,7 @@ def read_objects(text: str, inside: str | None = None) -> list[NumberedRecord]:
 
 
 def read_lines(text: str) -> list[NumberedRecord]:
-    """Read JSON Lines: one object per line; empty lines are skipped.
-
-    Raises:
-        UsageError: If a line is no JSON object.
-    """
+    """Read JSON Lines: one object per line; empty lines are skipped."""
     records = []
     for number, line in enumerate(text.split("\n"), 1):  # splitlines would split at U+2028 too, which JSON may contain
         if not line.strip():
@@ -118,11 +265,7 @@ def read_lines(text: str) -> list[NumberedRecord]:
 
 
 def read_parquet(data: bytes) -> list[NumberedRecord]:
-    """Read the rows of a Parquet file.
-
-    Raises:
-        UsageError: If it is no Parquet file.
-    """
+    """Read the rows of a Parquet file."""
     try:
         table = pq.read_table(pa.BufferReader(data))
     except (pa.ArrowException, OSError) as error:
@@ -136,9 +279,6 @@ def plain_value(value: Any) -> Any:
     """Return a value as one that a column and JSON can store.
 
     Nested values and integers of more than 64 bits become JSON text, times of day and dates ISO 8601, decimals text.
-
-    Raises:
-        UsageError: If it is binary.
     """
     if isinstance(value, bool) or value is None or isinstance(value, str | float):
         return value
@@ -160,9 +300,6 @@ def seconds_of(value: Any, name: str, row: int) -> float | None:
     """Return a time of an annotation in seconds; None if it is empty.
 
     A time is a number, a duration of Parquet, or text as ``HH:MM:SS.mmm``, ``MM:SS.mmm`` or a number.
-
-    Raises:
-        UsageError: If it is anything else, or not finite.
     """
     if value in (None, ""):
         return None
@@ -197,3 +334,101 @@ def _typed(values: Sequence[str]) -> Sequence[Any]:
     if numbers and not any(len(value) > 18 and value.lstrip("-").isdigit() for value in given):
         return [float(value) if value else None for value in values]
     return [value or None for value in values]
+
+
+MAX_LABEL: Final = 999_999
+"""Largest integer label; all up to the largest one are classes."""
+LABELS: Final = "labels"
+"""The column with several class names per video; `MultiHot` reads it."""
+RESERVED: Final = "__"
+"""How the columns begin that fastvid computes when it reads annotations."""
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRow:
+    """One line of an annotation file.
+
+    Several labels are a list of class names in the column ``labels``.
+    """
+
+    name: str
+    label: str | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    start: float | None = None  # start of the clip in seconds; None for the start of the file
+    end: float | None = None  # end of the clip in seconds; None for the end of the file
+    whole_name: str | None = None
+    number: int = field(default=0, compare=False)  # line or row of the file, from 1; 0 if unknown
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Its label and labels."""
+        return class_names(self.label, self.columns)
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """Where it is in its file, for errors."""
+        return {"row": self.number} if self.number else {}
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """The rows of annotation files, and class names ordered by label."""
+
+    rows: tuple[AnnotationRow, ...]
+    classes: tuple[str, ...]
+
+
+def class_names(label: str | None, columns: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the classes of a video: its label, and those in the column ``labels``."""
+    return (*(() if label is None else (label,)), *(columns.get(LABELS) or ()))
+
+
+def label_list(value: Any) -> list[str] | None:
+    """Return several labels as a list of class names, each once; None if there is no value."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    found = as_list(value)
+    if found is None and isinstance(value, str):
+        found = [part.strip() for part in value.split(";") if part.strip()]
+    elif found is None and isinstance(value, int) and not isinstance(value, bool):
+        found = [value]
+    if found is None or not all(isinstance(part, str | int) and not isinstance(part, bool) for part in found):
+        raise UsageError(
+            f"labels are {value!r}", column=LABELS, hint='give a list of class names, or text such as "jump;run"'
+        )
+    return list(dict.fromkeys(map(str, found)))
+
+
+def class_order(rows: Sequence[AnnotationRow]) -> tuple[str, ...]:
+    """Return the classes of all rows in label order: integers up to the largest one, or sorted names."""
+    found = {name for row in rows for name in row.class_names}
+    if not found or not all(name.isdecimal() and name.isascii() for name in found):
+        return tuple(sorted(found))
+    for row in rows:
+        for name in row.class_names:
+            if len(name) > len(str(MAX_LABEL)) or int(name) > MAX_LABEL:
+                raise UsageError(f"label {name} is larger than {MAX_LABEL}", hint="number classes from 0", **row.where)
+    return tuple(str(number) for number in range(max(map(int, found)) + 1))
+
+
+def check_rows(rows: Sequence[AnnotationRow]) -> None:
+    """Raise a UsageError for the first row with a value that cannot be stored."""
+    for row in rows:
+        for name, value in (("label", row.label), *row.columns.items()):
+            if name.startswith(RESERVED):
+                raise UsageError(
+                    f"column {name!r} has a reserved name", hint=f"rename it: names with {RESERVED} are ours"
+                )
+            for text in (name, *(value if isinstance(value, list) else [value])):
+                if isinstance(text, str) and not _is_unicode(text):
+                    raise UsageError(
+                        f"column {name!r} is not UTF-8: {text!r}", hint="save the file as UTF-8", **row.where
+                    )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,4 +1,9 @@
-"""Read tars of other tools: samples, their videos, and labels and columns from other members."""
+"""Read tars of other tools: samples, their videos, and labels and columns from other members.
+
+Take the samples of datasets as sources of another job, with their annotations: keys, labels, captions, splits.
+
+Gather all sources of a job: videos in folders, in tars of other tools, or in datasets, to be re-encoded.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +15,21 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+import pyarrow as pa
+
 from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import annotation_table
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
+from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
-from fastvid.media.reasons import Reason
-from fastvid.runtime.units import things
-from fastvid.sharding.sources.rows import LABELS, MAX_LABEL, RESERVED
-from fastvid.sharding.sources.sources import Source, assign_keys
-from fastvid.sharding.sources.tables import plain_value
-from fastvid.sharding.sources.video_names import VIDEO_SUFFIXES
+from fastvid.media.timing import Reason
+from fastvid.runtime.names import decode_name
+from fastvid.runtime.values import things
+from fastvid.sharding.sources.annotations import read_annotations
+from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, Source, SourceList, assign_keys, find_sources
+from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, plain_value
+from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 
 _TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
@@ -27,19 +39,10 @@ _Tar = TypeVar("_Tar", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A sample in a tar of another tool.
-
-    Attributes:
-        name: Its key in the tar.
-        first: Byte offset of its first member, which distinguishes samples of the same name.
-        video: The member that contains its video; None if there is none.
-        columns: Values from its other members: captions, and the fields of its JSON.
-        label: Its class, a name or a number; None if unknown.
-        notes: Members that were ignored or did not parse.
-    """
+    """A sample in a tar of another tool."""
 
     name: str
-    first: int
+    first: int  # byte offset of its first member, which distinguishes samples of the same name
     video: TarMember | None
     columns: Mapping[str, Any] = field(default_factory=dict)
     label: str | int | None = None
@@ -53,11 +56,7 @@ class TarSample:
 
 
 def find_tars(sources: Sequence[str]) -> list[str]:
-    """Return the paths of the given tars and of those in the given folders, which are sorted by name.
-
-    Raises:
-        UsageError: If a source is missing, or there is no tar.
-    """
+    """Return the paths of the given tars and of those in the given folders, which are sorted by name."""
     found: dict[str, None] = {}
     remote = next((source for source in sources if is_remote(source)), None)
     if remote is not None:
@@ -80,11 +79,7 @@ def find_tars(sources: Sequence[str]) -> list[str]:
 
 
 def read_tar(view: memoryview) -> list[TarSample]:
-    """Return the samples of a tar, in order.
-
-    Raises:
-        FormatError: If the tar is damaged or truncated.
-    """
+    """Return the samples of a tar, in order."""
     return [_sample(view, name, members) for name, members in sample_groups(read_members(view))]
 
 
@@ -177,9 +172,6 @@ def name_classes(
     """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``.
 
     Without class names, classes are the numbers up to the largest one, or if there are names, all labels in order.
-
-    Raises:
-        UsageError: If a number has no class name, or a name is not among the class names.
     """
     found = [label for samples in tars.values() for sample in samples for label in sample.class_names]
     numbers = [label for label in found if isinstance(label, int)]
@@ -217,3 +209,190 @@ def _several(columns: Mapping[str, Any]) -> Iterable[str | int]:
 def missing_video(sample: TarSample) -> tuple[Reason, str] | None:
     """Return reason and message if the sample has no video; None otherwise."""
     return None if sample.video is not None else (Reason.NO_VIDEO_STREAM, "no member of the sample is a video")
+
+
+def is_dataset(root: str) -> bool:
+    """Return whether a folder, local or in an object store, contains a dataset."""
+    if is_remote(root):
+        return root.startswith(("s3://", "gs://")) and open_storage(root).exists(DATASET_JSON)
+    return os.path.isfile(os.path.join(root, DATASET_JSON))
+
+
+def dataset_sources(roots: Sequence[str]) -> SourceList:
+    """Return the samples of datasets as sources. Removed samples are left out; all classes are kept, in order.
+
+    The columns of a source are its annotations, except facts of the old video; ``parent`` names the file that the
+    sample was made from, so that samples of one file stay together. Its key is that of the sample.
+    """
+    sources: dict[str, Source] = {}
+    classes: dict[str, None] = {}
+    for root in roots:
+        dataset = Dataset(root)
+        if dataset.signals or not {PICTURES, FLOW}.issuperset(dataset.streams):
+            raise UsageError(
+                "a dataset with cameras or signals is not encoded again",
+                file=root,
+                hint="encode its source: `fastvid shard lerobot:ROOT --profile ...`",
+            )
+        labels = [label for label in dataset.labels.tolist() if label >= 0]
+        names = dataset.classes or tuple(map(str, range(max(labels, default=-1) + 1)))
+        classes |= dict.fromkeys(names)
+        for source in _sources(dataset, names):
+            if sources.setdefault(source.id, source) is not source:
+                raise UsageError(
+                    f"key {source.key!r} is in two of the datasets",
+                    file=root,
+                    hint="make one dataset of them with `fastvid merge --prefix` first",
+                )
+    return SourceList(tuple(sources[name] for name in sorted(sources)), tuple(classes), {})
+
+
+def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
+    found = []
+    url = dataset.storage.url
+    rows = dataset.annotations.take(dataset.rows).to_pylist()
+    for row, index, at in zip(rows, *(part.tolist() for part in dataset.locate(range(len(rows)))), strict=True):
+        shard = dataset.shard(index)
+        label = None if row["label"] is None else names[row["label"]]
+        if shard.root is not None:
+            found.append(_in_place(row, label, shard, at))
+            continue
+        path = f"{url}/{shard.data}"
+        member = shard.member(at)
+        found.append(
+            Source(
+                decode_name(row["key"]),
+                path if is_remote(url) else os.path.abspath(path),
+                member[1],
+                label,
+                _columns(row),
+                member=member,
+                sound=shard.audio_member(at),
+                key=row["key"],
+            )
+        )
+    return found
+
+
+def _in_place(row: dict[str, Any], label: str | None, shard: Shard, at: int) -> Source:
+    """Return a sample of a dataset that lists its file."""
+    bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
+    if shard.info(at).flags & StreamFlag.PART and bounds == (None, None):
+        raise UsageError(
+            "the annotations do not say which part of its file a sample is",
+            key=row["key"],
+            hint="encode its source instead of the dataset with `fastvid shard`",
+        )
+    assert shard.root is not None
+    path, listed = shard.root.locate(shard.file(at).file), shard.file(at)
+    columns = _columns(row)
+    return Source(
+        decode_name(row["key"]),
+        path,
+        listed.size,
+        label,
+        columns,
+        *bounds,
+        key=row["key"],
+        tag=listed.tag if is_remote(path) else None,
+        parent=None if bounds == (None, None) else columns["parent"],
+    )
+
+
+def _columns(row: dict[str, Any]) -> dict[str, Any]:
+    columns = {name: value for name, value in row.items() if name not in ANNOTATION_FIELDS | FACT_FIELDS}
+    columns["parent"] = row.get("parent") or row["source_id"]
+    return columns
+
+
+def gather_sources(
+    roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    annotations: Sequence[str] | str | None = None,
+    *,
+    columns: str | Mapping[str, str] | None = None,
+    class_names: Sequence[str] = (),
+    follow_links: bool = False,
+) -> SourceList:
+    """Return the sources of a job, from folders, tars or datasets."""
+    specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
+    if columns and not specs:
+        raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
+    rows = read_annotations(specs, class_names, columns=columns) if specs else None
+    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
+    datasets = [path for path in paths if is_dataset(path)]
+    if datasets:
+        _check_alone("datasets", datasets, paths, annotated=rows is not None)
+        return _storable(dataset_sources(datasets))
+    tars = [path for path in paths if is_tar(path)]
+    if not tars:
+        return _storable(find_sources(paths, rows, follow_links=follow_links))
+    _check_alone("tars", tars, paths, annotated=rows is not None)
+    return _storable(_by_tars(find_tars(tars), class_names))
+
+
+def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annotated: bool) -> None:
+    """Raise a UsageError if there are other sources, or annotations: tars and datasets contain their own."""
+    if len(some) < len(paths):
+        other = next(path for path in paths if path not in some)
+        raise UsageError(
+            f"{kind} and other sources cannot be in one job", file=other, hint="add the rest with `fastvid add`"
+        )
+    if annotated:
+        raise UsageError(
+            f"annotations cannot be used with {kind}", hint=f"omit them: labels and columns are read from the {kind}"
+        )
+
+
+def _storable(found: SourceList) -> SourceList:
+    """Return the sources if their annotations make a table, which is written after all of them are encoded."""
+    try:
+        annotation_table([dict(source.columns) for source in found.sources])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise UsageError(
+            f"annotations cannot be stored: {error}", hint="check the columns of the annotations"
+        ) from error
+    return found
+
+
+def is_tar(root: str) -> bool:
+    """Return whether a path is a tar, or a folder of tars without videos."""
+    if not os.path.isdir(root):
+        return root.endswith(".tar")
+    names = [name for name in os.listdir(root) if not name.startswith(".")]
+    videos = any(os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES for name in names)
+    return not videos and any(name.endswith(".tar") for name in names)
+
+
+def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
+    found: dict[str, Sequence[TarSample]] = {}
+    sources: list[Source] = []
+    for path in paths:
+        try:
+            found[path] = read_tar(open_storage(os.path.dirname(path)).map(os.path.basename(path)))
+        except FormatError as error:
+            problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
+            sources.append(Source(os.path.basename(path), path, problem=problem))
+    # Tars in different folders may have the same name.
+    names = {path: os.path.basename(path).removesuffix(".tar") for path in found}
+    if len(set(names.values())) < len(names):
+        names = {path: path.removesuffix(".tar").strip("/") for path in found}
+    ids = sample_keys({names[path]: samples for path, samples in found.items()})
+    classes, named = name_classes(found, class_names)
+    for path, samples in named.items():
+        for sample in samples:
+            video = sample.video
+            sources.append(
+                Source(
+                    ids[names[path], sample.first][0],
+                    path,
+                    0 if video is None else video.size,
+                    None if sample.label is None else str(sample.label),
+                    sample.columns,
+                    member=None if video is None else (video.offset, video.size),
+                    problem=missing_video(sample),
+                )
+            )
+    counts = Counter(
+        note.partition(":")[0] for samples in found.values() for sample in samples for note in sample.notes
+    )
+    return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(counts))

@@ -17,11 +17,9 @@ from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root
 from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
-from fastvid.runtime.messages import pack
-from fastvid.sharding.engines.child import Child, Parent
-from fastvid.sharding.verify.check_foreign import check_foreign
-from fastvid.sharding.verify.check_in_place import check_in_place
-from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask, check_shard
+from fastvid.runtime.processes import pack
+from fastvid.sharding.engines.local import Child, Parent
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check_foreign, check_in_place, check_shard
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
@@ -34,16 +32,7 @@ def check(task: ShardTask) -> Findings:
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
-    """Run tasks in processes; yield each with its findings, in any order.
-
-    Args:
-        tasks: The tasks.
-        workers: Number of processes.
-        known: Valid names of checks.
-
-    Raises:
-        FastvidError: If a storage cannot be opened.
-    """
+    """Run tasks in processes; yield each with its findings, in any order."""
     lost: list[ShardTask] = []
     yield from _run(tasks, workers, known, lost)
     for task in lost:
@@ -120,11 +109,7 @@ def _to_json(findings: Findings) -> dict[str, Any]:
 
 
 def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
-    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised.
-
-    Raises:
-        FormatError: If it is invalid.
-    """
+    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised."""
     try:
         if "error" in header:
             return error_from_json(header["error"])

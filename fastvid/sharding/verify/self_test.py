@@ -25,7 +25,7 @@ from fastvid.decode.parity import SampleClip
 from fastvid.errors import DecodeError, FastvidError, FormatError, JobError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import LEDGER, Codec
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 from fastvid.storage import open_storage
 
 _PROFILE: Final = "compact"
@@ -44,15 +44,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class SelfTestStep:
-    """The result of one step.
-
-    Attributes:
-        name: "shard", "plan", or "decode" with the name of a back-end.
-        seconds: How long it took.
-        found: Description of the result; empty if it failed.
-        problem: Why it failed, or None.
-        hint: How to fix the problem, or None.
-    """
+    """The result of one step."""
 
     name: str
     seconds: float
@@ -62,11 +54,7 @@ class SelfTestStep:
 
 
 def self_test(decoders: Iterable[Backend]) -> Iterator[SelfTestStep]:
-    """Shard a tiny video with the default profile and decode it; stop if a step fails that later steps need.
-
-    Args:
-        decoders: Back-ends to test, including the default one.
-    """
+    """Shard a tiny video with the default profile and decode it; stop if a step fails that later steps need."""
     with tempfile.TemporaryDirectory(prefix="fastvid-self-test-") as name:
         folder = Path(name)
         step, dataset = _try("shard", lambda: _shard(folder))

@@ -14,13 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.format.annotations.signals import read_signals
+from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
-from fastvid.format.write_shard import index_shard
-from fastvid.runtime.cores import available_cores
+from fastvid.format.shard import index_shard
+from fastvid.runtime.processes import available_cores
 from fastvid.sharding.verify.check_processes import check, check_all
-from fastvid.sharding.verify.check_shard import Findings, Problem, ShardTask
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask
 from fastvid.storage import Storage, open_storage
 
 CHECKS: Final = {
@@ -161,7 +161,7 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
         hide the damage.
     """
     # Imported late, because it loads half of the package and only repairs need it.
-    from fastvid.sharding.in_place.reindex import reindex
+    from fastvid.sharding.in_place import reindex
     from fastvid.sharding.job.index import rebuild
 
     storage = open_storage(url)

@@ -1,25 +1,235 @@
-"""The configuration of a run: frozen dataclasses that validate themselves, one per section.
+"""The configuration of the model.
 
-A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.config.recipes`. On the command
+The configuration of the optimizer and of the learning rate.
+
+The configuration of a run's length, output, checkpoints and precision.
+
+The configuration of a run: frozen dataclasses that validate themselves, one per section.
+
+A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.config.config`. On the command
 line, ``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
+
+Recipes: Python files with a function ``recipe() -> Config``, found by name or path.
+
+A sweep has a function ``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains
+several.
+
+Names refer to files in ``pipelines/``, which is next to the package in a checkout and inside it when installed.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import importlib.util
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
 
+import fastvid
 from fastvid.errors import UsageError
-from fastvid.load.after.callables import CallableTransform
+from fastvid.load.after.chain import CallableTransform
+from fastvid.train.config import overrides
 from fastvid.train.config.data import DataConfig, ShardConfig
-from fastvid.train.config.model import ModelConfig
-from fastvid.train.config.optim import OptimConfig
-from fastvid.train.config.overrides import NAMED
-from fastvid.train.config.run import RunConfig
+from fastvid.train.config.overrides import NAMED, at_least, each_of_or_own, one_of, one_of_or_own
 from fastvid.train.tasks.classification import Classification
 from fastvid.train.tasks.task import Task, check_task, find_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The model to train.
+
+    Attributes:
+        name: A name from `fastvid.models.zoo`, or ``module:callable``.
+        num_classes: Width of the last layer; None uses the number of classes in the dataset.
+        channels_last: Use the channels-last memory format for the model and its batches, equal up to rounding; None
+            uses it on GPUs with `run.amp`, whose 16-bit convolutions would otherwise transpose every input.
+        weights: File of initial weights, see `fastvid.models.weights`; None uses random initialization. Two-stream
+            networks take one file for both streams, or SPATIAL,TEMPORAL.
+        ghost_norm: Compute batch norm over groups of `data.group_size` clips instead of over a rank's micro-batch.
+        compile: Run the model through ``torch.compile``; the first steps take longer.
+        pipeline: Devices of one machine that a replica is spread over, see `fastvid.models.pipeline`. Start one rank
+            per `pipeline` devices.
+        pipeline_batches: Micro-batches in the pipeline; norm layers see one at a time.
+        options: Keyword arguments of the model, for example ``{"dropout": 0.8}``; None keeps the model's default.
+    """
+
+    name: str
+    num_classes: int | None = None
+    channels_last: bool | None = None
+    weights: str | None = None
+    ghost_norm: bool = False
+    compile: bool = False
+    pipeline: int = 1
+    pipeline_batches: int = 4
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "num_classes", "pipeline", "pipeline_batches")
+        if self.pipeline > 1 and self.compile:
+            raise UsageError(
+                "model.compile cannot be combined with model.pipeline",
+                hint="set model.compile=false or model.pipeline=1",
+            )
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The options that are not None."""
+        return {name: value for name, value in self.options.items() if value is not None}
+
+
+OptimizerName = Literal["sgd", "adam", "adamw", "adagrad", "lars", "lamb"]
+Groups = Literal["plain", "tsm"]
+Decay = Literal["constant", "step", "cosine"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """The optimizer, its parameter groups and its learning rate as a function of the samples seen.
+
+    The rate is ``base_lr * global_batch_size / base_batch_size``, the linear scaling rule of Goyal et al. 2017, times
+    the factor of warm-up and decay. Epochs are counted in samples, so the schedule is independent of the world size.
+
+    Attributes:
+        base_lr: Learning rate at `base_batch_size`.
+        base_batch_size: Global batch size, in clips, that `base_lr` was tuned for.
+        name: "sgd", "adam" (L2 regularization), "adamw" (decoupled weight decay), "adagrad", "lars" (SGD with
+            layer-wise rates) or "lamb" (AdamW with layer-wise rates), see `fastvid.train.parts.optim`. Or
+            ``module:name``, called with the parameter groups, with ``lr`` if it accepts that, and with `options`; it
+            returns a `torch.optim.Optimizer` of these groups.
+        options: Keyword arguments of an optimizer named as ``module:name``; it gets no other settings of this section.
+        momentum: Momentum of SGD and LARS.
+        nesterov: Whether SGD uses Nesterov momentum.
+        trust: Trust coefficient of LARS: fraction of a layer's weight norm that a step at rate 1 moves.
+        beta1: Decay rate of Adam's first moment.
+        beta2: Decay rate of Adam's second moment.
+        eps: Added to the square root of the second moment in Adam and AdaGrad.
+        weight_decay: Weight decay of convolution and linear weights.
+        groups: "plain" applies no weight decay to biases and norm layers; "tsm" adds TSM's rate multipliers.
+        no_decay: Parameters without weight decay, besides those that the model's own ``no_weight_decay()`` names, as
+            timm's models do: each is a part of a dotted name. The default are the position and class tokens of vision
+            transformers, as timm and transformers name them.
+        warmup_epochs: Epochs of linear warm-up; may be fractional.
+        warmup_start: Fraction of the rate at which warm-up starts.
+        decay: Schedule after warm-up: "constant", "step" or "cosine". Or ``module:name``: a pure function of the
+            progress from the end of warm-up (0) to the end of the run (1), in samples, and of `decay_options`, that
+            returns the factor of the rate, such as 1 at first and 0 at the end.
+        decay_options: Keyword arguments of a schedule named as ``module:name``.
+        milestones: Epochs at which "step" multiplies the rate by `gamma`.
+        gamma: Factor of "step".
+        final: Fraction of the rate at which "cosine" ends.
+        clip_norm: Maximum norm of the whole gradient; None disables clipping.
+        ema_decay: Decay of an exponential moving average of the weights for each step of `base_batch_size` clips; a
+            larger batch counts as several such steps. Evaluation uses the average. None disables it.
+        head_lr_mult: Multiplier of the rate of the last layer, or of both streams' last layers, in addition to those of
+            `groups`.
+        layer_decay: Multiplier of the rate from each layer to the one below, 0 < x <= 1, for fine-tuning; see
+            `fastvid.train.parts.optim`. None for none.
+        freeze: Frozen parts: ``PREFIX`` for the whole run, or ``PREFIX:EPOCHS``; see `fastvid.train.parts.replica`.
+    """
+
+    base_lr: float
+    base_batch_size: int
+    name: str = "sgd"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    momentum: float = 0.9
+    nesterov: bool = False
+    trust: float = 0.001
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 1e-4
+    groups: Groups = "plain"
+    no_decay: tuple[str, ...] = (
+        "cls_token", "dist_token", "distillation_token", "mask_token", "pos_embed", "position_embeddings",
+        "time_embeddings",
+    )  # fmt: skip
+    warmup_epochs: float = 0.0
+    warmup_start: float = 0.1
+    decay: str = "step"
+    decay_options: Mapping[str, Any] = field(default_factory=dict)
+    milestones: tuple[float, ...] = ()
+    gamma: float = 0.1
+    final: float = 0.0
+    clip_norm: float | None = None
+    ema_decay: float | None = None
+    head_lr_mult: float = 1.0
+    layer_decay: float | None = None
+    freeze: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        at_least(1, self, "base_batch_size")
+        at_least(0.0, self, "base_lr", "momentum", "weight_decay", "warmup_epochs", "warmup_start", "gamma", "final")
+        at_least(0.0, self, "trust", "head_lr_mult")
+        one_of_or_own(self, "name", OptimizerName, self.options, "options")
+        one_of_or_own(self, "decay", Decay, self.decay_options, "decay_options")
+        one_of(self, "groups", Groups)
+        if list(self.milestones) != sorted(set(self.milestones)):
+            raise UsageError(f"optim.milestones is {self.milestones}, expected ascending epochs")
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise UsageError(f"optim.clip_norm is {self.clip_norm}, expected more than 0, or none")
+        if self.layer_decay is not None and not 0 < self.layer_decay <= 1:
+            raise UsageError(f"optim.layer_decay is {self.layer_decay}, expected 0 < x <= 1, or none")
+        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
+            raise UsageError(f"optim.ema_decay is {self.ema_decay}, expected 0 <= x < 1, or none")
+
+
+LoggerName = Literal["jsonl", "tensorboard", "wandb"]
+Amp = Literal["off", "bf16", "fp16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Length, output, checkpoints and precision of a run.
+
+    Attributes:
+        out: Local folder of the run: config.json, metrics.jsonl, summary.json and checkpoints/.
+        checkpoints: Folder or URL of the checkpoints, for example s3://bucket/run; None uses ``out/checkpoints``. If
+            each node has its own folder, the newest checkpoint of all nodes is loaded.
+        epochs: Passes over the training split.
+        seed: Seed of the sample order, augmentation, weight initialization and dropout.
+        micro_batch_size: Maximum clips per forward pass of a rank; a larger share accumulates gradients, so that a
+            smaller world keeps the global batch size. None computes the whole share in one pass.
+        amp: Automatic mixed precision: "off", "bf16" or "fp16", which requires CUDA.
+        log_every_steps: Steps between two rows of metrics; None is 20, or an epoch's if it has fewer.
+        eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
+        checkpoint_every_s: Seconds between two checkpoints inside an epoch; every epoch also ends with one.
+        keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.
+        resume: Resume from the newest checkpoint; if False, a folder that has one is an error.
+        timeout_s: Seconds to wait for a peer before it is considered dead.
+        loggers: Where rank 0 sends metrics besides metrics.jsonl, which is always written: "tensorboard" (to
+            `out`/tensorboard), "wandb", and ``module:name`` of a `fastvid.train.Logger`. "jsonl" may be named, too.
+        callbacks: ``module:name`` of each `fastvid.train.Callback`, called on every rank at fixed points of the run.
+        peak_tflops: Peak of one device, the denominator of MFU; None looks up the device's 16-bit peak.
+    """
+
+    out: str
+    epochs: int
+    seed: int = 0
+    micro_batch_size: int | None = None
+    amp: Amp = "off"
+    log_every_steps: int | None = None
+    eval_every_epochs: int = 1
+    checkpoint_every_s: float = 600.0
+    keep_checkpoints: int = 3
+    checkpoints: str | None = None
+    resume: bool = True
+    timeout_s: float = 300.0
+    loggers: tuple[str, ...] = ()
+    callbacks: tuple[str, ...] = ()
+    peak_tflops: float | None = None
+
+    def __post_init__(self) -> None:
+        if "://" in self.out:
+            raise UsageError(f"run.out is {self.out!r}, expected a local folder")
+        at_least(1, self, "epochs", "log_every_steps", "eval_every_epochs", "keep_checkpoints", "timeout_s")
+        at_least(0, self, "seed", "checkpoint_every_s")
+        at_least(1, self, "micro_batch_size")
+        one_of(self, "amp", Amp)
+        each_of_or_own(self, "loggers", LoggerName)
+        each_of_or_own(self, "callbacks", None)
 
 
 def _default_sync() -> str:
@@ -96,3 +306,84 @@ def flatten(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+_SUFFIX = ".py"
+
+
+def names() -> list[str]:
+    """Return the names of the recipes that come with fastvid, sorted."""
+    return sorted(path.stem for path in _folder().glob(f"*{_SUFFIX}"))
+
+
+def load(recipe: str, changes: Sequence[str] = ()) -> Config:
+    """Return the configuration of a recipe.
+
+    Args:
+        recipe: A name from `names`, or the path of a Python file. The file is executed.
+        changes: ``key=value`` overrides, see `fastvid.train.config.overrides`.
+
+    Raises:
+        UsageError: If the recipe does not exist or does not return a Config, or an override is wrong. Exceptions raised
+            by the file itself are not caught.
+    """
+    path = find(recipe)
+    make = getattr(_module(path), "recipe", None)
+    if not callable(make):
+        raise UsageError("recipe has no function recipe()", file=path, hint="define recipe() -> Config in the file")
+    config = make()
+    if not isinstance(config, Config):
+        raise UsageError(f"recipe() returned {type(config).__name__}, not fastvid.train.Config", file=path)
+    return overrides.apply(config, changes)
+
+
+def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
+    """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`.
+
+    Args:
+        recipe: As in `load`.
+        changes: Overrides, applied to every configuration.
+
+    Raises:
+        UsageError: As in `load`, or if ``sweep()`` does not return a non-empty list of Config.
+    """
+    path = find(recipe)
+    make = getattr(_module(path), "sweep", None)
+    if not callable(make):
+        return [load(recipe, changes)]
+    configs = make()
+    if not isinstance(configs, list) or not configs or not all(isinstance(config, Config) for config in configs):
+        raise UsageError("sweep() did not return a list of fastvid.train.Config", file=path)
+    return [overrides.apply(config, changes) for config in configs]
+
+
+def _module(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"fastvid_recipe_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def find(recipe: str) -> Path:
+    """Return the file of a recipe.
+
+    Raises:
+        UsageError: If the recipe does not exist.
+    """
+    path = Path(recipe)
+    if path.suffix == _SUFFIX or path.name != recipe:
+        if path.is_file():
+            return path
+        raise UsageError("recipe does not exist", file=recipe)
+    path = _folder() / f"{recipe}{_SUFFIX}"
+    if not path.is_file():
+        raise UsageError(f"unknown recipe {recipe!r}", hint=f"use one of {', '.join(names())}; or a file's path")
+    return path
+
+
+def _folder() -> Path:
+    package = Path(fastvid.__file__).parent
+    installed = package / "pipelines"
+    return installed if installed.is_dir() else package.parent / "pipelines"

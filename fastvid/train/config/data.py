@@ -1,25 +1,105 @@
-"""The configuration of the dataset and of its clips."""
+"""The configuration of further datasets that a run trains on.
+
+Samplers by name, for ``data.frames=`` on the command line.
+
+The configuration of the dataset and of its clips.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, Final, Literal
 
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from fastvid.load.after.chain import AnyTransform
-from fastvid.load.clips.augment import Transform
-from fastvid.load.clips.sampling import Sampler, clip_length
+from fastvid.load.clips.crops import Transform
+from fastvid.load.clips.sampling import Dense, Sampler, Segments, Uniform, clip_length
+from fastvid.load.clips.timed_sampling import Window
 from fastvid.load.options import Kind
-from fastvid.load.order.batches import Last
-from fastvid.load.order.blocks import BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced
-from fastvid.train.config.mixture import DatasetConfig, check_mixture
-from fastvid.train.config.overrides import NAMED
-from fastvid.train.config.samplers import find_sampler
-from fastvid.train.config.section import at_least, one_of
+from fastvid.load.order.epoch import BlockShuffle, ClassBalanced, Last
+from fastvid.runtime.names import import_name
+from fastvid.runtime.values import check_least
+from fastvid.train.config.overrides import NAMED, at_least, one_of
+
+MAIN: Final = "main"
+"""Name of the dataset of `DataConfig.path` in a mixture."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetConfig:
+    """A dataset that a run trains on besides `DataConfig.path`.
+
+    Attributes:
+        path: Folder or URL of the dataset.
+        split: Split to train on; None for all samples.
+        where: Filter over the annotations' columns.
+        generation: Number or tag of its generation, as `DataConfig.generation`.
+        weight: Its share of an epoch, positive; shares need not add up to one. None without weights.
+    """
+
+    path: str
+    split: str | None = "train"
+    where: str | None = None
+    generation: int | str | None = None
+    weight: float | None = None
+
+
+def check_mixture(mixture: Mapping[str, DatasetConfig], weight: float | None, epoch_samples: int | None) -> None:
+    """Check the settings of a mixture.
+
+    `epoch_samples`: samples in an epoch.
+    """
+    check_least(1, **{"data.epoch_samples": epoch_samples})
+    shares = {"data.weight": weight} | {f"data.mixture.{name}.weight": part.weight for name, part in mixture.items()}
+    given = {key: share for key, share in shares.items() if share is not None}
+    if not mixture and (given or epoch_samples is not None):
+        raise UsageError(
+            f"{next(iter(given), 'data.epoch_samples')} is set, but data.mixture names no further dataset",
+            hint="set data.mixture.NAME.path, or remove it",
+        )
+    if MAIN in mixture:
+        raise UsageError(
+            f"data.mixture names a dataset {MAIN!r}, which is the name of data.path", hint="choose another name"
+        )
+    if epoch_samples is not None and not given:
+        raise UsageError(
+            f"data.epoch_samples is {epoch_samples}, but a mixture without weights visits every sample once",
+            hint="set data.weight and the weight of each dataset, or remove data.epoch_samples",
+        )
+    for key, share in shares.items():
+        if given and share is None:
+            raise UsageError(f"{next(iter(given))} is set, but {key} is not", hint=f"set {key}, or no weight at all")
+        if share is not None and not 0 < share < math.inf:
+            raise UsageError(f"{key} is {share}, expected a positive number", hint="leave out what is not to be used")
+
+
+SAMPLERS: Final = {"segments": Segments, "dense": Dense, "uniform": Uniform, "window": Window}
+"""Samplers of a fixed number of frames, by the name that ``data.frames=`` accepts."""
+
+
+def find_sampler(name: str) -> type[Any]:
+    """Return the class of a sampler.
+
+    Args:
+        name: One of `SAMPLERS`, or ``module:class``.
+
+    Raises:
+        UsageError: If the name is unknown or is not the name of a sampler.
+    """
+    if name not in SAMPLERS and ":" not in name:
+        raise UsageError(f"unknown sampler {name!r}", hint=f"use one of {', '.join(SAMPLERS)}; or module:class")
+    kind = SAMPLERS.get(name) or import_name("sampler", name)
+    if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "draw")):
+        raise UsageError(
+            f"sampler is {name!r}, which is not a dataclass with a method draw",
+            hint="write it like fastvid.Dense, see docs/howto/sampler.md",
+        )
+    return kind
+
 
 Damaged = Literal["raise", "skip"]
 Dtype = Literal["float32", "bfloat16", "float16"]

@@ -1,13 +1,18 @@
-"""The training loop, independent of the strategy and of how clips are decoded."""
+"""One step of a replica on a batch: forward and backward of micro-batches, clipping, update.
+
+The training loop, independent of the strategy and of how clips are decoded.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import itertools
 import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -15,20 +20,126 @@ from torch import Tensor, nn
 
 from fastvid.errors import FastvidError, StateError
 from fastvid.load.batch.batch import Batch
+from fastvid.models import ghost
 from fastvid.runtime import faults
-from fastvid.train.config.config import Config, to_json
-from fastvid.train.loop.step import Stepper
+from fastvid.train.config.config import Config, OptimConfig, RunConfig, to_json
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.parts.evaluate import Score, evaluate
-from fastvid.train.parts.loader_protocol import Lineage, Loader
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member, StopSignal
+from fastvid.train.parts.evaluate import Score, autocast, evaluate
+from fastvid.train.parts.replica import Lineage, Loader, Replica
+from fastvid.train.ranks import Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
-from fastvid.train.records.exposure import Exposure
-from fastvid.train.records.metrics import Recorder, Stopwatch, console
-from fastvid.train.records.observers import Observers
-from fastvid.train.records.telemetry import Telemetry
-from fastvid.train.tasks.sums import CLIPS, LOSS, Sums
+from fastvid.train.records.records import Exposure, Observers, Recorder, Stopwatch, Telemetry, console
+from fastvid.train.tasks.classification import Classification
+from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums, Task
+
+
+@dataclass(frozen=True)
+class Stepper:
+    """Runs training steps."""
+
+    optim: OptimConfig
+    run: RunConfig
+    member: Member
+    strategy: Strategy
+    group_size: int = 1
+    ghost_norm: bool = False
+    exposure: Exposure | None = None
+    task: Task = field(default_factory=Classification)
+
+    @classmethod
+    def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
+        """Return the stepper of a configuration."""
+        groups, ghosts = config.data.group_size, config.model.ghost_norm
+        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure, config.task)
+
+    def step(self, replica: Replica, batch: Batch) -> tuple[Sums, Tensor | None]:
+        """Train a replica on this rank's share of a batch.
+
+        The loss is the weighted sum of the clips' losses, times `Strategy.loss_scale`. Up to rounding it does
+        not depend on how the share is split into micro-batches, unless a layer such as batch norm combines several
+        clips.
+
+        Returns sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before
+        clipping, or None without clipping.
+        """
+        device = self.member.device
+        _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
+        replica.set_lr()
+        replica.optimizer.zero_grad(set_to_none=True)
+        # Computed from `valid`, because `batch.weight` is rounded to float32.
+        weight = batch.valid.double() / (batch.stop - batch.start)
+        scale = self.strategy.loss_scale(weight.sum())
+        weight = weight * scale
+        batch = self.task.prepare(batch, Phase(training=True, seed=self.run.seed, group_size=self.group_size))
+        if replica.freezer is not None:
+            replica.freezer.freeze_norms(replica.samples)
+        sums: Sums | None = None
+        slices = micro_batches(batch.num_rows, self.run.micro_batch_size, self.group_size)
+        # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
+        # micro-batches; it is disabled, because backward must not run under autocast.
+        with torch.autocast(device.type, enabled=False):
+            for rows in slices:
+                part = batch.rows(rows)
+                with self.strategy.accumulate(replica, last=rows is slices[-1]):
+                    with autocast(device, self.run.amp):
+                        outputs = replica.forward(*self.task.inputs(part))
+                    losses = self.task.losses(outputs, part)
+                    loss = (losses * weight[rows].to(losses.dtype)).sum()
+                    torch.autograd.backward(replica.scaler.scale(loss))
+                    if self.exposure is not None and rows is slices[-1]:
+                        self.exposure.backward_ended()
+                found = self.task.sums(outputs, part, losses)
+                sums = found if sums is None else sums + found
+        assert sums is not None
+        if replica.freezer is not None:
+            replica.freezer.drop_gradients(replica.samples)
+        norm = None
+        if self.optim.clip_norm is not None:
+            replica.scaler.unscale_(replica.optimizer)
+            norm = nn.utils.clip_grad_norm_(replica.model.parameters(), self.optim.clip_norm)
+        replica.scaler.step(replica.optimizer)
+        replica.scaler.update()
+        if self.ghost_norm:
+            ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
+        with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
+            self.strategy.maybe_sync(replica, sums)
+        replica.stepped(batch.stop - batch.start)
+        if self.strategy.has_one_model():
+            replica.update_average()
+        return sums, norm
+
+
+def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
+    """Return the fewest slices of at most `limit` rows that cover all rows; one slice if `limit` is None.
+
+    Their sizes differ by at most one group, and a group of `group` rows is never split.
+    """
+    groups, most = -(-rows // group), max(1, (limit or rows) // group)
+    parts = -(-groups // most)
+    ends = [min(rows, groups * part // parts * group) for part in range(parts + 1)]
+    return [slice(first, end) for first, end in itertools.pairwise(ends)]
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """Seed the generators that dropout draws from.
+
+    `torch.manual_seed` is not used: without CUDA it queues a call with a formatted stack trace each time and never
+    frees it (torch 2.13).
+    """
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+
+
+def step_seed(seed: int, samples: int, rank: int) -> int:
+    """Return the dropout seed of a step, a function of the run's seed, the samples seen and the rank.
+
+    A resumed run thus draws the same numbers, and checkpoints need no generator state.
+    """
+    text = f"{seed}:{samples}:{rank}".encode()
+    # 63 bits: torch refuses larger seeds.
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
 
 log = logging.getLogger(__name__)
 
@@ -37,37 +148,18 @@ _LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ra
 
 @dataclass(frozen=True)
 class EvalData:
-    """The evaluation split.
-
-    Attributes:
-        loader: Delivers every sample of the split once per epoch, over all ranks.
-        total: Number of samples in the split.
-    """
+    """The evaluation split."""
 
     loader: Loader
-    total: int
+    total: int  # number of samples in the split
 
 
 class Trainer:
     """Trains the replica of one process.
 
-    Args:
-        config: Configuration of the run.
-        member: This process.
-        replica: Model, optimizer and schedule before the first step.
-        loader: Training batches of this rank.
-        strategy: How replicas are synchronized.
-        eval_data: Evaluation split; None disables evaluation.
-        checkpoints: Where to save checkpoints; None saves none.
-        recorder: Where to write metrics.
-        callbacks: Called after rows of metrics, evaluations and checkpoints.
-        stop: Requests an early stop.
-
-    Attributes:
-        lineage: The samples that the weights have seen.
-        score: Score of the last evaluation.
-        clips_per_s: Mean clips per second of this process since it started, over all replicas, excluding evaluations
-            and checkpoints.
+    `callbacks`: called after rows of metrics, evaluations and checkpoints. `lineage`: the samples that the weights
+    have seen. `clips_per_s`: mean clips per second of this process since it started, over all replicas, excluding
+    evaluations and checkpoints.
     """
 
     def __init__(
@@ -110,8 +202,7 @@ class Trainer:
     def fit(self) -> bool:
         """Train until the last epoch is finished or a stop is requested.
 
-        Returns:
-            Whether the run is finished; False if it was stopped early, after saving a checkpoint.
+        Returns whether the run is finished; False if it was stopped early, after saving a checkpoint.
         """
         devices = [self.member.device] if self.member.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
@@ -168,11 +259,7 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a checkpoint; call it before `fit`, with the same state on every rank.
-
-        Raises:
-            StateError: If it belongs to another model, loader or strategy, or has values that are not finite.
-        """
+        """Restore a checkpoint; call it before `fit`, with the same state on every rank."""
         if state["strategy"]["name"] != self.config.sync:
             raise StateError(
                 f"checkpoint was written with sync={state['strategy']['name']}, this run uses sync={self.config.sync}"
@@ -185,8 +272,6 @@ class Trainer:
             )
         self.loader.load_state_dict(state["loader"])
         self.strategy.load_state_dict(state["strategy"]["state"])
-        if state["world_size"] != self.member.world.size:
-            self.strategy.on_membership_change(int(state["world_size"]), self.member.world.size)
         self.lineage.load_state_dict(state["lineage"])
         self._position = self.loader.state_dict()
         self._steps = int(state["step"])
@@ -283,11 +368,7 @@ class Trainer:
             self.checkpoints.wait()
 
     def _save(self, replica: Replica) -> bool:
-        """Save a checkpoint if the state is new. Return False if the ranks have no common model now.
-
-        Raises:
-            FastvidError: If losses or weights are not finite; the checkpoints before stay as they are.
-        """
+        """Save a checkpoint if the state is new. Return False if the ranks have no common model now."""
         with self._watch.paused(), self._whole.paused():
             if not self.strategy.settle(replica):
                 return False

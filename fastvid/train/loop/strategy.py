@@ -33,17 +33,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.runtime.import_names import import_name
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member, broadcast_tensors
+from fastvid.runtime.names import import_name
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member, broadcast_tensors
 
 if TYPE_CHECKING:
     from fastvid.load.batch.batch import Batch
     from fastvid.train.config.config import Config
     from fastvid.train.parts.evaluate import Score
-    from fastvid.train.parts.loader_protocol import Loader
-    from fastvid.train.parts.replica import Replica
-    from fastvid.train.tasks.sums import Sums
+    from fastvid.train.parts.replica import Loader, Replica
+    from fastvid.train.tasks.task import Sums
 
 # Imported by name because the strategies import this module.
 _STRATEGIES: Final = "fastvid.train.strategies"
@@ -229,13 +228,10 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the strategy's part of a checkpoint; called on every rank, before `prepare`."""
 
-    def on_membership_change(self, before: int, now: int) -> None:
-        """Resume a run of `before` ranks with `now` ranks; called after `load_state_dict`."""
-
     def lineage(self) -> list[dict[str, int | str]] | None:
         """Return the samples that all replicas trained the settled model on.
 
-        The format is that of `fastvid.train.parts.loader_protocol.Lineage.state_dict`. None makes the loop sum the
+        The format is that of `fastvid.train.parts.replica.Lineage.state_dict`. None makes the loop sum the
         samples of the ranks' batches itself.
         """
         return None
@@ -259,14 +255,7 @@ def _only(configs: Sequence[Config]) -> Config:
 
 
 def find_strategy(name: str) -> type[Strategy]:
-    """Return the class of a strategy.
-
-    Args:
-        name: A strategy that comes with fastvid, or ``module:class``.
-
-    Raises:
-        UsageError: If the name is unknown or is not the name of a strategy.
-    """
+    """Return the class of a strategy."""
     known = _built_in()
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
@@ -277,11 +266,7 @@ def find_strategy(name: str) -> type[Strategy]:
 
 
 def strategy_of(config: Config) -> type[Strategy]:
-    """Return the class of a configuration's strategy.
-
-    Raises:
-        UsageError: If it is unknown or does not support these settings.
-    """
+    """Return the class of a configuration's strategy."""
     kind = find_strategy(config.sync)
     kind.check(config)
     if config.optim.ema_decay is not None and not (kind.shares_batches or kind.steps_alike):
@@ -298,16 +283,8 @@ def build_strategy(
 ) -> Strategy:
     """Build a strategy, with a batch policy if the options ask for one.
 
-    Args:
-        name: As in `find_strategy`.
-        member: This process.
-        options: Keyword arguments of the strategy; if ranks share batches, also those of a batch policy, see
-            `fastvid.train.strategies.BATCH_POLICY`.
-        timeout_s: Seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and `options`
-            do not give.
-
-    Raises:
-        UsageError: If the name or an option is unknown, or an option is out of range.
+    `timeout_s`: seconds to wait for a peer: the value of an option ``timeout_s`` that the strategy has and
+    `options` do not give.
     """
     kind = find_strategy(name)
     own, policy = split_options(name, kind, options)
@@ -321,11 +298,7 @@ def build_strategy(
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the options of the strategy itself, and those of its batch policy.
-
-    Raises:
-        UsageError: If an option is unknown, or the batch policy is not named.
-    """
+    """Return the options of the strategy itself, and those of its batch policy."""
     known = _parameters(kind)
     policies = kind.shares_batches and any(option.startswith("batch") for option in options.keys() - set(known))
     policy = _parameters(_batch_policy()) if policies else []

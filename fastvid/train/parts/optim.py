@@ -1,19 +1,351 @@
-"""Optimizers and their parameter groups."""
+"""Optimizers for very large batches: each layer's step is scaled by weight norm / update norm.
+
+Parameters of groups without weight decay (biases and norms) take the unscaled step, as in the authors' code. All
+parameters of a group are updated together by torch's ``_foreach`` functions, whose operations and their order are those
+of one parameter at a time.
+
+The learning rate as a pure function of the samples seen, independent of world size and restarts.
+
+The last layers of a model, and how deep each parameter is, found from the names of modules and parameters.
+
+Optimizers and their parameter groups.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fastvid.errors import UsageError
-from fastvid.runtime.import_names import accepted, check_keywords, first_argument, import_name
-from fastvid.train.config.optim import Groups, OptimConfig
-from fastvid.train.parts.layers import heads, layer_scales
-from fastvid.train.parts.optim_large import Lamb, Lars
+from fastvid.runtime.names import accepted, check_keywords, first_argument, import_name
+from fastvid.train.config.config import Groups, OptimConfig
+
+
+class Lars(Optimizer):
+    """LARS, SGD with layer-wise rates: You, Gitman, Ginsburg 2017, arXiv 1708.03888, algorithm 1.
+
+    For a weight w with gradient g, decay b and rate r:
+    ``v = momentum * v + r * trust * |w| / (|g| + b |w|) * (g + b w)`` and ``w = w - v``.
+    As in the paper, the rate is inside the momentum.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        *,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        trust: float = 0.001,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "adapt": True}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step; there is no closure."""
+        assert closure is None
+        for group in self.param_groups:
+            decay = group["weight_decay"]
+            for parameters, gradients in _alike(group["params"]):
+                velocities = [
+                    _state(self.state[parameter], parameter, "momentum_buffer")[0] for parameter in parameters
+                ]
+                updates = gradients
+                if group["adapt"] or decay:
+                    updates = list(torch._foreach_add(gradients, parameters, alpha=decay))
+                if group["adapt"]:
+                    sizes, lengths = _norms(parameters), _norms(gradients)
+                    ratios = _ratio(group["trust"] * sizes, lengths + decay * sizes)
+                    torch._foreach_mul_(updates, ratios.unbind())
+                torch._foreach_mul_(velocities, group["momentum"])
+                torch._foreach_add_(velocities, updates, alpha=group["lr"])
+                torch._foreach_sub_(parameters, velocities)
+
+
+class Lamb(Optimizer):
+    """LAMB, Adam with layer-wise rates: You et al. 2019, arXiv 1904.00962, algorithm 2.
+
+    With Adam's bias-corrected direction ``r = m / (sqrt(v) + eps)`` and decay b:
+    ``u = r + b w``, ``w = w - lr * |w| / |u| * u``.
+
+    `eps`: added to the square root of the second moment; the paper uses 1e-6.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[dict[str, Any]],
+        lr: float,
+        *,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "adapt": True}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """One step; there is no closure."""
+        assert closure is None
+        for group in self.param_groups:
+            for parameters, gradients in _alike(group["params"]):
+                self._update(group, parameters, gradients)
+
+    def _update(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        first, second = group["betas"]
+        states = [self.state[parameter] for parameter in parameters]
+        moments = [_state(state, one, "exp_avg", "exp_avg_sq") for state, one in zip(states, parameters, strict=True)]
+        means, squares = [mean for mean, _ in moments], [square for _, square in moments]
+        # On the CPU, as in torch's optimizers, so that reading the numbers does not wait for a GPU.
+        for state in states:
+            if "step" not in state:
+                state["step"] = torch.tensor(0.0)
+        counts = [state["step"] for state in states]
+        torch._foreach_add_(counts, 1)
+        steps = [float(count) for count in counts]
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        roots = torch._foreach_div(squares, [1 - second**number for number in steps])
+        torch._foreach_sqrt_(roots)
+        torch._foreach_add_(roots, group["eps"])
+        updates = list(torch._foreach_div(means, [1 - first**number for number in steps]))
+        torch._foreach_div_(updates, roots)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        if group["adapt"]:
+            torch._foreach_mul_(updates, _ratio(_norms(parameters), _norms(updates)).unbind())
+        torch._foreach_sub_(parameters, updates, alpha=group["lr"])
+
+
+def _alike(parameters: Iterable[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
+    """Return parameters with their gradients, if any, by device and dtype: each group is updated by few kernels."""
+    found: dict[tuple[torch.device, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for parameter in parameters:
+        if parameter.grad is not None:
+            own, gradients = found.setdefault((parameter.device, parameter.dtype), ([], []))
+            own.append(parameter)
+            gradients.append(parameter.grad)
+    return list(found.values())
+
+
+def _state(state: dict[str, Any], parameter: Tensor, *names: str) -> tuple[Tensor, ...]:
+    """Return tensors of a parameter's state, zeros at first."""
+    return tuple(
+        state[name] if name in state else state.setdefault(name, torch.zeros_like(parameter)) for name in names
+    )
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of each tensor."""
+    return torch.stack(torch._foreach_norm(tensors))
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return the ratio, or one where either is zero, without a device sync."""
+    safe = torch.where(denominator > 0, denominator, 1)
+    return torch.where((numerator > 0) & (denominator > 0), numerator / safe, 1.0)
+
+
+# Progress at which a schedule of the user's own is tried before the run.
+_TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A learning rate schedule: linear warm-up, then decay."""
+
+    rate: float
+    total: int  # samples of the whole run
+    warmup: int = 0  # samples of warm-up
+    warmup_start: float = 0.1
+    decay: str = "constant"
+    milestones: tuple[int, ...] = ()  # samples at which "step" multiplies the rate by `gamma`, ascending
+    gamma: float = 0.1
+    final: float = 0.0
+    factor: Callable[[float], Any] | None = None
+
+    @classmethod
+    def of(cls, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> Schedule:
+        """Return the schedule of a configuration.
+
+        `samples_per_epoch`: samples trained on per epoch.
+        """
+        if optim.warmup_epochs > epochs:
+            raise UsageError(
+                f"optim.warmup_epochs is {optim.warmup_epochs}, the run has {epochs} epochs",
+                hint="shorten optim.warmup_epochs or raise run.epochs",
+            )
+        return cls(
+            rate=optim.base_lr * global_batch_size / optim.base_batch_size,
+            total=epochs * samples_per_epoch,
+            warmup=round(optim.warmup_epochs * samples_per_epoch),
+            warmup_start=optim.warmup_start,
+            decay=optim.decay,
+            milestones=tuple(round(epoch * samples_per_epoch) for epoch in optim.milestones),
+            gamma=optim.gamma,
+            final=optim.final,
+            factor=_foreign(optim) if ":" in optim.decay else None,
+        )
+
+    def lr(self, samples: int) -> float:
+        """Return the learning rate of the step that starts after `samples` samples.
+
+        Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at sample `warmup`. "cosine"
+        decreases from there to ``final * rate`` at sample `total` and stays there.
+        """
+        factor = 1.0
+        if samples < self.warmup:
+            factor = self.warmup_start + (1.0 - self.warmup_start) * samples / self.warmup
+        if self.decay == "step":
+            factor *= self.gamma ** sum(samples >= milestone for milestone in self.milestones)
+        elif samples < self.warmup:
+            pass
+        elif self.factor is not None:
+            factor = _checked(self.decay, self.factor, self._progress(samples))
+        elif self.decay == "cosine":
+            progress = self._progress(samples)
+            factor = self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+        return self.rate * factor
+
+    def _progress(self, samples: int) -> float:
+        return min(1.0, (samples - self.warmup) / max(1, self.total - self.warmup))
+
+
+def _foreign(optim: OptimConfig) -> Callable[[float], Any]:
+    """Return the schedule that ``module:name`` names, with its options, after trying it."""
+    function = import_name("optim.decay", optim.decay)
+    if not callable(function):
+        raise UsageError(
+            f"optim.decay is {optim.decay!r}, which is not callable", hint="name a function of the progress, 0 to 1"
+        )
+    check_keywords("optim.decay_options", optim.decay, function, optim.decay_options, always=first_argument(function))
+    factor = functools.partial(function, **optim.decay_options)
+    for progress in _TRIED:
+        _checked(optim.decay, factor, progress)
+    return factor
+
+
+def _checked(name: str, factor: Callable[[float], Any], progress: float) -> float:
+    value = factor(progress)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise UsageError(
+            f"optim.decay {name!r} returned {value!r} at progress {progress:g}",
+            hint="return a finite factor of the rate, at least 0",
+        )
+    return number
+
+
+# The first number in a dotted name, with everything before it: "backbone.layer1.0", "encoder.layer.11", "blocks.3".
+_BLOCK = re.compile(r"^(?:.*?\.)?\d+(?=\.)")
+
+
+def heads(model: nn.Module) -> list[tuple[str, nn.Linear]]:
+    """Return name and module of each last layer: one for each net of a model with several streams.
+
+    A module says by ``head_name``, a dotted name in it, which linear layer is its last; our nets do. A model without
+    any such layer has its last linear layer as head, and none if it has no linear layer.
+    """
+    named = dict(model.named_modules())
+    found: dict[str, nn.Linear] = {}
+    for path, module in named.items():
+        own = getattr(module, "head_name", None)
+        name = f"{path}.{own}" if path else str(own)
+        if isinstance(own, str) and isinstance(head := named.get(name), nn.Linear):
+            found[name] = head
+    if found:
+        return list(found.items())
+    return [(name, module) for name, module in named.items() if isinstance(module, nn.Linear)][-1:]
+
+
+def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
+    """Return the factor of each parameter's learning rate, ``decay ** (layers above it)``.
+
+    The stem (patch embedding, tokens, first convolution) is the lowest layer, each block is a layer of its own, and
+    everything after the last block is the highest, whose factor is 1: Clark et al. 2020 (ELECTRA, arXiv 2003.10555), as
+    BEiT, MAE and VideoMAE fine-tune.
+
+    A block is the first number in a dotted name: ``encoder.layer.11`` in transformers, ``blocks.11`` in timm,
+    ``layer4.1`` in our ResNets. Blocks are ordered as the parameters are. Each net of two streams counts its own.
+    A model whose names say something else has a method ``parameter_layers()``, which returns, for each layer from the
+    input on, the prefixes of its parameters' names; parameters without one are in the highest layer.
+
+    Args:
+        model: The model.
+        decay: Factor between two layers, 0 < decay <= 1.
+
+    Raises:
+        UsageError: If the model has no layers to tell apart, or a prefix of its own matches no parameter.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    own = getattr(model, "parameter_layers", None)
+    if callable(own):
+        depths = _depths_of(names, own())
+    else:
+        head_names = [name for name, _ in heads(model)]
+        depths = {}
+        for branch in _branches(model):
+            inside = [name for name in names if name.startswith(branch)]
+            depths |= _depths(inside, head_names)
+    if not any(depths.values()):
+        raise UsageError(
+            "optim.layer_decay is set, but no parameter of the model has a number in its name, as blocks have",
+            hint="give the model a method parameter_layers(), or remove optim.layer_decay",
+        )
+    return {name: decay ** depths.get(name, 0) for name in names}
+
+
+def _branches(model: nn.Module) -> list[str]:
+    """Return the prefixes of the nets that count their own layers: those with a ``head_name``, or the whole model."""
+    nets = [f"{path}." for path, module in model.named_modules() if path and hasattr(module, "head_name")]
+    return nets if len(nets) > 1 else [""]
+
+
+def _depths(names: Sequence[str], head_names: Iterable[str]) -> dict[str, int]:
+    """Return the number of layers above each parameter."""
+    last = tuple(f"{name}." for name in head_names)
+    blocks = {name: match[0] for name in names if (match := _BLOCK.match(name)) and not name.startswith(last)}
+    order = list(dict.fromkeys(blocks.values()))
+    above: dict[str, int] = {}
+    begun = 0
+    for name in names:
+        if name in blocks:
+            begun = order.index(blocks[name]) + 1
+        above[name] = len(order) + 1 - begun
+    for name in reversed(names):
+        if name in blocks:
+            break
+        above[name] = 0
+    return above | {name: 0 for name in names if name.startswith(last)} if order else {}
+
+
+def _depths_of(names: Sequence[str], layers: Any) -> dict[str, int]:
+    """Return the number of layers above each parameter that a model names itself."""
+    prefixes = [(layer,) if isinstance(layer, str) else tuple(layer) for layer in layers]
+    above: dict[str, int] = {}
+    for depth, layer in enumerate(prefixes):
+        for prefix in layer:
+            inside = [name for name in names if name == prefix or name.startswith(f"{prefix}.")]
+            if not inside:
+                raise UsageError(
+                    f"parameter_layers() of the model names {prefix!r}, which matches no parameter",
+                    hint=f"name parameters or modules, such as {names[0] if names else 'blocks.0'}",
+                )
+            above |= dict.fromkeys(inside, len(prefixes) - depth)
+    return above
+
 
 # TSM's learning rate multipliers (mit-han-lab/temporal-shift-module ops/models.py, get_optim_policies, with
 # fc_lr5): biases of convolutions, weight and bias of the last layer.
@@ -38,9 +370,6 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
     """Return SGD over the parameter groups of a model.
 
     Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
-
-    Raises:
-        UsageError: If the groups do not fit the model.
     """
     return SGD(
         _groups(model, config), lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov,
@@ -49,17 +378,12 @@ def sgd(model: nn.Module, config: OptimConfig) -> SGD:
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Return the optimizer of a configuration, over the groups described at `sgd`.
-
-    Raises:
-        UsageError: If the groups do not fit the model, or an optimizer named as ``module:name`` does not exist, does
-            not accept the options or does not return an optimizer of these groups.
-    """
+    """Return the optimizer of a configuration, over the groups described at `sgd`."""
     if config.name == "sgd":
         return sgd(model, config)
     groups = _groups(model, config)
     if ":" in config.name:
-        return _foreign(groups, config)
+        return _foreign_optim(groups, config)
     for group in groups:
         group["adapt"] = group["name"] in _ADAPTED
     betas = (config.beta1, config.beta2)
@@ -77,14 +401,11 @@ def state_per_weight(config: OptimConfig) -> float:
     """Return how many numbers an optimizer stores for each weight, such as 1 for momentum and 2 for Adam's moments.
 
     One of the user's own takes a step on a square of weights to see.
-
-    Raises:
-        UsageError: As `make_optimizer`.
     """
     if config.name in _MOMENTS:
         return _MOMENTS[config.name]
     weights = nn.Parameter(torch.zeros(_PROBE, _PROBE))
-    optimizer = _foreign([{"params": [weights], "lr_mult": 1.0, "weight_decay": 0.0}], config)
+    optimizer = _foreign_optim([{"params": [weights], "lr_mult": 1.0, "weight_decay": 0.0}], config)
     weights.grad = torch.zeros_like(weights)
     optimizer.step()
     state = optimizer.state[weights]
@@ -97,7 +418,7 @@ def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     )
 
 
-def _foreign(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:
+def _foreign_optim(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:
     """Return the optimizer that ``module:name`` makes of the groups."""
     make = import_name("optim.name", config.name)
     if not callable(make):
@@ -131,11 +452,7 @@ def _fused(model: nn.Module) -> bool | None:
 
 
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen.
-
-    Raises:
-        ValueError: If it belongs to other parameters.
-    """
+    """Restore an optimizer's state, which may come from another device; its own kernels stay chosen."""
     chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
     optimizer.load_state_dict(dict(state))
     for group, own in zip(optimizer.param_groups, chosen, strict=True):
@@ -150,23 +467,7 @@ def parameter_groups(
     no_decay: Sequence[str] = (),
     layer_decay: float | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the trainable parameters in non-empty groups by learning rate and weight decay.
-
-    Args:
-        model: Its heads are those of `fastvid.train.parts.layers.heads`.
-        kind: "plain" applies weight decay to weights, but not to biases and norm layers. "tsm" also multiplies the rate
-            of biases by 2, of the heads' weights by 5 and of the heads' biases by 10.
-        weight_decay: Weight decay of the groups that have it.
-        head_lr_mult: Additional factor of the heads' rates.
-        no_decay: Parts of dotted names of parameters without weight decay. Those that ``no_weight_decay()`` of the
-            model, or of a module in it, names have none either.
-        layer_decay: Additional factor from each layer to the one below it, see
-            `fastvid.train.parts.layers.layer_scales`; None for none.
-
-    Raises:
-        UsageError: If "tsm" or a head factor is given for a model without a linear layer, or a layer decay for one
-            without layers.
-    """
+    """Return the trainable parameters in non-empty groups by learning rate and weight decay."""
     tsm = kind == "tsm"
     last = {id(head) for _, head in heads(model)} if tsm or head_lr_mult != 1.0 else set()
     if (tsm or head_lr_mult != 1.0) and not last:

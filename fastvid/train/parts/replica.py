@@ -1,38 +1,178 @@
-"""A model in training, together with its optimizer, schedule and averaged weights."""
+"""The exponential moving average (EMA) of a model's weights, used for evaluation if enabled.
+
+Freezing of parts of a model, for the whole run or for the first epochs (transfer learning).
+
+Parameters frozen for the whole run have requires_grad=False, so their backward is not computed. For parameters that
+are unfrozen later, the gradient is computed and discarded before the step, because DistributedDataParallel fixes its
+set of gradients on construction.
+
+A model in training, together with its optimizer, schedule and averaged weights.
+
+The loader interface of the trainer, and the lineage: a record of the samples it trained on.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from fastvid.errors import StateError
-from fastvid.train.parts.ema import Average
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.optim import load_optimizer
-from fastvid.train.parts.schedule import Schedule
+from fastvid.errors import StateError, UsageError
+from fastvid.load.batch.batch import Batch
+from fastvid.train.parts.optim import Schedule, heads, load_optimizer
+
+
+class Average(AveragedModel):
+    """The EMA of a model's parameters and buffers, in `module`.
+
+    The average is linear, so averaging running statistics over ranks before or after it gives the same result.
+
+    Args:
+        model: Its values are the initial average.
+        decay: Fraction of the average that an update keeps, 0 <= decay < 1.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        super().__init__(model, multi_avg_fn=self._blend, use_buffers=True)
+        self.decay, self._updates = decay, 1.0
+        self.requires_grad_(False)
+        self.restart(model)
+
+    def restart(self, model: nn.Module) -> None:
+        """Reset the average to the model's current values, for example after weights were loaded."""
+        self.n_averaged.zero_()
+        self.update_parameters(model)
+
+    def update(self, model: nn.Module, updates: float = 1.0) -> None:
+        """Take in the model's values, with the weight that they have after so many updates with these values."""
+        self._updates = updates
+        self.update_parameters(model)
+
+    def _blend(self, averaged: Any, current: Any, count: Any) -> None:
+        blend: Any = get_ema_multi_avg_fn  # torch does not annotate it
+        blend(self.decay**self._updates)(averaged, current, count)
+
+    @contextlib.contextmanager
+    def in_place(self, model: nn.Module) -> Iterator[None]:
+        """Swap the averaged values into the model inside the block.
+
+        `module` cannot be evaluated instead, because the copy lacks the ``forward`` of a compiled or pipelined model.
+        """
+        self._swap(model)
+        try:
+            yield
+        finally:
+            self._swap(model)
+
+    @torch.no_grad()
+    def _swap(self, model: nn.Module) -> None:
+        averaged = itertools.chain(self.module.parameters(), self.module.buffers())
+        for own, value in zip(itertools.chain(model.parameters(), model.buffers()), averaged, strict=True):
+            kept = own.detach().clone()
+            own.copy_(value)
+            value.copy_(kept)
+
+
+ALL_BUT_HEAD = "all-but-head"
+
+
+class Freezer:
+    """Freezes parts of a model.
+
+    Frozen batch norms use their running statistics and do not update them.
+
+    Args:
+        model: The model to train; its heads are those of `fastvid.train.parts.optim.heads`.
+        rules: ``PREFIX`` or ``PREFIX:EPOCHS`` each. Freezes the parameters whose name begins with PREFIX, or all but
+            the heads for "all-but-head", for that many epochs (may be fractional), or without a number for the whole
+            run.
+        samples_per_epoch: Samples per epoch of the run.
+
+    Raises:
+        UsageError: If a rule matches no parameter or has no number after its colon, or if the rules freeze the whole
+            model for the whole run.
+    """
+
+    def __init__(self, model: nn.Module, rules: Sequence[str], samples_per_epoch: int) -> None:
+        until: dict[str, float] = {}
+        head = tuple(f"{name}." for name, _ in heads(model))
+        names = [name for name, _ in model.named_parameters()]
+        for rule in rules:
+            prefix, colon, number = rule.rpartition(":") if ":" in rule else (rule, "", "")
+            samples = _epochs(rule, number) * samples_per_epoch if colon else math.inf
+            chosen = [name for name in names if _inside(name, prefix, head)]
+            if not chosen:
+                raise UsageError(
+                    f"optim.freeze has {rule!r}, which matches no parameter of the model",
+                    hint=f"use one of {', '.join(_parts(names))}; or {ALL_BUT_HEAD}",
+                )
+            for name in chosen:
+                until[name] = max(until.get(name, 0.0), samples)
+        if until and len(until) == len(names) and all(math.isinf(samples) for samples in until.values()):
+            raise UsageError(
+                "optim.freeze freezes the whole model for the whole run",
+                hint=f"leave a part trainable, for example with optim.freeze={ALL_BUT_HEAD}",
+            )
+        self._thawing = []
+        for name, parameter in model.named_parameters():
+            if math.isinf(until.get(name, 0.0)):
+                parameter.requires_grad_(False)
+            elif name in until:
+                self._thawing.append((parameter, until[name]))
+        # A norm is frozen as long as its weight.
+        self._norms = [
+            (module, until[f"{name}.weight"])
+            for name, module in model.named_modules()
+            if isinstance(module, _BatchNorm) and f"{name}.weight" in until
+        ]
+
+    def freeze_norms(self, samples: int) -> None:
+        """Freeze batch norms for the step that starts after `samples` samples; call before forward."""
+        for norm, until in self._norms:
+            norm.train(samples >= until)
+
+    def drop_gradients(self, samples: int) -> None:
+        """Discard the gradients of frozen parameters; call it after backward, before clipping."""
+        for parameter, until in self._thawing:
+            if samples < until:
+                parameter.grad = None
+
+
+def _inside(name: str, prefix: str, head: tuple[str, ...]) -> bool:
+    if prefix == ALL_BUT_HEAD:
+        return not name.startswith(head)
+    return name == prefix or name.startswith(f"{prefix}.")
+
+
+def _epochs(rule: str, number: str) -> float:
+    try:
+        epochs = float(number)
+    except ValueError:
+        epochs = -1.0
+    if not epochs >= 0:
+        raise UsageError(f"optim.freeze has {rule!r}, expected PREFIX or PREFIX:EPOCHS")
+    return epochs
+
+
+def _parts(names: Sequence[str]) -> list[str]:
+    """Return the first two components of the dotted names, without duplicates, in order."""
+    return list(dict.fromkeys(".".join(name.split(".")[:2]) for name in names))
 
 
 class Replica:
     """A model with its optimizer and its position in the learning rate schedule.
 
-    Attributes:
-        model: The unwrapped module, whose state dict is saved.
-        forward: The module to call in training: the model, or the wrapper of a strategy.
-        optimizer: Has ``lr_mult`` in each group.
-        schedule: Learning rate as a function of the samples seen.
-        samples: Samples seen, the position in the schedule.
-        lr: Learning rate of the last step.
-        lr_scale: Factor of the schedule's rate; not 1 after the batch size has changed during the run.
-        scaler: Loss scaling for fp16; disabled otherwise.
-        average: Moving average of the weights, used for evaluation; None if disabled.
-        ema_clips: Clips of all replicas for which the average decays once by its decay.
-        freezer: Frozen parts; None for none.
+    `schedule`: learning rate as a function of the samples seen. `samples`: samples seen, the position in the
+    schedule.
     """
 
     def __init__(
@@ -114,11 +254,7 @@ class Replica:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Raises:
-            StateError: If it belongs to another model or optimizer.
-        """
+        """Restore a state."""
         try:
             self.model.load_state_dict(state["model"])
             load_optimizer(self.optimizer, state["optimizer"])
@@ -138,3 +274,93 @@ class Replica:
 
 def _is_finite(value: Tensor) -> bool:
     return not value.is_floating_point() or bool(value.isfinite().all())
+
+
+class Loader(Protocol):
+    """Loads the batches of one rank, as `fastvid.ClipLoader` does."""
+
+    @property
+    def epoch(self) -> int:
+        """The current epoch, or between epochs the next one."""
+        ...
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per global batch."""
+        ...
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the rest of the epoch, then move to the next one."""
+        ...
+
+    @property
+    def steps_left(self) -> int:
+        """Batches of the current iteration, or else of the next one."""
+        ...
+
+    def set_batch_size(self, global_batch_size: int) -> None:
+        """Change the batch size from the current position on; ends a running iteration."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the loader's position after the last delivered batch."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the position of a state."""
+        ...
+
+    def go(self, epoch: int, start: int, stop: int) -> None:
+        """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
+        ...
+
+
+_MASK: Final = 2**64 - 1
+
+
+class Lineage:
+    """The samples that a model was trained on: per epoch, their number and a digest.
+
+    The digest is the sum modulo 2**64 of a 64-bit hash of each sample's position and key, so it can be summed in any
+    order over steps and ranks. Two runs with the same digest trained on the same samples at the same positions.
+    """
+
+    def __init__(self) -> None:
+        self.epochs: dict[int, tuple[int, int]] = {}
+
+    @staticmethod
+    def of(batch: Batch) -> tuple[int, int]:
+        """Return the number of samples of a batch and their digest as a signed 64-bit integer."""
+        count = digest = 0
+        for position, key in zip(batch.position.tolist(), batch.key, strict=True):
+            if position >= 0:
+                count += 1
+                word = hashlib.blake2b(f"{position}:{key}".encode(), digest_size=8).digest()
+                digest += int.from_bytes(word, "little")
+        return count, _signed(digest)
+
+    def add(self, epoch: int, count: int, digest: int) -> None:
+        """Add samples of an epoch."""
+        samples, before = self.epochs.get(epoch, (0, 0))
+        self.epochs[epoch] = samples + count, (before + digest) & _MASK
+
+    def rows(self) -> list[tuple[int, int]]:
+        """Return samples and digest of each epoch, ascending; digests as signed 64-bit integers."""
+        return [(samples, _signed(digest)) for _, (samples, digest) in sorted(self.epochs.items())]
+
+    def state_dict(self) -> list[dict[str, int | str]]:
+        """Return one entry per epoch, with the digest in hexadecimal."""
+        return [
+            {"epoch": epoch, "samples": samples, "digest": f"{digest:016x}"}
+            for epoch, (samples, digest) in sorted(self.epochs.items())
+        ]
+
+    def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
+        """Restore a state."""
+        self.epochs = {int(entry["epoch"]): (int(entry["samples"]), int(entry["digest"], 16)) for entry in state}
+
+
+def _signed(word: int) -> int:
+    """Return a word's low 64 bits as a two's complement integer, as int64 tensors require."""
+    word &= _MASK
+    return word - 2**64 if word >= 2**63 else word

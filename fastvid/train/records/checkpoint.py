@@ -25,8 +25,7 @@ import torch
 
 from fastvid.errors import FormatError, StateError, StorageError, VersionError
 from fastvid.runtime import faults
-from fastvid.runtime.hashing import sha256
-from fastvid.runtime.json_text import json_text
+from fastvid.runtime.values import json_text, sha256
 from fastvid.storage import open_storage
 
 log = logging.getLogger(__name__)

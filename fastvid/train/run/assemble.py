@@ -1,46 +1,213 @@
-"""Builds the parts of a run from its configuration: datasets, loaders, model, optimizer, schedule."""
+"""The datasets that a run trains and is evaluated on, each at one generation.
+
+Evaluation protocols by name: the clips of a video and the crops of a clip to average over.
+
+    1x1         one clip, one crop, as in the recipe's evaluation
+    10x3        ten clips, three crops along the longer side, as for I3D, SlowFast and dense TSM
+    1x10        one clip; four corners, center and their mirror images, the "10-crop" of TSN and TSM
+    twice       two clips, one crop: TSM's "twice sample", at the middle and at the start of each segment
+    twicex3     the same with three crops, TSM's protocol for Something-Something
+
+The general form is ``CLIPSxCROPS`` with 1, 3, 5 or 10 crops, the arguments of `fastvid.Views`, which documents where
+clips and crops are taken.
+
+Compares what the ranks of a job read, before their first step.
+
+A node may have an old copy of the dataset, or a rank may be started with other settings. Training would then run, on
+other clips than every record of it says.
+
+Builds the parts of a run from its configuration: datasets, loaders, model, optimizer, schedule.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import torch
 from torch import nn
 
-from fastvid.errors import UsageError
+from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.annotations import IGNORED_LABEL
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.views import ONE_VIEW, Views
+from fastvid.load.batch.labels import IGNORED_LABEL
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
+from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
-from fastvid.load.memory.device import upload
 from fastvid.load.options import Output, Skip, Workers
-from fastvid.load.order.mixture import Mixture
+from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.models.pipeline import local_devices, place_on_devices
 from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
-from fastvid.train.config.config import Config
+from fastvid.runtime.values import json_text, sha256
+from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.config.data import MAIN, DataConfig, DatasetConfig
 from fastvid.train.loop.loop import EvalData
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.optim import make_optimizer
-from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records.observers import Callback, Logger, Observers, observers
-from fastvid.train.run.agreement import check_agreement, facts
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.parts.replica import Freezer, Replica
+from fastvid.train.ranks import Member, broadcast_bytes, gather_bytes
+from fastvid.train.records.records import Callback, Logger, Observers, observers
+
+
+def open_datasets(
+    config: Config, state: Mapping[str, Any] | None, member: Member
+) -> tuple[Config, Dataset | Mixture, Dataset | None]:
+    """Return the configuration with generations and classes filled in, and what it trains and is evaluated on.
+
+    A resumed run keeps the generations that it started with, which are stored in the checkpoint.
+    """
+    data = config.data
+    main = DatasetConfig(
+        path=data.path, split=data.split, where=data.where, generation=data.generation, weight=data.weight
+    )
+    sources = _at_generations({MAIN: main, **data.mixture}, state, member)
+    main, *_ = sources.values()
+    opened = {
+        name: Dataset(source.path, split=source.split, where=source.where, generation=source.generation)
+        for name, source in sources.items()
+    }
+    train = opened[MAIN] if len(opened) == 1 else _mixture(opened, sources, data.epoch_samples)
+    evaluated = None
+    if data.eval_split is not None:
+        evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=main.generation)
+    mixture = {name: source for name, source in sources.items() if name != MAIN}
+    config = replace(config, data=replace(data, generation=main.generation, mixture=mixture))
+    if config.model.num_classes is None:
+        classes = len(config.task.names(train, config.data)) or None
+        config = replace(config, model=replace(config.model, num_classes=classes))
+    for dataset in (train, evaluated):
+        if dataset is not None:
+            config.task.check_data(dataset, config)
+    return config, train, evaluated
+
+
+def _at_generations(
+    sources: Mapping[str, DatasetConfig], state: Mapping[str, Any] | None, member: Member
+) -> dict[str, DatasetConfig]:
+    wanted = [source.generation for source in sources.values()]
+    before = [] if state is None else str(state["loader"]["fingerprint"]["generation"]).split(" + ")
+    if len(before) == len(wanted):  # otherwise the mixture is another one, which the loader refuses
+        wanted = [one if isinstance(one, int) else int(number) for one, number in zip(wanted, before, strict=True)]
+    if not all(isinstance(one, int) for one in wanted):
+        # One rank looks: a tag may move, and a new generation appear, while the others look.
+        asked = zip(sources.values(), wanted, strict=True)
+        found = [Dataset(source.path, generation=one).generation.number for source, one in asked if member.leads]
+        wanted = json.loads(broadcast_bytes(json.dumps(found).encode() if member.leads else None, member) or b"[]")
+    return {
+        name: replace(source, generation=number) for (name, source), number in zip(sources.items(), wanted, strict=True)
+    }
+
+
+def _mixture(opened: Mapping[str, Dataset], sources: Mapping[str, DatasetConfig], epoch_samples: int | None) -> Mixture:
+    weights = {name: source.weight for name, source in sources.items() if source.weight is not None}
+    return Mixture(opened, weights=weights or None, num_samples=epoch_samples)
+
+
+_NAME: Final = re.compile(r"(\d+|twice)(?:x(\d+))?")
+_TWICE: Final = (0.5, 0.0)
+"""TSM's positions in each segment (mit-han-lab/temporal-shift-module ops/dataset.py at 1f6a834, _get_test_indices)."""
+
+
+def views(protocol: str) -> Views:
+    """Return the views that a protocol averages over.
+
+    Raises:
+        UsageError: If the name is not a protocol.
+    """
+    match = _NAME.fullmatch(protocol)
+    if match is None:
+        raise UsageError(f"unknown protocol {protocol!r}", hint="use for example 1x1, 10x3, 1x10, twice or twicex3")
+    clips, crops = match[1], int(match[2] or 1)
+    return Views(len(_TWICE), crops, _TWICE) if clips == "twice" else Views(int(clips), crops)
+
+
+def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataConfig:
+    """Return a recipe's data section with the evaluation crop adjusted to the views.
+
+    Args:
+        data: The recipe's data section.
+        asked: The views.
+        size: Side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
+
+    Raises:
+        UsageError: If the recipe's sampler or crop does not support the views.
+    """
+    crop = next(transform for transform in data.eval_spatial if not isinstance(transform, HorizontalFlip))
+    if size is not None:
+        data = replace(data, eval_spatial=(CenterCrop(size, getattr(crop, "short_side", None)),))
+    elif asked.num_crops > 1:
+        data = replace(data, eval_spatial=(crop,))
+    check_views(asked, data.eval_frames, Spatial.of(data.eval_spatial))
+    return data
+
+
+OF_A_NODE: Final = frozenset(
+    {
+        "data.path", "data.num_threads", "data.prefetch", "data.workers", "model.weights", "run.checkpoints",
+        "run.loggers", "run.out",
+    }
+)  # fmt: skip
+"""Settings that may differ between nodes. Weights are read by rank 0 alone."""
+
+_LONGEST: Final = 200  # characters of a value in a message
+_NONE: Final = "nothing"
+
+
+def facts(
+    config: Config, fingerprint: Mapping[str, Any], train: Dataset | Mixture, evaluated: Dataset | None
+) -> dict[str, str]:
+    """Return everything that all ranks must have in common, as text by name."""
+    generations = [part.generation for part in parts_of(train)]
+    files = [[list(map(asdict, one.shards)), one.annotations_sha256] for one in generations]
+    settings = flatten(to_json(config))
+    return {
+        **{name: str(value) for name, value in fingerprint.items()},
+        "generation's files": sha256(json_text(files).encode()),
+        "classes": json_text(train.classes),
+        "training samples": str(len(train)),
+        "evaluation samples": _NONE if evaluated is None else str(len(evaluated)),
+        **{name: json_text(value) for name, value in settings.items() if not _of_a_node(name)},
+    }
+
+
+def _of_a_node(setting: str) -> bool:
+    return setting in OF_A_NODE or (setting.startswith("data.mixture.") and setting.endswith(".path"))
+
+
+def check_agreement(own: Mapping[str, str], member: Member) -> None:
+    """Check that all ranks have the same facts; call it on every rank."""
+    first, *others = (json.loads(data) for data in gather_bytes(json.dumps(own).encode(), member))
+    differs = {
+        rank: [name for name in [*first, *(theirs.keys() - first.keys())] if theirs.get(name) != first.get(name)]
+        for rank, theirs in enumerate(others, 1)
+    }
+    ranks = [rank for rank, names in differs.items() if names]
+    if not ranks:
+        return
+    rank, name = ranks[0], differs[ranks[0]][0]
+    values = [facts.get(name, _NONE)[:_LONGEST] for facts in (others[rank - 1], first)]
+    more = f" (and in {', '.join(differs[rank][1:4])})" if len(differs[rank]) > 1 else ""
+    also = f"; so do ranks {', '.join(map(str, ranks[1:]))}" if len(ranks) > 1 else ""
+    raise StateError(
+        f"rank {rank} differs from rank 0 in {name}{more}: it has {values[0]}, rank 0 has {values[1]}{also}",
+        hint="give every node the same dataset, and start every rank with the same settings",
+        rank=rank,
+    )
+
 
 log = logging.getLogger(__name__)
 
 _FORMATS: Final = {4: torch.channels_last, 5: torch.channels_last_3d}  # by number of kernel dimensions
 _LOGGERS: Final = {
-    "tensorboard": "fastvid.train.records.tensorboard:TensorBoard",
-    "wandb": "fastvid.train.records.wandb:Wandb",
+    "tensorboard": "fastvid.train.records.loggers:TensorBoard",
+    "wandb": "fastvid.train.records.loggers:Wandb",
 }
 ModelSource = nn.Module | Callable[..., nn.Module]
 
@@ -49,18 +216,7 @@ _LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a run before its first step.
-
-    Attributes:
-        config: With generation and classes filled in.
-        train_set: Training split.
-        eval_set: Evaluation split; None for no evaluation.
-        loader: Loader of the training split.
-        eval_data: Evaluation split with its loader.
-        replica: Model with initial weights on rank 0, optimizer and schedule.
-        loggers: Loggers, on rank 0 alone.
-        callbacks: Callbacks.
-    """
+    """The parts of a run before its first step."""
 
     config: Config
     train_set: Dataset | Mixture
@@ -79,19 +235,7 @@ def parts(
     reader: Member,
     make: ModelSource | None = None,
 ) -> Parts:
-    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings.
-
-    Args:
-        config: Configuration of the run.
-        state: Checkpoint to resume from; None loads the initial weights.
-        member: This process.
-        reader: The rank and world size whose share of the batches is read, see `Strategy.reader`.
-        make: See `build_model`.
-
-    Raises:
-        StateError: If ranks read different data or have different settings.
-        FastvidError: If data, model or options are wrong.
-    """
+    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings."""
     loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
     callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
     config, train_set, eval_set = open_datasets(config, state, member)
@@ -181,24 +325,19 @@ def _output(config: Config, device: torch.device) -> Output:
 
 
 class Labelled:
-    """A loader whose labels may come from another column of the annotations.
-
-    Args:
-        clips: The loader; its fields include the column.
-        column: A column of class numbers.
-    """
+    """A loader whose labels may come from another column of the annotations."""
 
     def __init__(self, clips: ClipLoader, column: str = _LABEL) -> None:
         self.clips, self.column = clips, column
 
     @property
     def epoch(self) -> int:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         return int(self.clips.state_dict()["epoch"])
 
     @property
     def global_batch_size(self) -> int:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         return self.clips.global_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
@@ -217,37 +356,30 @@ class Labelled:
 
     @property
     def steps_left(self) -> int:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         return self.clips.steps_left if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         self.clips.set_batch_size(global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         return self.clips.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         self.clips.load_state_dict(state)
 
     def go(self, epoch: int, start: int, stop: int) -> None:
-        """See `fastvid.train.parts.loader_protocol.Loader`."""
+        """See `fastvid.train.parts.replica.Loader`."""
         self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
         # Do not prefetch beyond `stop`.
         self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
 
 def build_model(config: Config, member: Member, make: ModelSource | None = None) -> nn.Module:
-    """Return the model with randomly initialized weights, the same on every rank.
-
-    Args:
-        config: Configuration with everything resolved.
-        member: This process.
-        make: A model that is used as it is, or a callable that is called as one of ``module:callable`` would be; None
-            builds that of `ModelConfig.name`.
-    """
+    """Return the model with randomly initialized weights, the same on every rank."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.run.seed)
         model = zoo.build(
@@ -281,11 +413,7 @@ def channels_last(config: Config, device: torch.device) -> bool:
 
 
 def check_streams(config: Config, model: nn.Module) -> None:
-    """Check that the loader delivers the streams and flow stacks that the model takes.
-
-    Raises:
-        UsageError: If streams or flow stacks differ.
-    """
+    """Check that the loader delivers the streams and flow stacks that the model takes."""
     data = config.data
     streams = tuple(getattr(model, "streams", data.streams))
     if streams != data.streams:
@@ -293,7 +421,6 @@ def check_streams(config: Config, model: nn.Module) -> None:
             f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
             hint=f"set data.streams={','.join(streams)}",
         )
-    config.task.check_streams(streams)
     stack = getattr(model, "flow_stack", data.flow_stack)
     if stack != data.flow_stack:
         raise UsageError(
@@ -340,11 +467,7 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member, make: M
 
 
 def check_device(config: Config, device: torch.device) -> None:
-    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device.
-
-    Raises:
-        UsageError: If it does not.
-    """
+    """Check that a device supports the precision. A dry run does not, because it need not be on the run's device."""
     if config.run.amp == "fp16" and device.type != "cuda":
         raise UsageError(f"run.amp is 'fp16', but the device is {device.type}", hint="set run.amp=bf16")
 

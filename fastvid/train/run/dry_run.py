@@ -21,14 +21,14 @@ from torch.func import functional_call
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.order.batches import rank_slice
+from fastvid.load.order.epoch import rank_slice
 from fastvid.load.order.mixture import parts_of
-from fastvid.models.cost import model_cost
-from fastvid.runtime.world import World
+from fastvid.models.zoo import model_cost
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.optim import state_per_weight
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
 from fastvid.train.run.launch import checkpoints_of, resumed_state
 from fastvid.train.tasks.task import Task
@@ -40,18 +40,10 @@ _GIB: Final = 2**30
 
 @dataclass(frozen=True)
 class Memory:
-    """Estimated bytes on one rank's device, see the module docstring.
-
-    Attributes:
-        weights: Parameters and buffers.
-        gradients: As many bytes as the parameters; DDP's buckets share this memory.
-        optimizer: Momentum or moments, and the average of the weights.
-        activations: Tensors saved for the backward of one micro-batch.
-        batches: Clips of the current batch.
-    """
+    """Estimated bytes on one rank's device, see the module docstring."""
 
     weights: int
-    gradients: int
+    gradients: int  # as many bytes as the parameters; DDP's buckets share this memory
     optimizer: int
     activations: int
     batches: int
@@ -69,15 +61,6 @@ def check(
 
     It builds the parts of the run as the run does, with the same functions, and refuses what they refuse. What depends
     on the device is not checked.
-
-    Args:
-        configs: One per model.
-        world_size: Number of ranks that the run will have.
-        model: As in `fastvid.train.fit`.
-
-    Raises:
-        FastvidError: If the run would fail before its first step.
-        FormatError: If a shard has the wrong size.
     """
     kinds = [strategy_of(config) for config in configs]
     kinds[-1].rehearse(configs, world_size)
@@ -147,12 +130,7 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
 
 
 def check_files(dataset: Dataset) -> dict[str, int]:
-    """Return names and sizes in bytes of a dataset's tars.
-
-    Raises:
-        FormatError: If the size of a tar is not the one recorded.
-        StorageError: If a tar is missing.
-    """
+    """Return names and sizes in bytes of a dataset's tars."""
     sizes = {}
     for shard in dataset.generation.shards:
         name = f"{shard.name}.tar"
@@ -167,15 +145,7 @@ def check_files(dataset: Dataset) -> dict[str, int]:
 
 
 def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: tuple[int, ...]) -> Memory:
-    """Estimate the memory of a rank.
-
-    Args:
-        config: Configuration of the run.
-        model: The model, on any device.
-        rows: Clips of the rank per step.
-        micro: Clips per micro-batch.
-        shape: Shape of a batch of one clip.
-    """
+    """Estimate the memory of a rank."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)

@@ -3,7 +3,7 @@
 A run's folder:
     config.json     the configuration with everything resolved
     classes.json    names of the outputs: classes, or columns
-    metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.metrics`
+    metrics.jsonl   one row every few steps and every evaluation, see `fastvid.train.records.records`
     checkpoints/    see `fastvid.train.records.checkpoint`
     summary.json    samples, speed and score when the process ended
     .lock           exists while the run writes here
@@ -26,17 +26,16 @@ from typing import Any, Final
 from torch import nn
 
 from fastvid.errors import FastvidError, JobError, StorageError, UsageError
-from fastvid.runtime.file_lock import lock_file
-from fastvid.runtime.json_text import json_text
+from fastvid.runtime.processes import lock_file
+from fastvid.runtime.values import json_text
 from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import Strategy, build_strategy, strategy_of
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.ranks.elastic import Member, StopSignal, broadcast_bytes, highest, join
+from fastvid.train.ranks import Member, StopSignal, broadcast_bytes, highest, join
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock
-from fastvid.train.records.observers import Observers, RunInfo
+from fastvid.train.records.records import METRICS_FILE, Observers, Recorder, RunInfo, clock
 from fastvid.train.run import assemble
 from fastvid.train.tasks.task import Task
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from fastvid.errors import UsageError
 from fastvid.report.charts import bars, lines
-from fastvid.report.markup import card, figures, grid, table
-from fastvid.report.page import Section, document
-from fastvid.train.records import metrics
+from fastvid.report.page import Section, card, document, figures, grid, table
+from fastvid.train.records import records as metrics
 
 _PERCENT = "_percent"
 _METRIC = "metric"  # stands for the metric of the first run's task

@@ -6,7 +6,7 @@ from typing import Final
 
 BUILT_IN: Final = {
     "asgd": "fastvid.train.strategies.asgd.strategy:Asgd",
-    "ddp": "fastvid.train.strategies.ddp.strategy:Ddp",
+    "ddp": "fastvid.train.strategies.ddp:Ddp",
     "kavg": "fastvid.train.strategies.kavg.strategy:Kavg",
     "relay": "fastvid.train.strategies.relay.strategy:Relay",
 }
@@ -15,5 +15,5 @@ BUILT_IN: Final = {
 DEFAULT: Final = "ddp"
 """The strategy of recipes that do not set ``sync``."""
 
-BATCH_POLICY: Final = "fastvid.train.strategies.adaptive_batch.strategy:AdaptiveBatch"
+BATCH_POLICY: Final = "fastvid.train.strategies.adaptive_batch:AdaptiveBatch"
 """Wraps a strategy whose ranks share batches if options ``batch...`` are given."""

@@ -13,7 +13,7 @@ from torch.nn import functional
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
+from fastvid.load.batch.labels import MultiHot, MultiHotLabels
 from fastvid.load.order.mixture import Mixture
 from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 
@@ -126,9 +126,7 @@ class MultiLabel(Task):
 def average_precision(scores: Tensor, true: Tensor) -> float | None:
     """Return the average precision of a class, 0 to 1; None if no sample has it.
 
-    Args:
-        scores: float64 [n]; NaN ranks last.
-        true: bool [n].
+    `scores`: float64 [n]; NaN ranks last. `true`: bool [n].
     """
     if not bool(true.any()):
         return None

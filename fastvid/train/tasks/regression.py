@@ -15,7 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.checks import check_choice
+from fastvid.runtime.values import check_choice
 from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 Error = Literal["mse", "l1", "huber"]

@@ -1,4 +1,6 @@
-"""The base class of tasks: what a model learns from a batch, and how well it does.
+"""`Sums`: named numbers that add up over clips, steps and ranks.
+
+The base class of tasks: what a model learns from a batch, and how well it does.
 
 The training loop knows neither labels nor losses. It asks the task of the run:
 
@@ -14,9 +16,9 @@ ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +26,66 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
+from fastvid.load.order.draws import Draws, Purpose
 from fastvid.load.order.mixture import Mixture, part_of
-from fastvid.load.order.random_draws import Draws, Purpose
-from fastvid.runtime.import_names import import_name
+from fastvid.runtime.names import import_name
 from fastvid.train.tasks import BUILT_IN
-from fastvid.train.tasks.sums import LOSS, Sums
+
+LOSS: Final = "loss"
+CLIPS: Final = "clips"
+"""The names that all sums have: the sum of the clips' losses, and the number of clips."""
+
+
+class Sums(Mapping[str, Tensor]):
+    """Sums over clips by name, in one vector, so that ranks add them in one message. Ordered.
+
+    Args:
+        names: Names of the sums; LOSS and CLIPS are among them.
+        vector: float64 [names], on the device of the clips.
+
+    Attributes:
+        names: Their names.
+        vector: The sums in one tensor.
+    """
+
+    def __init__(self, names: Sequence[str], vector: Tensor) -> None:
+        self.names, self.vector = tuple(names), vector
+
+    @classmethod
+    def over(cls, rows: Mapping[str, Tensor], counted: Tensor) -> Sums:
+        """Sum numbers of clips.
+
+        Args:
+            rows: For each name one number per clip, [b]; LOSS is among them.
+            counted: Which clips count, bool [b]; numbers of others may be anything, also NaN.
+        """
+        numbers = [value.double() for value in rows.values()]
+        stacked = torch.stack([*numbers, torch.ones_like(numbers[0])])
+        return cls([*rows, CLIPS], torch.where(counted, stacked, 0.0).sum(1))
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.vector[self.names.index(name)] if name in self.names else self._unknown(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __add__(self, other: Sums) -> Sums:
+        assert self.names == other.names, (self.names, other.names)
+        return Sums(self.names, self.vector + other.vector)
+
+    def select(self, *names: str) -> Tensor:
+        """Return some of the sums as a vector, float64 [names]."""
+        return torch.stack([self[name] for name in names])
+
+    def numbers(self, vector: Tensor | None = None) -> dict[str, float]:
+        """Return the sums as plain numbers by name; `vector` is used instead of the own vector if given."""
+        return dict(zip(self.names, (self.vector if vector is None else vector).tolist(), strict=True))
+
+    def _unknown(self, name: str) -> Tensor:
+        raise KeyError(f"there is no sum {name!r}; there are {', '.join(self.names)}")
 
 
 class DataSettings(Protocol):
@@ -39,6 +96,9 @@ class DataSettings(Protocol):
 
     @property
     def group_size(self) -> int: ...
+
+    @property
+    def streams(self) -> tuple[str, ...]: ...
 
 
 class ModelSettings(Protocol):
@@ -115,9 +175,6 @@ class Task:
 
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         """Raise a UsageError if a sample of a split cannot be trained on or scored; called before the first step."""
-
-    def check_streams(self, streams: tuple[str, ...]) -> None:
-        """Raise a UsageError if the task does not support the streams that the model takes."""
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:  # noqa: ARG002
         """Return a batch with further or changed entries, one row per clip, for example mixed clips or masks."""
@@ -257,15 +314,7 @@ def check_column(
 ) -> None:
     """Check every value of a column of the annotations.
 
-    Args:
-        dataset: Its samples.
-        column: The column.
-        is_right: Whether a task can learn from a value.
-        what: What a right value is, for the message.
-        hint: What to do.
-
-    Raises:
-        UsageError: If a value is wrong; it names the first sample that has one.
+    `dataset`: its samples.
     """
     values = dataset.column(column).to_pylist()
     wrong = [row for row, value in enumerate(values) if not is_right(value)]
@@ -283,15 +332,7 @@ def check_column(
 
 
 def output(outputs: Any, name: str = "logits") -> Tensor:
-    """Return a model's output as a tensor of at least single precision.
-
-    Args:
-        outputs: A tensor, or a mapping or object that has `name`.
-        name: Name of the entry, unless the outputs are a tensor.
-
-    Raises:
-        UsageError: If there is no such entry.
-    """
+    """Return a model's output as a tensor of at least single precision."""
     found = outputs
     if not isinstance(outputs, Tensor):
         found = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
@@ -305,14 +346,7 @@ def output(outputs: Any, name: str = "logits") -> Tensor:
 
 
 def find_task(name: str) -> type[Task]:
-    """Return the class of a task.
-
-    Args:
-        name: A task that comes with fastvid, or ``module:class``.
-
-    Raises:
-        UsageError: If the name is unknown or is not the name of a task.
-    """
+    """Return the class of a task."""
     if name not in BUILT_IN and ":" not in name:
         raise UsageError(f"unknown task {name!r}", hint=f"use one of {', '.join(sorted(BUILT_IN))}; or module:class")
     kind = import_name("task", BUILT_IN.get(name, name))
@@ -322,11 +356,7 @@ def find_task(name: str) -> type[Task]:
 
 
 def check_task(task: object) -> None:
-    """Check that the value of `Config.task` is a task.
-
-    Raises:
-        UsageError: If it is not, or its options are not fields of a dataclass.
-    """
+    """Check that the value of `Config.task` is a task."""
     if not isinstance(task, Task):
         raise UsageError(
             f"task is {task!r}, which is not a task",

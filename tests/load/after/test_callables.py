@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from fastvid.errors import UsageError
-from fastvid.load.after.callables import CallableTransform
-from fastvid.load.after.chain import TransformChain
-from fastvid.load.after.colour import Grayscale
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.after.augment import Grayscale
+from fastvid.load.after.chain import CallableTransform, TransformChain
+from fastvid.load.order.draws import Draws
 
 
 class Jitter(nn.Module):

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from fastvid.errors import UsageError
-from fastvid.load.after import colour_ops
-from fastvid.load.after.affine import warp
-from fastvid.load.after.blur import GaussianBlur
-from fastvid.load.after.programs import OPERATIONS, run_programs
+from fastvid.load.after import transform
+from fastvid.load.after.augment import GaussianBlur
+from fastvid.load.after.transform import OPERATIONS, run_programs, warp
 
 LUMA = np.array([0.2989, 0.587, 0.114])
 
@@ -51,11 +50,11 @@ def equal(made, expected, within=2e-6):
 def test_brightness_contrast_and_saturation_are_blends(levels, factors):
     clips, exact = pair(levels)
     both = list(zip(exact, factors, strict=True))
-    equal(colour_ops.brightness(clips.clone(), factors), [blended(one, 0, f) for one, f in both])
-    equal(colour_ops.saturation(clips.clone(), factors), [blended(one, grey(one), f) for one, f in both])
+    equal(transform.brightness(clips.clone(), factors), [blended(one, 0, f) for one, f in both])
+    equal(transform.saturation(clips.clone(), factors), [blended(one, grey(one), f) for one, f in both])
     # Of each frame, as torchvision computes it for a video.
     means = [grey(one).mean((2, 3), keepdims=True) for one in exact]
-    equal(colour_ops.contrast(clips, factors), [blended(one, m, f) for (one, f), m in zip(both, means, strict=True)])
+    equal(transform.contrast(clips, factors), [blended(one, m, f) for (one, f), m in zip(both, means, strict=True)])
 
 
 @settings(max_examples=60, deadline=None)
@@ -69,7 +68,7 @@ def test_hue_rotates_the_colour_circle_of_hsv(levels, turns):
     expected = [
         np.apply_along_axis(shifted, 0, one, turn).reshape(one.shape) for one, turn in zip(exact, turns, strict=True)
     ]
-    equal(colour_ops.hue(clips, turns), expected, within=5e-6)
+    equal(transform.hue(clips, turns), expected, within=5e-6)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,7 +82,7 @@ def test_sharpness_blends_with_a_blur_of_the_inner_pixels(levels, factors):
             for x in range(1, one.shape[3] - 1):
                 blurred[..., y, x] = (one[..., y - 1 : y + 2, x - 1 : x + 2].sum((2, 3)) + 4 * one[..., y, x]) / 13
         expected.append(blended(one, blurred, factor) if min(one.shape[2:]) > 2 else one)
-    equal(colour_ops.sharpness(clips, factors), expected)
+    equal(transform.sharpness(clips, factors), expected)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,12 +92,12 @@ def test_posterize_keeps_bits_and_solarize_inverts_bright_values(levels, bits, t
     steps = 2**bits
     kept = np.minimum(np.floor(np.float32(exact) * steps), steps - 1) / steps
     equal(
-        colour_ops.posterize(clips.clone(), [bits, 8]),
+        transform.posterize(clips.clone(), [bits, 8]),
         [kept[0], np.minimum(np.floor(np.float32(exact[1]) * 256), 255) / 256],
     )
     # Between two levels, so that rounding decides nothing.
     limit = (threshold - 0.5) / 255
-    equal(colour_ops.solarize(clips, [limit] * 2), np.where(exact >= limit, 1 - exact, exact))
+    equal(transform.solarize(clips, [limit] * 2), np.where(exact >= limit, 1 - exact, exact))
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,8 +124,8 @@ def test_autocontrast_and_equalize_are_those_of_each_channel_of_each_frame(level
     clips, _ = pair(levels)
     both = np.stack([levels, 255 - levels])
     planes = both.reshape(-1, *both.shape[-2:])
-    equal(colour_ops.autocontrast(clips.clone(), [0, 0]), np.stack(list(map(stretched, planes))).reshape(both.shape))
-    equal(colour_ops.equalize(clips, [0, 0]), np.stack(list(map(flattened, planes))).reshape(both.shape))
+    equal(transform.autocontrast(clips.clone(), [0, 0]), np.stack(list(map(stretched, planes))).reshape(both.shape))
+    equal(transform.equalize(clips, [0, 0]), np.stack(list(map(flattened, planes))).reshape(both.shape))
 
 
 def inverse(motion, size, height, width):

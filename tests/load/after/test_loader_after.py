@@ -16,19 +16,16 @@ from fastvid.decode import pixels
 from fastvid.decode.colours import Pixels
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.after.blur import GaussianBlur
+from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grayscale, RandAugment
 from fastvid.load.after.chain import TransformChain
-from fastvid.load.after.colour import ColorJitter, Grayscale
-from fastvid.load.after.erasing import Erasing
-from fastvid.load.after.rand_augment import RandAugment
 from fastvid.load.after.transform import TransformDraws
-from fastvid.load.batch.transformed import TransformStage
-from fastvid.load.batch.video import VideoSpec
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.batch.canvas import TransformStage
+from fastvid.load.batch.spec import VideoSpec
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
-from fastvid.load.memory.device import LoaderStream
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.device import LoaderStream
+from fastvid.load.order.draws import Draws
 from tests import fake_cuda
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake

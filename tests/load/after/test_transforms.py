@@ -13,13 +13,10 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.errors import UsageError
-from fastvid.load.after.blur import GaussianBlur
+from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grayscale, RandAugment
 from fastvid.load.after.chain import TransformChain
-from fastvid.load.after.colour import ColorJitter, Grayscale
-from fastvid.load.after.erasing import Erasing
-from fastvid.load.after.rand_augment import RandAugment
 from fastvid.load.after.transform import TransformDraws
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.order.draws import Draws
 
 MANY = 4000
 

@@ -14,15 +14,13 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.errors import StateError, UsageError
-from fastvid.load.batch.multi_hot import MultiHot, MultiHotLabels
-from fastvid.load.batch.text import Text, TextColumns
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
-from fastvid.load.clips.clip_sizes import clip_sizes
-from fastvid.load.clips.rules import ClipRules
+from fastvid.load.batch.labels import MultiHot, MultiHotLabels, Text, TextColumns
+from fastvid.load.clips.clip import ClipRules, clip_sizes
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.load.order.batches import MASKED
+from fastvid.load.order.draws import Draws
+from fastvid.load.order.epoch import MASKED
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.order.random_draws import Draws
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make

@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from fastvid.decode import pixels
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
-from fastvid.load.clips.resize import Native
+from fastvid.load.clips.clip import stack_frames
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Native, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments
-from fastvid.load.clips.streams import stack_frames
 from fastvid.load.clips.timed_sampling import AtFps
 from fastvid.load.clips.views import Views
 from fastvid.sharding.encode.profiles import PROFILES

@@ -10,7 +10,7 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import clip_length, clip_lengths, with_length
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.order.draws import Draws
 from tests.load.tools import video
 
 LENGTHS = (*range(1, 40), 64, 65, 100, 1_000, 100_003)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import (
+from fastvid.load.clips.crops import (
     CenterCrop,
     HorizontalFlip,
     MultiScaleCrop,
@@ -19,7 +19,7 @@ from fastvid.load.clips.augment import (
     RandomResizedCrop,
     Spatial,
 )
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.order.draws import Draws
 
 DRAWS = st.builds(Draws, st.integers(0, 9), st.integers(0, 9), st.integers(0, 10**6))
 SIDES = st.integers(2, 700)

@@ -11,16 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.augment import (
+from fastvid.load.clips.crops import (
     CenterCrop,
     HorizontalFlip,
     MultiScaleCrop,
+    Native,
     RandomCrop,
     RandomResizedCrop,
+    Resize,
     Spatial,
 )
-from fastvid.load.clips.resize import Native, Resize
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.order.draws import Draws
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make
 

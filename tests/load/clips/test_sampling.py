@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import Dense, Segments, Uniform, clip_lengths, with_length
-from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.order.draws import Draws, Purpose
 from tests.load.clips.sampler_contract import SamplerContract
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, video

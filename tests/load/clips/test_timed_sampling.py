@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import clip_length, with_length
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
-from fastvid.load.order.random_draws import Draws
+from fastvid.load.order.draws import Draws
 from tests.load.clips.sampler_contract import SamplerContract
 from tests.load.tools import video
 

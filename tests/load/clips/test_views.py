@@ -9,7 +9,7 @@ import torch
 from fastvid.decode.request import Box
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.views import Views, check_views
 from tests.datasets import make_clip, pack

@@ -13,10 +13,8 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fastvid
 from fastvid.errors import ChecksumError, StateError, UsageError
-from fastvid.load.clip_dataset import ClipDataset, SampleVisit
-from fastvid.load.exact_sampler import ExactSampler
-from fastvid.load.order.blocks import BlockShuffle
-from fastvid.load.order.epoch import ClassBalanced
+from fastvid.load.clip_dataset import ClipDataset, ExactSampler, SampleVisit
+from fastvid.load.order.epoch import BlockShuffle, ClassBalanced
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import SPATIAL, make, rows

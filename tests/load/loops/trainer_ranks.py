@@ -164,6 +164,6 @@ def main(out):
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     main(Path(sys.argv[1]))
-    # A gloo thread that releases a tensor at interpreter exit aborts the process, see `fastvid.train.ranks.elastic`.
+    # A gloo thread that releases a tensor at interpreter exit aborts the process, see `fastvid.train.ranks`.
     gc.collect()
     dist.destroy_process_group()

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.order.batches import MASKED, Batches, rank_slice
-from fastvid.runtime.world import World
+from fastvid.load.order.epoch import MASKED, Batches, rank_slice
+from fastvid.runtime.processes import World
 
 
 @given(st.integers(0, 100), st.integers(1, 40), st.integers(1, 5))

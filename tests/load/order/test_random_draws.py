@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.load.order.hashes import mix64, mix64_int
-from fastvid.load.order.random_draws import Draws, Purpose
+from fastvid.load.order.draws import Draws, Purpose, mix64, mix64_int
 
 M64 = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from fastvid.load.clips.augment import HorizontalFlip
-from fastvid.load.clips.resize import Native
+from fastvid.load.clips.crops import HorizontalFlip, Native
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.draws import Purpose
 from fastvid.load.order.packed import Packed
-from fastvid.load.order.random_draws import Purpose
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make
 

@@ -12,9 +12,9 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 
 from fastvid.errors import ChecksumError, StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.order.blocks import BlockShuffle
+from fastvid.load.order.epoch import BlockShuffle
 from fastvid.load.order.mixture import Mixture
 from fastvid.storage import RemoteOptions, open_storage
 from tests.datasets import make_clip, pack

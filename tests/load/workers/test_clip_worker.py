@@ -7,13 +7,11 @@ import pytest
 
 from fastvid.decode.request import Rgb
 from fastvid.errors import ChecksumError
-from fastvid.load.clips.augment import CenterCrop, Spatial
-from fastvid.load.clips.clip import BatchRow
-from fastvid.load.clips.planner import ClipPlanner
-from fastvid.load.clips.rules import ClipRules
+from fastvid.load.clips.clip import BatchRow, ClipRules
+from fastvid.load.clips.crops import CenterCrop, Spatial
+from fastvid.load.clips.plan import ClipPlanner
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipTask, ClipWorker
-from fastvid.load.workers.fetch import fetch_clip
+from fastvid.load.workers.clip_worker import ClipTask, ClipWorker, fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
 
 FRAMES = 3

@@ -14,7 +14,7 @@ from fastvid.decode import clips
 from fastvid.decode.clips import coalesce
 from fastvid.decode.request import Box, ClipRequest
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
-from fastvid.load.workers.fetch import fetch
+from fastvid.load.workers.clip_worker import fetch
 from tests.load.fakes import FakeDataset
 
 SPANS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 40)), min_size=1, max_size=60)

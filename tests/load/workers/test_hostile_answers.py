@@ -14,12 +14,12 @@ from fastvid.decode.backends import Backend
 from fastvid.errors import ChecksumError, FormatError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.workers.clip_worker import ClipResult
 from fastvid.load.workers.stats import Counters
 from fastvid.load.workers.worker_process import Answer
-from fastvid.runtime import messages
+from fastvid.runtime import processes
 from tests.datasets import make_clip, pack
 from tests.load import troubled
 from tests.load.loaders import clip_loader
@@ -72,8 +72,8 @@ def received_by_a_connection(data):
         (as_connections_send, received_by_a_connection),
         (lambda bomb: bomb + bytes(100), pickle.loads),
         (
-            lambda bomb: messages.pack({"made": [], "costs": []}, bomb),
-            lambda piece: pickle.loads(messages.unpack(piece)[1]),
+            lambda bomb: processes.pack({"made": [], "costs": []}, bomb),
+            lambda piece: pickle.loads(processes.unpack(piece)[1]),
         ),
     ],
     ids=["connection", "bare", "blob"],
@@ -108,7 +108,7 @@ def test_worker_with_an_incomplete_answer_is_killed(folder, tmp_path, monkeypatc
 def test_answers_round_trip_and_invalid_ones_are_refused():
     frames = np.array([3, 1], dtype=np.int64)
     made = [ClipResult(1, None, frames, None), ClipResult(0, ChecksumError("bad", key="x", packet=3), None, None)]
-    header, blobs = messages.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
+    header, blobs = processes.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
     answer = Answer.from_parts(header, blobs, [2, 2], pid=7)
     assert answer.costs == Counters(clips=1, fetch_seconds=0.1)
     assert [one.number for one in answer.made] == [1, 0]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.memory.buffers import BufferPool
+from fastvid.load.memory import BufferPool
 from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.stats import Counters, LoaderStats
 from tests.load import fakes
@@ -103,7 +103,7 @@ def test_stats_file_gets_a_json_line_per_batch(tmp_path):
 
 
 def test_live_view_shows_rates_and_stages(caplog):
-    with caplog.at_level(logging.INFO, logger="fastvid.load.workers.progress_view"):
+    with caplog.at_level(logging.INFO, logger="fastvid.load.workers.stats"):
         list(make(show_stats=True))
     assert "epoch 0, 80/80 clips" in caplog.text
     assert "decode" in caplog.text

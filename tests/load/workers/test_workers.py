@@ -21,11 +21,11 @@ from fastvid.decode.backends import Backend
 from fastvid.errors import ChecksumError, MissingDependency, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
-from fastvid.load.memory.buffers import SharedBufferPool
-from fastvid.load.order.random_draws import Purpose
+from fastvid.load.memory import SharedBufferPool
+from fastvid.load.order.draws import Purpose
 from tests.datasets import REPOSITORY, make_clip, pack
 from tests.load import troubled
 from tests.load.loaders import clip_loader

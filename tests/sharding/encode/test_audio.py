@@ -12,10 +12,9 @@ import pytest
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.mp4.audio import index_m4a
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.source_file import open_source
+from fastvid.format.mp4 import index_m4a
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source
 from fastvid.sharding.encode.audio import SampleAudio, extract_audio
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job

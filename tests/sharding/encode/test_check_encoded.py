@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from fastvid.errors import SourceError
-from fastvid.format.mp4.demux import index_mp4
-from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.check_encoded import verify
+from fastvid.format.mp4 import index_mp4
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.transcode import verify
 from tests.sharding.shardtools import encode, ffmpeg, make, turn
 
 SMALL = PROFILES["compact"].changed(short_side=96)

@@ -8,15 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode import profiles
+from fastvid.sharding.encode.profile import plan_window
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.window import plan_window
-from fastvid.sharding.work import encode_clip
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work import encode as encode_clip
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
 

@@ -19,26 +19,22 @@ import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import JobError, MissingDependency, SourceError, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
-from fastvid.format.flow import STEPS, ZERO, to_pixels
 from fastvid.format.generations import read_generation
+from fastvid.format.planes import STEPS, ZERO, to_pixels
 from fastvid.format.schema import Range
-from fastvid.format.shard import Shard
-from fastvid.format.write_shard import index_shard
-from fastvid.media.colour_tags import tagged
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
+from fastvid.format.shard import Shard, index_shard
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.encode.check_encoded import verify
-from fastvid.sharding.encode.flow import estimate_flow, flow_settings
-from fastvid.sharding.encode.flow_encode import encode_flow
+from fastvid.sharding.encode.flow import Streams, choose_streams, estimate_flow, flow_settings, same_streams
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.streams import Streams, choose_streams, same_streams
-from fastvid.sharding.engines.ray_work import _for_this_node
+from fastvid.sharding.encode.transcode import encode_flow, verify
 from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ray_engine import settings_here
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.messages import Settings
+from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import LocalStorage
 from tests.makers import texture
 from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, tars
@@ -147,15 +143,15 @@ def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
     profile = PROFILES["compact"].changed(**SMALL)
     video = encode(write_drifting(tmp_path / "drift.mp4"), profile).videos[0]
     shape = verify(video, profile, frames=(6, 6), rate=25)
-    from fastvid.sharding.encode import flow_encode
+    from fastvid.sharding.encode import transcode
 
-    honest = flow_encode.output_options
+    honest = transcode.output_options
 
     def darker(*arguments, **options):
         # What a build of ffmpeg would write if it treated full range as limited.
         return honest(*arguments, **options) | {"filter:v": f"lutyuv=y=16+val*219/255,{tagged(full_range=True)}"}
 
-    monkeypatch.setattr(flow_encode, "output_options", darker)
+    monkeypatch.setattr(transcode, "output_options", darker)
     with pytest.raises(SourceError, match="the encoded flow is wrong: the mean of a frame differs"):
         encode_flow(find_ffmpeg(), profile, flow_settings("dis"), video, shape, 25, Limits())
 
@@ -240,10 +236,10 @@ def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder
 def test_node_with_another_opencv_raises():
     streams = choose_streams("rgb,flow")
     settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
-    assert _for_this_node(settings, "node").streams == streams
+    assert settings_here(settings, "node").streams == streams
     other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
-        _for_this_node(other, "east")
+        settings_here(other, "east")
 
 
 def test_compaction_keeps_streams(undisturbed, tmp_path):

@@ -14,19 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.format.codecs.bitstream import nal_units
-from fastvid.format.mp4.demux import index_mp4
+from fastvid.format.bitstream import nal_units
+from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.probe import probe
-from fastvid.media.reasons import Reason
-from fastvid.media.source_file import open_source
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.probe import open_source, probe
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
 
 COMPACT = PROFILES["compact"]

@@ -7,13 +7,12 @@ import sys
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines.engine import ENGINES, open_engine
+from fastvid.sharding.engines.local import ENGINES, open_engine
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings
 from tests.sharding.shardtools import ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -17,15 +15,13 @@ from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import StreamFlag
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
-from fastvid.sharding.change.copying import copy_dataset
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.in_place.reindex import reindex
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
-from tests import makers
-from tests.datasets import REPOSITORY
+from tests import forks, makers
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg
 
@@ -173,7 +169,7 @@ def test_commands_of_a_dataset_work_without_its_videos_inside(mine):
     collect_garbage(LocalStorage(out))
     assert fastvid.open(out).keys.to_pylist() == keys[1:]
     assert not [path for path in out.glob("data-*") if keys[0].encode() in path.read_bytes()]
-    copy_dataset(LocalStorage(out), LocalStorage(mine / "copy"))
+    shutil.copytree(out, mine / "copy")
     assert main(["subset", str(out), "--share", "0.5", "--out", str(mine / "half")]) == 0
     assert main(["merge", str(out), str(mine / "half"), "--prefix", "a,b", "--out", str(mine / "both")]) == 0
     for name in ("set", "copy", "half", "both"):
@@ -219,13 +215,7 @@ def test_clips_of_annotations_are_parts_of_their_files(folder, tmp_path):
 
 
 def index(folder, out, *options, fault=""):
-    return subprocess.run(
-        [sys.executable, "-m", "fastvid", "index", str(folder), "--out", str(out), *options],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.fastvid("index", folder, "--out", out, *options, fault=fault)
 
 
 @pytest.mark.parametrize("fault", ["source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"])

@@ -9,9 +9,8 @@ import pytest
 
 import fastvid
 from fastvid.errors import StorageError
-from fastvid.media.in_place.index_video import SMALL_FILE
-from fastvid.sharding.in_place.reindex import reindex
-from fastvid.sharding.in_place.run import index_videos
+from fastvid.media.index_video import SMALL_FILE
+from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import open_storage
 from tests import makers

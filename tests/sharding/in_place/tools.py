@@ -9,10 +9,9 @@ import numpy as np
 from fastvid.decode.clips import read_clip
 from fastvid.decode.pyav import open_context
 from fastvid.decode.request import Box, ClipRequest
-from fastvid.media.containers import HEAD_BYTES, sniff
-from fastvid.media.frame_digest import frame_digest
-from fastvid.media.limits import Limits
-from fastvid.media.playback import play
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.probe import HEAD_BYTES, sniff
+from fastvid.media.prove import frame_digest, play
 
 
 def played(path):

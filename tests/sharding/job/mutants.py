@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from fastvid.errors import SourceError
 from fastvid.format.tar import read_members
-from fastvid.media.containers import HEAD_BYTES, sniff
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.cores import available_cores
+from fastvid.media.probe import HEAD_BYTES, sniff
+from fastvid.runtime.processes import available_cores
 from tests.makers import BLACK, ENCODINGS, encode, ffmpeg, paint
 from tests.sharding.job.test_shard_mutations import flip, splice, truncate
 from tests.sharding.shardtools import REPOSITORY

@@ -8,12 +8,11 @@ import subprocess
 
 import pytest
 
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.sharding.shardtools import command, ledger, make, tars
 from tests.storage.faulty import FaultyServer
 

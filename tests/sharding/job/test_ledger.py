@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 
 from fastvid.errors import FormatError, StorageError
-from fastvid.format.parquet import to_parquet
-from fastvid.format.schema import LEDGER, LEDGER_SCHEMA
+from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 from fastvid.sharding.job.ledger import (
     PackedSample,
     Part,
@@ -26,7 +25,7 @@ from fastvid.sharding.job.ledger import (
     write_part,
 )
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work.messages import EncodedSample, Outcome
+from fastvid.sharding.work.tasks import EncodedSample, Outcome
 from fastvid.storage import LocalStorage
 
 SOURCE = Source("a/one.avi", "/videos/a/one.avi", size=1000, key="a/one")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,12 +15,12 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 from fastvid.cli.main import main
 from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
 from fastvid.sharding.job.index import rebuild
@@ -32,10 +30,11 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.encode_source import encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
-from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
+from tests import forks
+from tests.sharding.shardtools import command, ledger, make, tars
 from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
@@ -159,12 +158,8 @@ def test_killed_job_resumes_from_its_scratch_folder(bucket, folder, undisturbed,
 def test_parts_run_in_parallel_on_an_object_store(bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/set"
     parts = [
-        subprocess.Popen(
-            [sys.executable, "-m", "fastvid", "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2"],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / f"tmp{part}")},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
+        forks.start_fastvid(
+            "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2", TMPDIR=str(tmp_path / f"tmp{part}")
         )
         for part in range(2)
         if (tmp_path / f"tmp{part}").mkdir() is None

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work.messages import EncodedSample, Outcome, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 
 TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)
 KILLED = Outcome(3, reason=Reason.CRASHED, message="killed", transient=True)

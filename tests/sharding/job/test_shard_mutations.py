@@ -19,9 +19,8 @@ import pytest
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.runtime.cores import available_cores
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.runtime.processes import available_cores
 from tests.sharding.shardtools import REPOSITORY
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(4 * 3600)]

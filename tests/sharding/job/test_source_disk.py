@@ -10,19 +10,18 @@ import pytest
 
 from fastvid.errors import JobError, SourceError, StorageError
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode import audio
+from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.streams import Streams
-from fastvid.sharding.engines import local_engine
+from fastvid.sharding.engines import local
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work import encode_source as work
-from fastvid.sharding.work.messages import Outcome, Settings, SourceTask
+from fastvid.sharding.work import encode as work
+from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
 from tests.sharding.shardtools import command, ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -54,14 +53,14 @@ def is_whole(out, undisturbed):
 def strike(monkeypatch, action):
     """Call `action` after the first outcome of a job."""
 
-    class Engine(local_engine.LocalEngine):
+    class Engine(local.LocalEngine):
         def run(self, tasks):
             for outcome in super().run(tasks):
                 if action:
                     action.pop()()
                 yield outcome
 
-    monkeypatch.setattr(local_engine, "LocalEngine", Engine)
+    monkeypatch.setattr(local, "LocalEngine", Engine)
 
 
 def test_source_with_a_passing_read_error_is_packed(made, undisturbed, tmp_path, monkeypatch, caplog):

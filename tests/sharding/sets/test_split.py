@@ -11,8 +11,7 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.sets.groups import Group, divide, group_names
-from fastvid.sharding.sets.split import split_samples
+from fastvid.sharding.sets.split import Group, divide, group_names, split_samples
 from tests.datasets import make_clip, pack, recommit
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from("abc")), min_size=1, max_size=60).map(

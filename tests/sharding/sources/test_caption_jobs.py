@@ -15,7 +15,7 @@ from fastvid.cli.main import main
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.labels import read_labels
+from fastvid.sharding.change.edit import read_labels
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations
@@ -148,7 +148,7 @@ def test_relabel_table_errors_name_the_row(tmp_path):
         ("a.jsonl", '{"key": "a", "x": 1}\n{"key": "a", "x": 2}\n', "duplicate key 'a'", {"row": 2}),
         ("b.json", '[{"x": 1}]', "row has no key", {"row": 1, "column": "key"}),
         ("c.parquet", "none", "Parquet does not parse", {}),
-        ("d.csv", "key,x\na,1\n", "no column for 'caption'", {}),
+        ("d.csv", "key,x\na,1\n", "no column 'text'", {}),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match=message) as caught:

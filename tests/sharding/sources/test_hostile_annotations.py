@@ -13,7 +13,7 @@ import fastvid
 from fastvid.errors import UsageError
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations
-from fastvid.sharding.sources.tar_sources import gather_sources
+from fastvid.sharding.sources.tars import gather_sources
 from tests.sharding.shardtools import make
 
 REFUSED = {

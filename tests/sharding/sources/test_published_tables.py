@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.sharding.sources.annotations import read_annotations
-from fastvid.sharding.sources.columns import Columns
+from fastvid.sharding.sources.tables import Columns
 
 
 @pytest.fixture

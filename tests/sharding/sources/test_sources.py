@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import check_key
-from fastvid.media.reasons import Reason
-from fastvid.runtime.file_names import decode_name, encode_name
-from fastvid.sharding.sources.rows import AnnotationRow, Annotations
+from fastvid.media.timing import Reason
+from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, assign_keys, find_sources
+from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 
 names = st.text(st.sampled_from("aB1_-./ é\udcff'\n"), min_size=1, max_size=120)
 

@@ -22,7 +22,7 @@ from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime import faults
-from fastvid.runtime.messages import pack as pack_message
+from fastvid.runtime.processes import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.verify import verify
 from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset

@@ -8,9 +8,9 @@ import av
 import numpy as np
 import pytest
 
-from fastvid.media.limits import Limits
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import index_video
-from fastvid.media.reasons import Reason
+from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from tests.fields import paff
 from tests.makers import paint

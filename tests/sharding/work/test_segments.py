@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.media.limits import Limits
-from fastvid.media.reasons import Reason
-from fastvid.runtime.units import size
-from fastvid.sharding.encode import window
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.timing import Reason
+from fastvid.runtime.values import size
+from fastvid.sharding.encode import profile as window
+from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.streams import Streams
-from fastvid.sharding.engines.local_engine import LocalEngine
+from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work import encode_clip
-from fastvid.sharding.work import encode_source as work
-from fastvid.sharding.work.encode_source import encode_clips, encode_source
-from fastvid.sharding.work.messages import Settings, SourceTask
+from fastvid.sharding.work import encode as encode_clip
+from fastvid.sharding.work import encode as work
+from fastvid.sharding.work.encode import encode_clips, encode_source
+from fastvid.sharding.work.tasks import Settings, SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import ffmpeg, look, stub
+from tests.skips import soak_but
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 FRAMES = 240
@@ -53,6 +53,8 @@ STARTS = {
     "open-groups": ("mp4", [*X264, "-x264-params", "open-gop=1"]),
     "interlaced": ("mp4", ["-vf", "fieldorder=tff", "-flags", "+ildct+ilme", "-x264-params", "tff=1", *X264]),
 }
+
+QUICK = ("mp4", "edit-list", "variable", "webm", "ts", "open-groups")
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +125,7 @@ def random_spans(seed, length, count=7):
     return [(round(start, 3), round(min(length, start + draws.uniform(0.05, 1.5)), 3)) for start in starts]
 
 
-@pytest.mark.parametrize("name", [*SEEKS, *STARTS])
+@pytest.mark.parametrize("name", soak_but([*SEEKS, *STARTS], *QUICK))
 def test_clips_show_the_frames_of_the_full_decode(name, footage, windows, monkeypatch):
     path, how = footage(name), settings()
     (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how, lambda *_: None).samples

@@ -13,16 +13,16 @@ import torch
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.after.colour import ColorJitter
-from fastvid.load.clips.augment import CenterCrop
-from fastvid.load.clips.resize import Resize
+from fastvid.load.after.augment import ColorJitter
+from fastvid.load.clips.crops import CenterCrop, Resize
 from fastvid.load.clips.sampling import Dense
 from fastvid.load.clips.timed_sampling import AtFps
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.__main__ import main as train_main
-from fastvid.train.config import overrides, recipes
+from fastvid.train.config import config as recipes
+from fastvid.train.config import overrides
 from fastvid.train.config.config import Config, DataConfig, OptimConfig, RunConfig, ShardConfig, flatten, to_json
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run.assemble import eval_data, train_loader
 from tests import datasets
 from tests.train import toy

@@ -9,8 +9,9 @@ import shlex
 import pytest
 
 from fastvid.models import zoo
-from fastvid.runtime.import_names import check_keywords, import_name
-from fastvid.train.config import overrides, recipes
+from fastvid.runtime.names import check_keywords, import_name
+from fastvid.train.config import config as recipes
+from fastvid.train.config import overrides
 
 NAMES = recipes.names()
 

@@ -17,24 +17,22 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fastvid.errors import UsageError
-from fastvid.load.batch.annotations import IGNORED_LABEL
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.augment import CenterCrop, RandomCrop
+from fastvid.load.batch.labels import IGNORED_LABEL
+from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.workers import lanes
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
+from fastvid.train import ranks as elastic
 from fastvid.train.config.config import Config, OptimConfig
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import load_optimizer, make_optimizer
-from fastvid.train.parts.optim_large import Lamb, Lars
+from fastvid.train.parts.optim import Lamb, Lars, Schedule, load_optimizer, make_optimizer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks import elastic
-from fastvid.train.ranks.elastic import SHARED_DEVICE, Member, device_of, join
-from fastvid.train.records.exposure import Exposure
+from fastvid.train.ranks import SHARED_DEVICE, Member, device_of, join
+from fastvid.train.records.records import Exposure
 from fastvid.train.run import assemble
-from fastvid.train.tasks.mixup import Mixer
+from fastvid.train.tasks.classification import Mixer
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake
 from tests.train import toy

@@ -11,20 +11,15 @@ from torch import nn
 from torch.optim import SGD
 
 from fastvid.errors import UsageError
-from fastvid.load.order.batches import Batches, rank_slice
+from fastvid.load.order.epoch import Batches, rank_slice
 from fastvid.models import zoo
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, OptimConfig
-from fastvid.train.loop.step import micro_batches
-from fastvid.train.parts.ema import Average
-from fastvid.train.parts.freeze import Freezer
-from fastvid.train.parts.optim import make_optimizer, parameter_groups
-from fastvid.train.parts.optim_large import Lamb, Lars
-from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.tasks.classification import Classification
-from fastvid.train.tasks.mixup import Mixer
+from fastvid.train.loop.loop import micro_batches
+from fastvid.train.parts.optim import Lamb, Lars, Schedule, make_optimizer, parameter_groups
+from fastvid.train.parts.replica import Average, Freezer, Replica
+from fastvid.train.tasks.classification import Classification, Mixer
 from tests.train import toy
 
 

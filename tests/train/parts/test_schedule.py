@@ -6,7 +6,7 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.train.config.config import OptimConfig
-from fastvid.train.parts.schedule import Schedule
+from fastvid.train.parts.optim import Schedule
 
 # An epoch of 1,000 samples; base rate 0.02 at 128 clips, so 0.04 at 256.
 STEP = [

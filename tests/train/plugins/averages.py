@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.parts.ema import Average
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.parts.replica import Average, Replica
+from fastvid.train.ranks import Member
 from tests.train import toy
 from tests.train.strategies import lab
 

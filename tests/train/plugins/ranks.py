@@ -10,8 +10,8 @@ import torch
 
 from fastvid.errors import FastvidError
 from fastvid.train.config.config import to_json
-from fastvid.train.ranks.elastic import join
-from fastvid.train.records.observers import Observers, RunInfo
+from fastvid.train.ranks import join
+from fastvid.train.records.records import Observers, RunInfo
 from tests.train import toy
 from tests.train.plugins.test_observers import Seen
 

@@ -13,12 +13,12 @@ import torch
 
 from fastvid import BlockShuffle, ClassBalanced
 from fastvid.errors import StateError, UsageError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train import CenterCrop, Config, DataConfig, ModelConfig, OptimConfig, RandomCrop, RunConfig, Segments
 from fastvid.train.config import overrides
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run import assemble, dry_run, launch
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.run.assemble import open_datasets
 from tests import datasets
 
 ALONE = Member(World(), torch.device("cpu"))

@@ -13,7 +13,7 @@ import torch
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage
 from fastvid.train import (
@@ -30,9 +30,10 @@ from fastvid.train import (
     Uniform,
 )
 from fastvid.train.config import overrides
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.run import agreement, assemble, dry_run, launch, scoring
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.ranks import Member
+from fastvid.train.run import assemble, dry_run, launch, scoring
+from fastvid.train.run import assemble as agreement
+from fastvid.train.run.assemble import open_datasets
 from tests import datasets
 
 ALONE = Member(World(), torch.device("cpu"))

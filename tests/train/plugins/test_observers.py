@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 
 from fastvid.errors import FastvidError, MissingDependency, UsageError
-from fastvid.train.records.metrics import METRICS_FILE, Recorder, read
-from fastvid.train.records.observers import Callback, Logger, Observers, RunInfo, observers
-from fastvid.train.records.tensorboard import TensorBoard
-from fastvid.train.records.wandb import Wandb
+from fastvid.train.records.loggers import TensorBoard, Wandb
+from fastvid.train.records.records import METRICS_FILE, Callback, Logger, Observers, Recorder, RunInfo, observers, read
 from tests.train import toy
 
 SUMMARY = {"over": True, "samples": 16, "eval": {"loss": 0.5}, "lineage": []}

@@ -13,10 +13,9 @@ from torch import nn
 
 from fastvid.errors import UsageError
 from fastvid.train.config import overrides
-from fastvid.train.config.optim import OptimConfig
-from fastvid.train.parts.optim import make_optimizer, state_per_weight
+from fastvid.train.config.config import OptimConfig
+from fastvid.train.parts.optim import Schedule, make_optimizer, state_per_weight
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
 from tests.train import toy
 
 BASE = OptimConfig(base_lr=0.1, base_batch_size=4, weight_decay=0.01, decay="constant")

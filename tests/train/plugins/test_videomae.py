@@ -12,9 +12,9 @@ import torch
 
 from fastvid.errors import UsageError
 from fastvid.models import zoo
-from fastvid.models.drop_path import DropPath, rates
-from fastvid.train.config import recipes
-from fastvid.train.records import metrics
+from fastvid.models.resnet import DropPath, rates
+from fastvid.train.config import config as recipes
+from fastvid.train.records import records as metrics
 from fastvid.train.run import dry_run, launch, scoring
 from tests import datasets
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fastvid.errors import FastvidError
-from fastvid.train.ranks.elastic import join
+from fastvid.train.ranks import join
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.train.ranks.elastic import UNSHARED_STORE, StopSignal, check_rendezvous
+from fastvid.train.ranks import UNSHARED_STORE, StopSignal, check_rendezvous
 
 SHARED = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 LINE = f"export {UNSHARED_STORE}=1"
@@ -55,7 +55,7 @@ def test_node_range_and_variable_are_detected_under_torchrun(tmp_path: Path) -> 
     script.write_text(
         "import os\n"
         "from fastvid.errors import UsageError\n"
-        "from fastvid.train.ranks.elastic import agent_command, check_rendezvous\n"
+        "from fastvid.train.ranks import agent_command, check_rendezvous\n"
         "try:\n"
         "    check_rendezvous(os.environ, agent_command())\n"
         "    print('went on', flush=True)\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.ports import reserved_port
-from fastvid.train.ranks.peers import Peers, own_record
+from fastvid.train.ranks import Peers, own_record
 from tests import forks
 
 ROOT = Path(__file__).parents[3]
@@ -83,8 +83,8 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause() -> None:
 WORKER = """
 import os, signal, sys, time
 from pathlib import Path
-from fastvid.train.ranks.agent import ending_with_agent
-from fastvid.train.ranks.elastic import StopSignal, join
+from fastvid.train.ranks import ending_with_agent
+from fastvid.train.ranks import StopSignal, join
 
 folder, rank = Path(sys.argv[1]), os.environ["RANK"]
 with join(60) as member:

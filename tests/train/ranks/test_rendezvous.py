@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import TCPStore
 
 from fastvid.errors import WorkerError
-from fastvid.runtime.world import World
-from fastvid.train.ranks.rendezvous import fresh_store
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import fresh_store
 
 
 @pytest.fixture

@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.json_text import json_text
-from fastvid.runtime.world import World
-from fastvid.train.loop.step import micro_batches, step_seed
+from fastvid.runtime.processes import World
+from fastvid.runtime.values import json_text
+from fastvid.train.loop.loop import micro_batches, step_seed
 from fastvid.train.loop.strategy import Strategy, build_strategy
-from fastvid.train.parts.loader_protocol import Lineage
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.train.parts.replica import Lineage
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records.exposure import Exposure
-from fastvid.train.records.metrics import METRICS_FILE, Recorder
-from fastvid.train.records.telemetry import Telemetry
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member
+from fastvid.train.records.records import METRICS_FILE, Exposure, Recorder, Telemetry
 from fastvid.train.run import run_report as report
 from tests.train import toy
 
@@ -44,7 +42,7 @@ def test_flops_of_a_toy_model_are_counted(tmp_path: Path) -> None:
 
 def test_exposed_time_starts_after_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([10.0, 10.25, 20.0, 21.0])
-    monkeypatch.setattr("fastvid.train.records.exposure.time.perf_counter", lambda: next(now))
+    monkeypatch.setattr("fastvid.train.records.records.time.perf_counter", lambda: next(now))
     model = toy.net()
     exposure = Exposure(model, torch.device("cpu"))
     model(torch.zeros(1, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()

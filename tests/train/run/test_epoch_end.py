@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fastvid.runtime.world import World
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.runtime.processes import World
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.run.assemble import Labelled
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.augment import CenterCrop, HorizontalFlip, RandomCrop, Spatial
-from fastvid.load.clips.augment import View as Cut
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
+from fastvid.load.clips.crops import View as Cut
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from fastvid.train.parts.gathered import Gathered
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.run.eval_protocols import views, with_views
+from fastvid.train.parts.evaluate import Gathered
+from fastvid.train.ranks import Member
+from fastvid.train.run.assemble import views, with_views
 from fastvid.train.run.scoring import add_batch, report
 from fastvid.train.tasks.classification import Classification
 from tests.load.tools import video

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fastvid.errors import FastvidError, StateError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.tasks.sums import Sums
+from fastvid.train.tasks.task import Sums
 from tests.train import toy
 
 ALONE = Member(World(), torch.device("cpu"))

@@ -16,12 +16,10 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fastvid.load.batch.batch import Batch
 from fastvid.train import Round, Strategy
-from fastvid.train.parts.loader_protocol import Loader
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member, broadcast_bytes
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Address, Listener, host_of_job, open_link, token_of_job
-from fastvid.train.tasks.sums import Sums
+from fastvid.train.parts.replica import Loader, Replica
+from fastvid.train.ranks import Member, broadcast_bytes
+from fastvid.train.strategies.shared.link import Address, Link, Listener, host_of_job, open_link, token_of_job
+from fastvid.train.tasks.task import Sums
 
 FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for
 TIMEOUT_S = 60.0

@@ -16,15 +16,14 @@ from fastvid.load.batch.batch import Batch
 from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import EvalData, Trainer
 from fastvid.train.loop.strategy import build_strategy, strategy_of
-from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member, StopSignal, join
+from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
-from fastvid.train.records.metrics import METRICS_FILE, Recorder
-from fastvid.train.strategies.shared.averager import moments, statistics
+from fastvid.train.records.records import METRICS_FILE, Recorder
+from fastvid.train.strategies.shared.average import moments, statistics
 from fastvid.train.tasks.classification import Classification
-from fastvid.train.tasks.sums import Sums
+from fastvid.train.tasks.task import Sums
 from tests.train import toy
 
 DIMENSIONS = 6

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fastvid.train.loop.loop import Trainer
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from tests.train import toy
 from tests.train.strategies import central, lab
 

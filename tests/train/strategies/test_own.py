@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Strategy, build_strategy, find_strategy, strategy_of
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.run import launch
 from tests.train import toy
 from tests.train.strategies import lab, own

@@ -23,9 +23,9 @@ from fastvid.train import (
     RunConfig,
     Task,
 )
-from fastvid.train.config.optim import OptimizerName
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.train.config.config import OptimizerName
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.run import launch
 from tests import datasets
 from tests.examples import kit

@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train import Classification, MultiLabel, Phase, Regression, Task, fit
 from fastvid.train.config import overrides
-from fastvid.train.parts.gathered import Gathered
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.records import metrics
+from fastvid.train.parts.evaluate import Gathered
+from fastvid.train.ranks import Member
+from fastvid.train.records import records as metrics
 from fastvid.train.run import dry_run, scoring
 from fastvid.train.tasks.multi_label import average_precision
-from fastvid.train.tasks.sums import Sums
+from fastvid.train.tasks.task import Sums
 from tests.datasets import REPOSITORY
 from tests.train import toy
 from tests.train.strategies import lab

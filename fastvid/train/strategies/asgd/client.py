@@ -12,8 +12,7 @@ from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
 from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, float_bits
 from fastvid.train.strategies.asgd.weight_shard import ranges
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Address, open_link
+from fastvid.train.strategies.shared.link import Address, Link, open_link
 
 Versions = tuple[int, ...]
 """The version of each shard."""
@@ -21,40 +20,22 @@ Versions = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class LeaseProgress:
-    """How much of a lease is done, as acknowledged by a push.
-
-    Attributes:
-        lease: Number of the lease.
-        position: All positions before this one are done.
-        digest: Digest of all samples trained on in the lease, see `Leases.acknowledge`.
-    """
+    """How much of a lease is done, as acknowledged by a push."""
 
     lease: int
     position: int
-    digest: int = 0
+    digest: int = 0  # digest of all samples trained on in the lease, see `Leases.acknowledge`
 
 
 class ParameterClient:
     """A client of all shards of a parameter server.
 
-    Args:
-        head: Where the first shard is, which knows the ports of the others on its machine.
-        size: Length of the flat weights.
-        timeout_s: Seconds of silence after which a server is considered dead.
-
-    Attributes:
-        number: Number of this client at the head.
-        versions: Versions of the weights fetched last.
-        merged: How many pushes of this client the server's weights contain, according to the latest reply, if it
-        merges. samples: Positions acknowledged by all clients, according to the latest reply of the head.
-
-    Raises:
-        WorkerError: If a server does not answer, or its token is another one.
+    `timeout_s`: seconds of silence after which a server is considered dead.
     """
 
     def __init__(self, head: Address, size: int, *, timeout_s: float = 60.0) -> None:
         self.versions: Versions = ()
-        self.samples = self.merged = 0
+        self.samples = 0
         self._clock = 0
         self._links = [open_link(head, timeout_s)]
         self.number = self._links[0].number
@@ -70,11 +51,8 @@ class ParameterClient:
     def join(self, weights: Tensor) -> Versions:
         """Join. The first client initializes the server's weights; the others fetch them.
 
-        Args:
-            weights: [size], on the CPU, contiguous; overwritten unless this is the first client.
-
-        Returns:
-            The versions to start from.
+        `weights`: [size], on the CPU, contiguous; overwritten unless this is the first client. Returns the
+        versions to start from.
         """
         welcome = self._ask(self._links[0], MessageHeader(ServerMessage.JOIN))
         self._clock = welcome.clock
@@ -89,14 +67,9 @@ class ParameterClient:
         return self.fetch(weights)
 
     def fetch(self, into: Tensor) -> Versions:
-        """Fetch the newest weights into a tensor [size]; the range of each shard is one committed version.
-
-        Raises:
-            ChecksumError: If a range does not match its checksum.
-        """
+        """Fetch the newest weights into a tensor [size]; the range of each shard is one committed version."""
         answers = self._all(MessageHeader(ServerMessage.FETCH), into=into)
         self.versions = tuple(answer.version for answer in answers)
-        self.merged = answers[0].merged
         return self.versions
 
     def push(
@@ -110,44 +83,14 @@ class ParameterClient:
     ) -> int:
         """Push a gradient, which the server applies at once.
 
-        Args:
-            gradient: [size], on the CPU, contiguous; must not change until this returns.
-            rate: Learning rate.
-            since: Versions that it was computed from; by default those fetched last.
-            clips: Number of clips that it was computed from.
-            progress: Progress of a lease to acknowledge.
-
-        Returns:
-            The staleness at the head, in versions.
-
-        Raises:
-            FastvidError: If a value is not finite.
+        `gradient`: [size], on the CPU, contiguous; must not change until this returns. Returns the staleness at
+        the head, in versions.
         """
         since = self.versions if since is None else since
         header = MessageHeader(ServerMessage.GRADIENT, clock=self._clock, clips=clips, rate=float_bits(rate))
         answers = self._all(header, send=gradient, since=since, progress=progress)
         self._clock = answers[0].clock
         return answers[0].staleness
-
-    def push_delta(self, delta: Tensor, clips: int, *, progress: LeaseProgress | None = None) -> MessageHeader:
-        """Push what this client's weights were minus what they are now, for the next merge.
-
-        Args:
-            delta: [size], on the CPU, contiguous; must not change until this returns.
-            clips: Number of clips that it was computed from, at least 1.
-            progress: Progress of a lease to acknowledge.
-
-        Returns:
-            The reply: `version` is above that fetched last if there was a merge since, and `merged` is how many pushes
-            of this client it contains.
-
-        Raises:
-            FastvidError: If a value is not finite.
-        """
-        header = MessageHeader(ServerMessage.DELTA, clock=self._clock, clips=clips)
-        (answer,) = self._all(header, send=delta, since=self.versions, progress=progress)
-        self._clock, self.merged = answer.clock, answer.merged
-        return answer
 
     def lease(self) -> Lease | None:
         """Return the next samples, None if all are done. Waits while others may return some."""

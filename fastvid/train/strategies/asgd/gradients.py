@@ -20,13 +20,7 @@ from fastvid.train.strategies.asgd.lease import Lease
 class GradientPusher:
     """Pushes a gradient and fetches weights in every step.
 
-    Args:
-        client: A client that has joined.
-        weights: [size] on the CPU, from which gradients are computed; changed in place, by `step` only.
-        overlap: Whether to transfer while the next step computes.
-
-    Attributes:
-        staleness: Number of pushes of this client by staleness.
+    `weights`: [size] on the CPU, from which gradients are computed; changed in place, by `step` only.
     """
 
     def __init__(self, client: ParameterClient, weights: Tensor, *, overlap: bool = False) -> None:
@@ -43,11 +37,7 @@ class GradientPusher:
     def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
         """Push the gradient computed at `weights`, and update `weights` for the next one.
 
-        Args:
-            gradient: [size]; may be reused afterwards.
-            rate: Learning rate.
-            clips: Clips that it was computed from.
-            progress: Progress of the lease including this step.
+        `gradient`: [size]; may be reused afterwards.
         """
         since, outgoing = self._versions, gradient
         self.settle()
@@ -82,7 +72,7 @@ class GradientPusher:
         self.weights.copy_(weights)
         self._versions = versions
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Wait for the transfer in flight, and leave the server."""
         self.settle()
         self._thread.shutdown()

@@ -13,22 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.parts.loader_protocol import Lineage
+from fastvid.train.parts.replica import Lineage
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """Positions [start, stop) of an epoch.
-
-    Attributes:
-        number: Number of the lease, unique in a run.
-        epoch: Counted from 0.
-        start: First position.
-        stop: End of the range, exclusive.
-    """
+    """Positions [start, stop) of an epoch."""
 
     number: int
-    epoch: int
+    epoch: int  # counted from 0
     start: int
     stop: int
 
@@ -36,15 +29,7 @@ class Lease:
 class Leases:
     """Leases the positions of a run to clients, and records which are done. Thread-safe.
 
-    Args:
-        samples_per_epoch: Positions per epoch.
-        epochs: Epochs of the run.
-        size: Positions per lease; the last one of an epoch may be smaller.
-
-    Attributes:
-        acknowledged: Number of positions that are done.
-        returned: Number of positions that were leased and returned.
-        lineage: Lineage of the samples that are done.
+    `lineage`: lineage of the samples that are done.
     """
 
     def __init__(self, samples_per_epoch: int, epochs: int, size: int) -> None:
@@ -73,11 +58,7 @@ class Leases:
         return self.acknowledged == self.total
 
     def take(self, client: int) -> Lease | None:
-        """Lease positions to a client, returned ones first; None if all are leased or done.
-
-        Raises:
-            UsageError: If the client has not acknowledged all of its last lease.
-        """
+        """Lease positions to a client, returned ones first; None if all are leased or done."""
         with self._lock:
             if client in self._lent:
                 raise UsageError(f"client {client} requests a lease, but still has {self._lent[client]}")
@@ -97,15 +78,8 @@ class Leases:
     def acknowledge(self, client: int, number: int, position: int, digest: int = 0) -> None:
         """Mark the positions of a client's lease before `position` as done.
 
-        Args:
-            client: Number of the client.
-            number: Number of the lease.
-            position: First position that is not done.
-            digest: Sum of the digests of all samples trained on in this lease so far, see
-                `fastvid.train.parts.loader_protocol.Lineage`.
-
-        Raises:
-            UsageError: If the client does not have this lease, or the position is outside it.
+        `digest`: sum of the digests of all samples trained on in this lease so far, see
+        `fastvid.train.parts.replica.Lineage`.
         """
         with self._lock:
             lease = self._lent.get(client)
@@ -146,11 +120,7 @@ class Leases:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state; the size of leases may differ, and the run may have more epochs.
-
-        Raises:
-            StateError: If the state is of another dataset or of a longer run.
-        """
+        """Restore a state; the size of leases may differ, and the run may have more epochs."""
         if state["samples_per_epoch"] != self.samples_per_epoch or state["epochs"] > self.epochs:
             raise StateError(
                 f"checkpoint has {state['epochs']} epochs of {state['samples_per_epoch']} samples, this run "

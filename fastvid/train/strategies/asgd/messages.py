@@ -14,7 +14,6 @@ class ServerMessage(IntEnum):
     INIT = 2
     FETCH = 3
     GRADIENT = 4
-    DELTA = 5
     LEASE = 6
     LEAVE = 7
     SHARDS = 8
@@ -25,37 +24,19 @@ class ServerMessage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """The header of a message, all integers.
-
-    Attributes:
-        kind: See `ServerMessage`.
-        version: In pushes, version that the client's weights are from. In replies, version of the shard.
-        staleness: In replies to pushes, number of versions committed since then, excluding the one of a gradient.
-        clock: Pushes of this client so far.
-        merged: In replies of a server that merges, how many of this client's pushes the version contains.
-        clips: In pushes, number of clips that the payload was computed from.
-        rate: In GRADIENT, learning rate as the bits of a float64, see `float_bits`.
-        lease: Lease that start, stop and digest refer to; -1 for none.
-        epoch: Epoch of the lease.
-        start: First position of the lease; in an acknowledgement, first position that is not done.
-        stop: End of the lease, exclusive.
-        digest: In an acknowledgement, digest of the samples trained on in the lease, see `Leases.acknowledge`.
-        samples: In replies of the head, positions acknowledged so far by all clients.
-        fresh: In replies to JOIN, 1 if this client initializes the weights.
-    """
+    """The header of a message, all integers."""
 
     kind: ServerMessage
     version: int = 0
     staleness: int = 0
     clock: int = 0
-    merged: int = 0
     clips: int = 0
-    rate: int = 0
+    rate: int = 0  # in GRADIENT, learning rate as the bits of a float64, see `float_bits`
     lease: int = -1
     epoch: int = 0
     start: int = 0
     stop: int = 0
-    digest: int = 0
+    digest: int = 0  # in an acknowledgement, digest of the samples trained on in the lease, see `Leases.acknowledge`
     samples: int = 0
     fresh: int = 0
 

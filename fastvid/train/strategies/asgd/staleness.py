@@ -9,22 +9,13 @@ from fastvid.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Options of a server; the defaults are plain asynchronous SGD.
-
-    Attributes:
-        staleness_aware: Divide the rate of a gradient by its staleness (Zhang et al. 2015, arXiv 1511.05950). With a
-            constant delay of tau versions, gradient descent is stable if rate * curvature < 2 sin(pi / (4 tau + 2)),
-            which decreases as 1 / tau, as this rate does.
-        bound: Maximum number of pushes by which a client may be ahead of the slowest, at least 1: stale synchronous
-            parallel (Ho et al. 2013). The reply to a client at the bound is delayed until the slowest has caught up.
-            With P clients, a gradient pushed in the step after its fetch is then stale by at most
-            (2 bound - 1) (P - 1) versions.
-
-    Raises:
-        UsageError: If a value is out of range.
-    """
+    """Options of a server; the defaults are plain asynchronous SGD."""
 
     staleness_aware: bool = False
+    # maximum number of pushes by which a client may be ahead of the slowest, at least 1: stale synchronous
+    # parallel (Ho et al. 2013). The reply to a client at the bound is delayed until the slowest has caught up.
+    # With P clients, a gradient pushed in the step after its fetch is then stale by at most (2 bound - 1) (P - 1)
+    # versions.
     bound: int | None = None
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.train.strategies.asgd.weight_shard import WeightRange
-from fastvid.train.strategies.shared.averager import statistics
+from fastvid.train.strategies.shared.average import statistics
 
 
 class Vector:
@@ -17,14 +17,7 @@ class Vector:
     one kernel, and the joined buffer is copied at once; vectors are then in pinned memory, which the device reads and
     writes without a further copy.
 
-    Args:
-        optimizer: Its groups have ``weight_decay``, and may have ``lr_mult``.
-        model: The model whose parameters the optimizer steps.
-
-    Attributes:
-        size: Length of a vector.
-        dtype: float64 if any tensor is float64, else float32.
-        sections: Parts with separate settings, which cover the vector.
+    `dtype`: float64 if any tensor is float64, else float32.
     """
 
     def __init__(self, optimizer: Optimizer, model: nn.Module) -> None:
@@ -56,10 +49,6 @@ class Vector:
     def parameters_of(self, values: Tensor) -> Tensor:
         """Return the part of a vector [size] that belongs to the parameters, as a view."""
         return values[: self._split]
-
-    def statistics_of(self, values: Tensor) -> Tensor:
-        """Return the part of a vector [size] that belongs to the norm statistics, as a view."""
-        return values[self._split :]
 
     def collect(self, into: Tensor) -> Tensor:
         """Copy the model into a vector [size], and return it."""

@@ -28,16 +28,7 @@ OptimizerFactory = Callable[[list[dict[str, Any]]], Optimizer]
 
 @dataclass(frozen=True, slots=True)
 class WeightRange:
-    """A range of the flat weights with separate settings.
-
-    Attributes:
-        start: First index.
-        stop: End of the range, exclusive.
-        lr_mult: Learning rate multiplier.
-        weight_decay: Weight decay of the optimizer.
-        averaged: Whether these are norm statistics instead of weights: a client sends its own values, and the shard
-            keeps a running average of them.
-    """
+    """A range of the flat weights with separate settings."""
 
     start: int
     stop: int
@@ -49,9 +40,7 @@ class WeightRange:
 class Snapshot:
     """A committed version of the weights.
 
-    Attributes:
-        version: Counted from 0, the initial weights.
-        values: [n], on the CPU; must not be modified.
+    `version`: counted from 0, the initial weights. `values`: [n], on the CPU; must not be modified.
     """
 
     def __init__(self, version: int, values: Tensor) -> None:
@@ -64,11 +53,7 @@ class Snapshot:
 
 
 def ranges(size: int, shards: int) -> list[tuple[int, int]]:
-    """Return contiguous ranges of ``size // shards`` elements each; the last one also takes the remainder.
-
-    Raises:
-        UsageError: If there are more shards than elements.
-    """
+    """Return contiguous ranges of ``size // shards`` elements each; the last one also takes the remainder."""
     if not 1 <= shards <= size:
         raise UsageError(f"{shards} shards for {size} weights", hint="use 1 shard up to the number of weights")
     step = size // shards
@@ -76,15 +61,7 @@ def ranges(size: int, shards: int) -> list[tuple[int, int]]:
 
 
 class WeightShard:
-    """The range [start, stop) of the flat weights, with its optimizer.
-
-    Args:
-        start: First index.
-        stop: End of the range, exclusive.
-        rule: Builds the optimizer.
-        sections: Sections that cover the flat weights; None for a single section.
-        dtype: Dtype of the weights.
-    """
+    """The range [start, stop) of the flat weights, with its optimizer."""
 
     def __init__(
         self,
@@ -152,10 +129,7 @@ class WeightShard:
     def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
         """Update the weights with a gradient, and return the version that this creates.
 
-        Args:
-            gradient: [n]; in averaged sections, values instead.
-            rate: Learning rate.
-            share: Weight of the values in averaged sections, 0 to 1.
+        `gradient`: [n]; in averaged sections, values instead.
         """
         with self._lock:
             self._leave_to_readers()
@@ -208,11 +182,7 @@ class WeightShard:
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state.
-
-        Raises:
-            StateError: If it is of another range.
-        """
+        """Restore a state."""
         if (state["start"], state["stop"]) != (self.start, self.stop):
             raise StateError(
                 f"checkpoint has weights {state['start']} to {state['stop']}, this shard {self.start} to {self.stop}",

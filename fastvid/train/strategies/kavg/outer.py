@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.shared.outer_options import outer_options
 
 Kind = Literal["none", "block", "slowmo", "nesterov"]
+
+# DiLoCo (Douillard et al. 2023, arXiv 2311.08105), section 3.
+_NESTEROV: Final = (0.9, 0.7)
 
 
 class OuterMomentum:
@@ -31,18 +34,17 @@ class OuterMomentum:
         w = w + e (m - w + u v)
 
     Momentum 0 and rate 1 result in the mean itself, up to rounding.
-
-    Args:
-        kind: "none", "block", "slowmo" or "nesterov".
-        momentum: 0 <= u < 1; None is 0.9 for "nesterov", as in DiLoCo, and else 0.
-        lr: e, above 0; None is 0.7 for "nesterov", as in DiLoCo, and else 1.
-
-    Raises:
-        UsageError: If a value is out of range.
     """
 
     def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
-        momentum, lr = outer_options(kind, momentum, lr, get_args(Kind))
+        if kind not in get_args(Kind):
+            raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(get_args(Kind))}")
+        usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)
+        momentum, lr = usual[0] if momentum is None else momentum, usual[1] if lr is None else lr
+        if not 0 <= momentum < 1:
+            raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= momentum < 1")
+        if not 0 < lr < math.inf:
+            raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
         if kind == "none" and (momentum, lr) != (0.0, 1.0):
             raise UsageError(
                 "sync options outer_momentum and outer_lr have no effect with outer=none",
@@ -58,10 +60,8 @@ class OuterMomentum:
     def step(self, anchor: Tensor, mean: Tensor, inner_lr: float) -> None:
         """Replace the mean with the next common model.
 
-        Args:
-            anchor: [n], the common model before the round.
-            mean: [n], the mean of the ranks' models after the round; overwritten.
-            inner_lr: Learning rate of the round's last step.
+        `anchor`: [n], the common model before the round. `mean`: [n], the mean of the ranks' models after the
+        round; overwritten.
         """
         if self._velocity is None:
             self._velocity = torch.zeros_like(mean)

@@ -21,13 +21,7 @@ class Period:
     the loss decreases fast and the noise of single ranks does not matter, and often at the end. This is the rule of
     AdaComm (Wang and Joshi 2018), without its additional halving when the rule does not shorten a round.
 
-    Args:
-        table: K, or ``K@EPOCH,...`` with ascending epochs from 0.
-        adapt: "none" or "loss".
-        adapt_epochs: Epochs between two observations of the loss, above 0.
-
-    Raises:
-        UsageError: If a value is malformed or out of range.
+    `table`: K, or ``K@EPOCH,...`` with ascending epochs from 0.
     """
 
     def __init__(self, table: int | str, adapt: str = "none", adapt_epochs: float = 1.0) -> None:
@@ -73,11 +67,7 @@ class Period:
 
 
 def parse(table: int | str) -> tuple[tuple[int, float], ...]:
-    """Parse a table into (steps, first epoch) pairs, ascending by epoch.
-
-    Raises:
-        UsageError: If the text is not such a table.
-    """
+    """Parse a table into (steps, first epoch) pairs, ascending by epoch."""
     entries = []
     for part in str(table).split(","):
         steps, at, epoch = part.partition("@")

@@ -13,14 +13,14 @@ import torch
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.storage import open_storage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.parts.evaluate import Score, evaluate
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
-from fastvid.train.run.splits import open_datasets
+from fastvid.train.run.assemble import open_datasets
 from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
 from fastvid.train.strategies.relay.resident_storage import ResidentStorage
 from fastvid.train.strategies.relay.scheduler import Unit
@@ -33,17 +33,7 @@ _SHARED: Final = (
 
 
 class Clips:
-    """A `fastvid.train.strategies.relay.stage.StageWorker` for the partitions of a dataset.
-
-    Args:
-        configs: One per model, with a pinned generation. They share dataset, splits, filter and number of epochs;
-            everything else may differ.
-        num_partitions: S, number of partitions.
-        device: Device to compute on.
-
-    Raises:
-        UsageError: If a shared setting differs, or a partition is smaller than a batch.
-    """
+    """A `fastvid.train.strategies.relay.stage.StageWorker` for the partitions of a dataset."""
 
     def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
         check_shared(configs)
@@ -157,11 +147,7 @@ def partition_seed(seed: int, partition: int) -> int:
 
 
 def check_shared(configs: Sequence[Config]) -> None:
-    """Check that models can train on the same partitions.
-
-    Raises:
-        UsageError: If there is no model, or a shared setting differs; names the setting.
-    """
+    """Check that models can train on the same partitions."""
     if not configs:
         raise UsageError("sweep has no models", hint="return at least one Config from sweep()")
     first, *others = (flatten(to_json(config)) for config in configs)

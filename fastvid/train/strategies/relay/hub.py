@@ -16,8 +16,7 @@ from fastvid.train.strategies.relay.messages import Message, RelayMessage, recei
 from fastvid.train.strategies.relay.ownership import Ownership
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.shared.link import Link
-from fastvid.train.strategies.shared.listener import Listener, token_of_job
+from fastvid.train.strategies.shared.link import Link, Listener, token_of_job
 
 log = logging.getLogger(__name__)
 
@@ -29,39 +28,22 @@ _ATTEMPTS: Final = 3
 
 @dataclass
 class SweepRecord:
-    """The events of a sweep.
+    """The events of a sweep."""
 
-    Attributes:
-        visits: One entry per finished visit, in the order of their ends: the fields of the unit, ``stage``, ``start``
-            and ``end`` in seconds since the hub started, and the values reported by the stage.
-        lost: Units that were lost because their stage died.
-        token_bytes: Bytes of tokens sent and received by the hub.
-        stages: One entry each time a stage loaded partitions.
-    """
-
+    # one entry per finished visit, in the order of their ends: the fields of the unit, ``stage``, ``start`` and
+    # ``end`` in seconds since the hub started, and the values reported by the stage.
     visits: list[dict[str, Any]] = field(default_factory=list)
     lost: list[dict[str, Any]] = field(default_factory=list)
-    token_bytes: int = 0
+    token_bytes: int = 0  # bytes of tokens sent and received by the hub
     stages: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Hub:
     """Coordinates the stages of a sweep.
 
-    Args:
-        scheduler: Chooses the next visits.
-        token_store: Stores tokens; may contain those of an interrupted run.
-        timeout_s: Seconds of silence after which a stage is considered dead; also the time to wait for a first stage.
-        adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
-        start_s: The same for all partitions at the start; None uses `timeout_s`.
-        on_visit: Called with each finished visit, an entry of `SweepRecord.visits`, by one thread at a time.
-        plan: JSON values that every stage receives first.
-        token: Token that stages must know; None makes a new one.
-        host: Name or address of this machine, as stages reach it; the hub listens on no other.
-        port: Port to listen on; 0 for any free one.
-
-    Attributes:
-        address: Host, port and token that stages connect with.
+    `timeout_s`: seconds of silence after which a stage is considered dead; also the time to wait for a first stage.
+    `adopt_s`: seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
+    `port`: port to listen on; 0 for any free one.
     """
 
     def __init__(
@@ -93,12 +75,7 @@ class Hub:
         self.address = self._listener.address
 
     def run(self) -> SweepRecord:
-        """Serve until the sweep is finished. Stages may join and leave at any time.
-
-        Raises:
-            WorkerError: If no stage is left and none joins for `timeout_s`.
-            FastvidError: If a stage's reply or the token store is unusable.
-        """
+        """Serve until the sweep is finished. Stages may join and leave at any time."""
         self._listener.start()
         try:
             while not self._over():

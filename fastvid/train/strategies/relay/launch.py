@@ -40,11 +40,10 @@ from torch.distributed.rendezvous import rendezvous
 
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, to_json
-from fastvid.train.ranks.elastic import device_of
-from fastvid.train.ranks.rendezvous import fresh_store
-from fastvid.train.records.metrics import METRICS_FILE, Recorder, clock, shown_number
+from fastvid.train.ranks import device_of, fresh_store
+from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
 from fastvid.train.strategies.relay.clips import Clips
 from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.options import SweepOptions
@@ -53,8 +52,7 @@ from fastvid.train.strategies.relay.scheduler import Scheduler
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.state_store import TokenStore
 from fastvid.train.strategies.relay.visit import read_weights
-from fastvid.train.strategies.shared.link import as_worker_error
-from fastvid.train.strategies.shared.listener import Address, host_of_job
+from fastvid.train.strategies.shared.link import Address, as_worker_error, host_of_job
 
 log = logging.getLogger(__name__)
 
@@ -65,14 +63,7 @@ _HUB: Final = "relay/hub"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is known about a sweep before its first visit.
-
-    Attributes:
-        plan: Number of partitions and generation, which a sweep keeps over restarts.
-        models: Every model's settings that determine its result, as JSON values.
-        clips: The worker of a stage on this rank.
-        scheduler: Chooses the visits.
-    """
+    """What is known about a sweep before its first visit."""
 
     plan: dict[str, Any]
     models: list[Any]
@@ -81,17 +72,7 @@ class Prepared:
 
 
 def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, device: torch.device) -> Prepared:
-    """Check a sweep without writing anything; the sweep and its dry run both begin here.
-
-    Args:
-        configs: One per model.
-        options: Options of the sweep.
-        processes: World size of the hub's job.
-        device: Device to compute on.
-
-    Raises:
-        FastvidError: If data, models or options are wrong, or the sweep's folder has another sweep.
-    """
+    """Check a sweep without writing anything; the sweep and its dry run both begin here."""
     path = Path(options.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
     generation = configs[0].data.generation
@@ -108,23 +89,12 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
         for name, now in (*plan.items(), ("models", models)):
             if before[name] != now:
                 raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
-    replay = None
-    if options.replay is not None:
-        recorded = json.loads(options.replay.read_text())["models"]
-        replay = [model["visits"] for model in sorted(recorded, key=lambda model: model["model"])]
-    scheduler = Scheduler(
-        len(configs), plan["partitions"], configs[0].run.epochs,
-        order=options.order, halving=options.halving, replay=replay,
-    )  # fmt: skip
+    scheduler = Scheduler(len(configs), plan["partitions"], configs[0].run.epochs, order=options.order)
     return Prepared(plan, models, _clips(configs, plan, device), scheduler)
 
 
 def sweep(configs: Sequence[Config]) -> int:
-    """Train all models, and return 0 when the sweep is finished.
-
-    Raises:
-        FastvidError: If data, models or options are wrong; raised before the first visit, by rank 0 alone.
-    """
+    """Train all models, and return 0 when the sweep is finished."""
     options = SweepOptions.of(configs[0])
     device = device_of(os.environ)
     if device.type == "cuda":

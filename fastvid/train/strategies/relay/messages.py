@@ -26,13 +26,7 @@ class RelayMessage(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message with JSON values and a body.
-
-    Attributes:
-        kind: See `RelayMessage`.
-        values: JSON values.
-        body: A token, or empty.
-    """
+    """A message with JSON values and a body."""
 
     kind: RelayMessage
     values: dict[str, Any] = field(default_factory=dict)

@@ -9,10 +9,8 @@ class Ownership:
     A new stage takes the lowest waiting partition; if none waits, the highest one of the stage with the most
     partitions, if that has several. A partition that has waited long enough goes to the stage with the fewest.
 
-    Args:
-        num_partitions: S, number of partitions.
-        start_s: Seconds that partitions wait at the start.
-        adopt_s: Seconds that the partitions of a dead stage wait.
+    `start_s`: seconds that partitions wait at the start. `adopt_s`: seconds that the partitions of a dead stage
+    wait.
     """
 
     def __init__(self, num_partitions: int, *, start_s: float, adopt_s: float) -> None:

@@ -32,12 +32,8 @@ _DTYPES: Final = {
 def pack(tree: Any) -> bytes:
     """Serialize a tree; equal trees result in equal bytes.
 
-    Args:
-        tree: Dicts with str or int keys, lists, tuples, None, bool, int, float, str and dense tensors. Strides and
-            devices are not stored.
-
-    Raises:
-        FormatError: If it contains anything else.
+    `tree`: dicts with str or int keys, lists, tuples, None, bool, int, float, str and dense tensors. Strides and
+    devices are not stored.
     """
     tensors: list[bytes] = []
     structure = json.dumps(_encode(tree, tensors, [0])).encode()
@@ -49,12 +45,7 @@ def pack(tree: Any) -> bytes:
 
 
 def check(data: bytes) -> None:
-    """Check that the bytes are an intact token.
-
-    Raises:
-        FormatError: If they are not a token.
-        ChecksumError: If they were modified or truncated.
-    """
+    """Check that the bytes are an intact token."""
     if data[: len(MAGIC)] != MAGIC or len(data) < _HEAD + _DIGEST:
         raise FormatError("data is not a token")
     body = memoryview(data)[:-_DIGEST]
@@ -63,12 +54,7 @@ def check(data: bytes) -> None:
 
 
 def unpack(data: bytes) -> Any:
-    """Return the tree of a token; its tensors are on the CPU and own their memory.
-
-    Raises:
-        FormatError: If the bytes are not a token.
-        ChecksumError: If they were modified or truncated.
-    """
+    """Return the tree of a token; its tensors are on the CPU and own their memory."""
     check(data)
     length = int.from_bytes(data[len(MAGIC) : _HEAD], "little")
     tensors = memoryview(data)[_HEAD + length : -_DIGEST]

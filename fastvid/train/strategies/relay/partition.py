@@ -17,12 +17,7 @@ def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, 
     Shards are assigned largest first, each to the partition with the fewest samples so far. The largest partition is
     then at most 4/3 of the optimum (Graham 1969).
 
-    Args:
-        samples: Training samples per shard; shards without any are not assigned.
-        num_partitions: S, number of partitions.
-
-    Raises:
-        UsageError: If there are fewer shards than partitions.
+    `samples`: training samples per shard; shards without any are not assigned.
     """
     useful = [shard for shard, count in enumerate(samples) if count]
     if len(useful) < num_partitions:
@@ -46,13 +41,7 @@ def samples_by_shard(dataset: Dataset) -> list[int]:
 
 
 class Partition(Dataset):
-    """A dataset with the samples of some shards, read through a cache.
-
-    Args:
-        whole: The dataset to partition.
-        shards: Shards of the partition.
-        cache: Cache of the files; shared by all datasets of a stage with the same URL.
-    """
+    """A dataset with the samples of some shards, read through a cache."""
 
     def __init__(self, whole: Dataset, shards: Sequence[int], cache: ResidentStorage) -> None:
         super().__init__(

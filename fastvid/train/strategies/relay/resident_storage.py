@@ -8,18 +8,13 @@ from contextlib import AbstractContextManager
 from typing import IO
 
 from fastvid.storage import Storage
-from fastvid.storage.protocol import truncated_error
-from fastvid.storage.version import Version
+from fastvid.storage.protocol import Version, truncated_error
 
 
 class ResidentStorage:
     """Caches the files of a storage in the memory of this process.
 
-    Args:
-        inner: The storage to read from.
-
-    Attributes:
-        bytes_moved: Bytes read from `inner` so far.
+    `bytes_moved`: bytes read from `inner` so far.
     """
 
     copies = True
@@ -45,11 +40,7 @@ class ResidentStorage:
         return bytes(self.map(name))
 
     def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
-        """Fill each writable view from its byte offset; a range of a certain version is not kept.
-
-        Raises:
-            StorageError: If the file ends inside a range.
-        """
+        """Fill each writable view from its byte offset; a range of a certain version is not kept."""
         if version is not None:
             self.inner.read_into(name, ranges, version)
             return

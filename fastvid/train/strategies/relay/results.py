@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastvid.train.config.config import Config, flatten, to_json
-from fastvid.train.records.metrics import clock
+from fastvid.train.records.records import clock
 from fastvid.train.strategies.relay.hub import SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Scheduler
 
@@ -16,17 +16,10 @@ from fastvid.train.strategies.relay.scheduler import ModelProgress, Scheduler
 def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
     """Return the results of a sweep as JSON values.
 
-    Args:
-        configs: One per model.
-        scheduler: The scheduler at the end of the sweep.
-        record: The hub's record; for a resumed sweep it covers the time since the resume.
-        seconds: Duration of the sweep.
-
-    Returns:
-        ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits, which
-        `Scheduler` accepts as ``replay``; ``seconds``; ``bound_seconds``, a lower bound for any order of the same
-        visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
-        partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
+    Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
+    ``seconds``; ``bound_seconds``, a lower bound for any order of the same
+    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
+    partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
     """
     settings = differing([flatten(to_json(config)) for config in configs])
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]

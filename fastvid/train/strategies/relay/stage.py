@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from fastvid.runtime import faults
 from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.shared.listener import Address, open_link
+from fastvid.train.strategies.shared.link import Address, open_link
 
 
 class StageWorker(Protocol):
@@ -18,22 +18,16 @@ class StageWorker(Protocol):
     def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
         """Keep exactly these partitions from now on, and load the new ones.
 
-        Returns:
-            JSON values for the results.
+        Returns JSON values for the results.
         """
         ...
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         """Train a unit.
 
-        Args:
-            unit: The unit, on an assigned partition.
-            token: The model after its last visit; None for a new one.
-
-        Returns:
-            The new token, and JSON values about the visit, including ``score`` if the unit ends an epoch. If the model
-            cannot be trained further, for example because its loss is not finite: an empty token, and ``reason``. An
-            exception, for example about the data, is an error of the stage and stops it.
+        Returns the new token, and JSON values about the visit, including ``score`` if the unit ends an epoch.
+        If the model cannot be trained further, for example because its loss is not finite: an empty token, and
+        ``reason``. An exception, for example about the data, is an error of the stage and stops it.
         """
         ...
 
@@ -41,13 +35,7 @@ class StageWorker(Protocol):
 def serve(hub: Address, begin: Callable[[Mapping[str, Any]], StageWorker], timeout_s: float) -> None:
     """Train the units assigned by the hub until the sweep is finished.
 
-    Args:
-        hub: Where the hub is.
-        begin: Returns what loads partitions and trains models, given the hub's plan.
-        timeout_s: Seconds of silence after which the hub is considered dead.
-
-    Raises:
-        WorkerError: If the hub is dead.
+    `timeout_s`: seconds of silence after which the hub is considered dead.
     """
     link = open_link(hub, timeout_s)
     plan = receive(link).values

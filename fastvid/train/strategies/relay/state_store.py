@@ -11,12 +11,7 @@ from fastvid.train.strategies.relay import packed_state as tokens
 
 
 class TokenStore:
-    """Tokens by model. Files are replaced atomically, so tokens stay intact if the hub is killed.
-
-    Args:
-        num_models: M, number of models.
-        folder: Folder of the files; None keeps tokens in memory only.
-    """
+    """Tokens by model. Files are replaced atomically, so tokens stay intact if the hub is killed."""
 
     def __init__(self, num_models: int, folder: str | None = None) -> None:
         self._storage = None if folder is None else open_storage(folder)
@@ -40,12 +35,7 @@ class TokenStore:
         self._tokens[model] = token
 
     def history(self) -> tuple[list[list[int]], list[list[float]]]:
-        """Return visits and scores of every model, for `Scheduler.restore`.
-
-        Raises:
-            FormatError: If a token is damaged.
-            StateError: If a token is of another model.
-        """
+        """Return visits and scores of every model, for `Scheduler.restore`."""
         visits: list[list[int]] = []
         scores: list[list[float]] = []
         for model, data in enumerate(self._tokens):

@@ -12,29 +12,21 @@ import torch
 
 from fastvid.errors import StateError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.parts.loader_protocol import Lineage
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks.elastic import Member
+from fastvid.train.parts.replica import Lineage, Replica
+from fastvid.train.ranks import Member
 from fastvid.train.strategies.relay import packed_state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.tasks.sums import LOSS
+from fastvid.train.tasks.task import LOSS
 
 
 @dataclass(frozen=True)
 class SweepModel:
-    """One model of a sweep, with the functions that a stage needs to train it.
-
-    Attributes:
-        config: Configuration of the model.
-        replica: Builds the model, always with the same initial weights.
-        batches: Opens the batches of an epoch of a partition; the same batches for the same unit.
-        evaluate: Scores the model; None uses the training loss as its score.
-    """
+    """One model of a sweep, with the functions that a stage needs to train it."""
 
     config: Config
     replica: Callable[[], Replica]
@@ -50,19 +42,9 @@ def train_visit(
 ) -> tuple[bytes, dict[str, Any]]:
     """Train a unit. A pure function of its arguments, so any stage can repeat a lost unit.
 
-    Args:
-        sweep_model: The model.
-        unit: Epoch and partition.
-        token: The model after its last visit; None for a new one.
-        device: Device to compute on.
-
-    Returns:
-        The new token; and JSON values: ``samples`` (of this visit), the mean ``loss`` and the task's metrics, ``lr``,
-        ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is better) and
-        ``eval``. If the loss is not finite: an empty token, and the ``reason``.
-
-    Raises:
-        StateError: If the token is of another model or another epoch.
+    Returns the new token; and JSON values: ``samples`` (of this visit), the mean ``loss`` and the task's metrics,
+    ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is
+    better) and ``eval``. If the loss is not finite: an empty token, and the ``reason``.
     """
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(sweep_model, unit, token)

@@ -5,29 +5,47 @@ machine: a magic word, the payload's size in bytes, its CRC-32, `WORDS` words of
 first word is the kind of message; 0 is a heartbeat, which a side sends while it has nothing else to send.
 
 A side that receives nothing for `timeout_s` treats the other as dead. A process that was killed is noticed at once,
-because its connection closes. `fastvid.train.strategies.shared.listener` opens links.
+because its connection closes. `fastvid.train.strategies.shared.link` opens links.
+
+Opens links between a server and its clients, who prove to each other that they know one token.
+
+The two exchange random numbers and a keyed hash (HMAC-SHA256) of both, so the token itself is never sent. Nothing of a
+client is looked at before its proof. The proof keeps strangers out; it does not encrypt what is sent afterwards, so
+whoever can read or change the traffic of the network can read or change the messages.
+
+A store of numbers and bytes by name that all ranks of a job share.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hmac
+import json
+import logging
+import os
+import secrets
 import socket
+import struct
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
 
-from fastvid.errors import ChecksumError, WorkerError
+from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
 from fastvid.runtime import faults
+from fastvid.train.ranks import Member, broadcast_bytes
 
-WORDS: Final = 14
+WORDS: Final = 13
 """Integers of a message; those that it does not use are 0."""
 
-MAGIC: Final = 0x66_76_6C_69_6E_6B_00_03
+MAGIC: Final = 0x66_76_6C_69_6E_6B_00_04
 """First word of a header: "fvlink" and the version of this format."""
 
 _BEATS: Final = 4  # heartbeats in `timeout_s`
@@ -210,3 +228,335 @@ def as_worker_error(what: str, **where: str | int) -> Iterator[None]:
         raise WorkerError(
             f"{what}: {error}", hint="check that the other process is running and reachable from this machine", **where
         ) from error
+
+
+log = logging.getLogger(__name__)
+
+TOKEN_VARIABLE: Final = "FASTVID_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the token that all jobs of one training share."""
+
+_TOKEN_CHARACTERS: Final = 16  # least; a random token of hexadecimal digits then has 64 bits
+_GREETING: Final = b"fvlink\0\4"
+_NONCE_BYTES: Final = 32
+_PROOF_BYTES: Final = 32  # of SHA-256
+_NUMBER: Final = struct.Struct("<q")
+_PROOF_S: Final = 10.0  # for a client to prove that it knows the token
+_MOST_UNPROVEN: Final = 32  # connections, each of which has a thread; beyond them, the oldest is closed
+_PAUSE_S: Final = 0.05  # between two checks whether a listener is closed, and between two attempts to connect
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a listener is, and the token that it asks for.
+
+    Attributes:
+        host: Name or address of its machine.
+        port: Its port.
+        token: The token; not shown in messages.
+    """
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def encode(self) -> bytes:
+        """Return the address for the other ranks of a job, without a token that they have in their environment."""
+        return json.dumps([self.host, self.port, "" if self.token == token_of_launcher() else self.token]).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Address:
+        """Return the address that `encode` returned on another rank."""
+        host, port, token = json.loads(data)
+        return cls(str(host), int(port), str(token) or shared_token("the server of rank 0"))
+
+
+def token_of_launcher() -> str | None:
+    """Return the token in the environment; None if there is none.
+
+    Raises:
+        UsageError: If it is too short.
+    """
+    token = os.environ.get(TOKEN_VARIABLE)
+    if token and len(token) < _TOKEN_CHARACTERS:
+        raise UsageError(
+            f"{TOKEN_VARIABLE} has {len(token)} characters, expected at least {_TOKEN_CHARACTERS}",
+            hint=f"run `export {TOKEN_VARIABLE}=$(openssl rand -hex 32)`, with the same value for every job",
+        )
+    return token or None
+
+
+def shared_token(what: str) -> str:
+    """Return the token in the environment, which all processes that share `what` must have.
+
+    Raises:
+        UsageError: If there is none, or it is too short.
+    """
+    token = token_of_launcher()
+    if token is None:
+        raise UsageError(
+            f"{what} needs a token, but {TOKEN_VARIABLE} is not set",
+            hint=f"run `export {TOKEN_VARIABLE}=$(openssl rand -hex 32)`, with the same value for every job",
+        )
+    return token
+
+
+def token_of_job() -> str:
+    """Return the token for a server of this job: that of the environment, or a new one for this job alone."""
+    return token_of_launcher() or secrets.token_hex(32)
+
+
+def host_of_job() -> str:
+    """Return the name or address of rank 0's machine, as torchrun gives it; without torchrun, this machine alone."""
+    return os.environ.get("MASTER_ADDR", "127.0.0.1")
+
+
+def address_of(option: str, text: str) -> tuple[str, int]:
+    """Return host and port of a sync option.
+
+    Raises:
+        UsageError: If it is not ``host:port``.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit():
+        raise UsageError(f"sync option {option} is {text!r}, expected host:port")
+    return host, int(port)
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on the addresses of one host name only.
+
+    Args:
+        host: Name or address of this machine; of several addresses, the first is used.
+        port: 0 for any free one.
+
+    Raises:
+        WorkerError: If the host is not this machine, or the port is in use.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        raise WorkerError(
+            f"cannot listen: {error}",
+            hint="use a free port, and a host that is this machine: torchrun's --master-addr, or sync_options.host",
+            address=f"{host}:{port}",
+        ) from error
+
+
+class Listener:
+    """Accepts any number of clients that know its token: each gets a link, and a thread that serves it.
+
+    Args:
+        session: Called in a client's thread with the server's side of its link, which is closed afterwards.
+        timeout_s: See `Link`.
+        token: Token that clients must know, see `token_of_job`.
+        host: Name or address of this machine; it listens on no other.
+        port: Port to listen on; 0 for any free one.
+        first: Number of the first link.
+
+    Attributes:
+        address: Where clients connect, and with which token.
+        refused: Connections that did not prove to know the token.
+
+    Raises:
+        WorkerError: If the host is not this machine, or the port is in use.
+    """
+
+    def __init__(
+        self,
+        session: Callable[[Link], None],
+        timeout_s: float,
+        *,
+        token: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        first: int = 0,
+    ) -> None:
+        self._session, self._timeout_s, self._next = session, timeout_s, first
+        self._socket = listening_socket(host, port)
+        self._socket.settimeout(_PAUSE_S)
+        self.address = Address(host, int(self._socket.getsockname()[1]), token)
+        self.refused = 0
+        self._lock = threading.Lock()
+        self._unproven: dict[socket.socket, None] = {}  # in the order of their arrival
+        self._sessions: list[threading.Thread] = []
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._accept, name="link-listener", daemon=True)
+
+    def start(self) -> None:
+        """Begin to accept clients."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Accept no more clients."""
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._socket.close()
+
+    def join(self, patience_s: float) -> None:
+        """Wait for the sessions to end, at most `patience_s` seconds for each."""
+        for session in self._sessions:
+            session.join(patience_s)
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                connection, peer = self._socket.accept()
+            except TimeoutError:
+                continue
+            except OSError as error:  # such as too many open files
+                log.warning("cannot accept a connection: %s", error)
+                self._closed.wait(_PAUSE_S)
+                continue
+            with self._lock:
+                if len(self._unproven) >= _MOST_UNPROVEN:
+                    oldest = next(iter(self._unproven))
+                    del self._unproven[oldest]
+                    with contextlib.suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+                self._unproven[connection] = None
+            session = threading.Thread(target=self._serve, args=(connection, peer[0]), name="link", daemon=True)
+            self._sessions = [*(one for one in self._sessions if one.is_alive()), session]
+            session.start()
+
+    def _serve(self, connection: socket.socket, peer: str) -> None:
+        with connection:
+            link = self._admit(connection, peer)
+            if link is not None:
+                self._session(link)
+                link.close(linger=True)
+
+    def _admit(self, connection: socket.socket, peer: str) -> Link | None:
+        """Return the link to a client that knows the token, else None."""
+        try:
+            mine, deadline = secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _PROOF_S
+            connection.settimeout(_PROOF_S)
+            connection.sendall(_GREETING + mine)
+            theirs = _read(connection, _NONCE_BYTES, deadline)
+            proof = _read(connection, _PROOF_BYTES, deadline)
+            known = hmac.compare_digest(proof, _proof(self.address.token, b"client", mine, theirs))
+            with self._lock:
+                known = known and connection in self._unproven
+                number = self._next
+                self._next += known
+            if known:
+                connection.sendall(_proof(self.address.token, b"server", mine, theirs) + _NUMBER.pack(number))
+                return Link(connection, number, self._timeout_s)
+        except OSError:
+            pass  # gone, silent, or closed to make room for others
+        finally:
+            with self._lock:
+                self._unproven.pop(connection, None)
+        with self._lock:
+            self.refused += 1
+            count = self.refused
+        # At the first, second, fourth, eighth ...: strangers must not fill the log.
+        if count & (count - 1) == 0:
+            log.warning("refused a connection from %s, which does not know the token; %d so far", peer, count)
+        return None
+
+
+def open_link(address: Address, timeout_s: float) -> Link:
+    """Return the client's side of a new link to the `Listener` at an address, which may start later.
+
+    Raises:
+        WorkerError: If it does not answer in time, or its token is another one.
+    """
+    deadline = time.monotonic() + timeout_s
+    connection = _connect(address, deadline)
+    try:
+        greeting = _read(connection, len(_GREETING), deadline)
+        if greeting != _GREETING:
+            raise WorkerError(
+                "the server is not fastvid, or of another version",
+                hint="run the same version of fastvid on both sides",
+                address=str(address),
+            )
+        theirs, mine = _read(connection, _NONCE_BYTES, deadline), secrets.token_bytes(_NONCE_BYTES)
+        connection.sendall(mine + _proof(address.token, b"client", theirs, mine))
+        proof = _read(connection, _PROOF_BYTES, deadline)
+        if not hmac.compare_digest(proof, _proof(address.token, b"server", theirs, mine)):
+            raise WorkerError("the server does not know the token", hint=_SAME_TOKEN, address=str(address))
+        (number,) = _NUMBER.unpack(_read(connection, _NUMBER.size, deadline))
+    except OSError as error:
+        connection.close()
+        raise WorkerError(f"the server refused this client: {error}", hint=_SAME_TOKEN, address=str(address)) from error
+    except FastvidError:
+        connection.close()
+        raise
+    return Link(connection, number, timeout_s)
+
+
+_SAME_TOKEN: Final = f"set {TOKEN_VARIABLE} to the same value in every job, and check that the server is running"
+
+
+def _connect(address: Address, deadline: float) -> socket.socket:
+    while True:
+        try:
+            connection = socket.create_connection(
+                (address.host, address.port), timeout=max(_PAUSE_S, deadline - time.monotonic())
+            )
+        except OSError as error:
+            if time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+                continue
+            raise WorkerError(
+                f"no process answers: {error}",
+                hint="check that the server is running and reachable from this machine; "
+                "where a host has several names or addresses, set sync_options.host on the server",
+                address=str(address),
+            ) from error
+        # While nothing listens on a port of this machine, TCP may connect a socket to itself.
+        if connection.getsockname() != connection.getpeername():
+            return connection
+        connection.close()
+
+
+def _proof(token: str, side: bytes, server: bytes, client: bytes) -> bytes:
+    """Return the proof of one side that it knows the token, for the random numbers of this connection."""
+    return hmac.digest(token.encode(), side + server + client, "sha256")
+
+
+def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        connection.settimeout(left)
+        piece = connection.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the connection was closed")
+        data += piece
+    return data
+
+
+def shared_store(member: Member, timeout_s: float = 60.0) -> TCPStore:
+    """Open a store that rank 0 serves to all ranks of a job; call it on every rank at the same point.
+
+    It listens on the address of rank 0's machine alone, but asks for no secret: anyone who reaches that address can
+    read and write it. Rank 0 must keep a reference until the other ranks no longer use the store.
+
+    Raises:
+        WorkerError: If rank 0 cannot be reached.
+    """
+    host, limit = host_of_job(), timedelta(seconds=timeout_s)
+    own = None
+    if member.leads:
+        listening = listening_socket(host, 0)
+        port = int(listening.getsockname()[1])
+        with as_worker_error("cannot serve a store", address=f"{host}:{port}"):
+            # Without a socket of ours, TCPStore would listen on all addresses, whatever host it is given (torch 2.13).
+            own = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, timeout=limit, master_listen_fd=listening.detach()
+            )
+    number = broadcast_bytes(None if own is None else str(own.port).encode(), member)
+    assert number is not None
+    if own is not None:
+        return own
+    with as_worker_error("no process answers", address=f"{host}:{int(number)}"):
+        return TCPStore(host, int(number), is_master=False, timeout=limit)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import Strategy, build_strategy
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.adaptive_batch.policy import Noise, Plateau, Scheduled, make_policy
-from fastvid.train.strategies.shared.noise import NoiseMeter
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, make_policy
+from fastvid.train.strategies.shared.average import NoiseMeter
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes

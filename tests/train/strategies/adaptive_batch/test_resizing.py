@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastvid.train.strategies.adaptive_batch.strategy import ResizingLoader
+from fastvid.train.strategies.adaptive_batch import ResizingLoader
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 

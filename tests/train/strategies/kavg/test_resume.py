@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fastvid.train.records import metrics
+from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from tests.train import toy
 from tests.train.strategies import lab, scenarios

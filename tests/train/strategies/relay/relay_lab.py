@@ -20,19 +20,18 @@ from torch import nn
 from torch.distributed import TCPStore
 
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.world import World
+from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, OptimConfig
-from fastvid.train.loop.step import Stepper
+from fastvid.train.loop.loop import Stepper
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.parts.optim import make_optimizer
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.parts.schedule import Schedule
-from fastvid.train.ranks.elastic import Member
-from fastvid.train.strategies.ddp.strategy import Ddp
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import serve
 from fastvid.train.strategies.relay.visit import SweepModel, train_visit
-from fastvid.train.strategies.shared.listener import Address
+from fastvid.train.strategies.shared.link import Address
 from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.clips.augment import CenterCrop
+from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.storage import open_storage
 from fastvid.train.strategies.relay.ownership import Ownership

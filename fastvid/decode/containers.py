@@ -1,0 +1,317 @@
+"""Write a minimal MP4 around chosen packets, for decoders that only accept containers.
+
+One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets are in decode order;
+the frame with the n-th lowest index among those given is shown n-th, at n frame times.
+
+Readers require the following; each point, when missing, broke one of them: unique presentation times from 0 (DALI omits
+earlier frames from its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
+(otherwise seeks go wrong), and the true size in ``stsd`` (otherwise DALI decodes frames to find it).
+
+Wrap a clip in a minimal MP4 for decoders that only accept containers.
+
+Rewrite a clip's H.264 or HEVC packets with start codes, for decoders that read an elementary stream (Annex B).
+
+MP4 stores parameter sets once, outside the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary
+stream repeats the parameter sets at every packet where decoding may start, and has a start code before each NAL unit
+(ITU-T H.264 and H.265, annex B).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
+from fastvid.errors import DecodeError, FormatError, UsageError
+from fastvid.format.bitstream import nal_length_size, nal_units
+from fastvid.format.headers import declared_size
+from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import Codec, Matrix, Range
+from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
+
+# Sample entry and configuration box of each codec (14496-15; VP codecs: "VP Codec ISO Media File Format Binding").
+_ENTRIES: Final = {
+    Codec.H264: (b"avc1", b"avcC"),
+    Codec.HEVC: (b"hvc1", b"hvcC"),
+    Codec.VP9: (b"vp09", b"vpcC"),
+    Codec.AV1: (b"av01", b"av1C"),
+    Codec.MJPEG: (b"mp4v", b"esds"),
+}
+_ESDS_JPEG: Final = 0x6C  # object type of the MP4 registration authority
+
+
+def minimal_mp4(
+    info: StreamInfo,
+    data: memoryview | bytes,
+    starts: IntArray,
+    sizes: IntArray,
+    shows: IntArray,
+    keys: BoolArray,
+) -> bytes:
+    """Return an MP4 of the given packets.
+
+    `data`: the packets' bytes. `starts`: first byte of each packet in `data`, int64 [P], P > 0. `sizes`: size of
+    each packet in bytes, int64 [P]. `shows`: index of the frame that each packet shows, int64 [P], in decode order.
+    `keys`: whether each packet is a key packet, bool [P].
+    """
+    count = len(shows)
+    order = np.argsort(shows, kind="stable")
+    if shows[order[0]] < 0:
+        raise FormatError("minimal MP4 cannot contain packets that show no frame")
+    if (np.diff(shows[order]) == 0).any():
+        raise FormatError(f"two packets show frame {int(shows[order][np.argmin(np.diff(shows[order]))])}")
+    ranks = np.empty(count, dtype=np.int64)
+    ranks[order] = np.arange(count)
+    scale, delta = info.fps.numerator, info.fps.denominator
+    ftyp, stsd, size = _constant(info)
+
+    tables = [stsd, _full(b"stts", struct.pack(">III", 1, count, delta))]
+    offsets = (ranks - np.arange(count)) * delta
+    if offsets.any():
+        pairs = np.ones((count, 2), dtype=">i4")
+        pairs[:, 1] = offsets
+        tables.append(_full(b"ctts", struct.pack(">I", count) + pairs.tobytes(), version=1))
+    if not keys.all():
+        numbers = (np.flatnonzero(keys) + 1).astype(">u4")
+        tables.append(_full(b"stss", struct.pack(">I", len(numbers)) + numbers.tobytes()))
+    tables.append(_full(b"stsc", struct.pack(">IIII", 1, 1, count, 1)))
+    tables.append(_full(b"stsz", struct.pack(">II", 0, count) + sizes.astype(">u4").tobytes()))
+    tables.append(_full(b"stco", struct.pack(">II", 1, 0)))
+
+    times = struct.pack(">II", scale, count * delta)
+    mdhd = _full(b"mdhd", bytes(8), times, struct.pack(">HH", _LANGUAGE, 0))
+    tkhd = _full(b"tkhd", bytes(8), struct.pack(">III", 1, 0, count * delta), bytes(16), _MATRIX, size, flags=3)
+    media = _box(b"mdia", mdhd, _HDLR, _box(b"minf", _VMHD, _DINF, _box(b"stbl", *tables)))
+    moov = _box(b"moov", _full(b"mvhd", bytes(8), times, _MVHD_REST), _box(b"trak", tkhd, media))
+    view = memoryview(data)
+    return b"".join(
+        (
+            ftyp,
+            # The last field of moov is the chunk's offset: the chunk starts after the 8-byte header of mdat.
+            moov[:-4],
+            struct.pack(">I", len(ftyp) + len(moov) + 8),
+            struct.pack(">I4s", 8 + int(sizes.sum()), b"mdat"),
+            *(view[start : start + size] for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)),
+        )
+    )
+
+
+def _box(name: bytes, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+def _full(name: bytes, *parts: bytes, version: int = 0, flags: int = 0) -> bytes:
+    return _box(name, struct.pack(">I", version << 24 | flags), *parts)
+
+
+@lru_cache(maxsize=256)
+def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
+    """Return the parts that depend only on the stream: ftyp, stsd and the size fields of tkhd."""
+    if info.codec not in _ENTRIES:
+        raise FormatError(f"minimal MP4 cannot contain {info.codec.label}")
+    entry, configuration = _ENTRIES[info.codec]
+    if info.codec is Codec.VP9:
+        config = _full(configuration, _vpcc(info), version=1)
+    elif info.codec is Codec.MJPEG:
+        config = _full(configuration, _esds())
+    else:
+        # The first byte is the version, in AV1 behind a marker bit.
+        if info.extradata[:1] != (b"\x81" if info.codec is Codec.AV1 else b"\x01"):
+            raise FormatError(f"extradata of {info.codec.label} is not a {configuration.decode()} record")
+        config = _box(configuration, info.extradata)
+    # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame per sample; no name; depth 24.
+    visual = (
+        struct.pack(">6xH16xHHIIIH", 1, info.width, info.height, 0x480000, 0x480000, 0, 1)
+        + bytes(32)
+        + struct.pack(">Hh", 24, -1)
+    )
+    colour = _box(b"colr", b"nclx", struct.pack(">HHHB", *_colour(info), (info.range is Range.FULL) << 7))
+    stsd = _full(b"stsd", struct.pack(">I", 1), _box(entry, visual, config, colour))
+    ftyp = _box(b"ftyp", b"isom", struct.pack(">I", 0x200), b"isomiso2mp41")
+    return ftyp, stsd, struct.pack(">II", info.width << 16, info.height << 16)
+
+
+def _colour(info: StreamInfo) -> tuple[int, int, int]:
+    """Return H.273 primaries, transfer and matrix; the first two, which nothing reads, follow the matrix."""
+    known = info.matrix if info.matrix in (Matrix.BT709, Matrix.SMPTE170M, Matrix.SMPTE240M) else Matrix.UNKNOWN
+    return int(known), int(known), int(info.matrix)
+
+
+def _vpcc(info: StreamInfo) -> bytes:
+    # Profile 0, level 3, 8 bits, 4:2:0 with chroma collocated with luma.
+    return struct.pack(">BBBBBBH", 0, 30, 8 << 4 | 1 << 1 | (info.range is Range.FULL), *_colour(info), 0)
+
+
+def _esds() -> bytes:
+    # 14496-1: ES descriptor (3) with a decoder configuration (4) of a visual stream (type 4), and an SL (6) of MP4.
+    decoder = struct.pack(">BBBBB3xII", 0x04, 13, _ESDS_JPEG, 4 << 2 | 1, 0, 0, 0)
+    return struct.pack(">BBHB", 0x03, 3 + len(decoder) + 3, 1, 0) + decoder + b"\x06\x01\x02"
+
+
+_LANGUAGE: Final = 0x55C4  # "und"
+_MATRIX: Final = struct.pack(">9i", 0x10000, 0, 0, 0, 0x10000, 0, 0, 0, 0x40000000)
+# Rate 1, volume 1, reserved, the unit matrix, pre-defined, next track 2.
+_MVHD_REST: Final = struct.pack(">IHH8x", 0x10000, 0x100, 0) + _MATRIX + bytes(24) + struct.pack(">I", 2)
+_HDLR: Final = _full(b"hdlr", bytes(4), b"vide", bytes(12), b"\0")
+_VMHD: Final = _full(b"vmhd", bytes(8), flags=1)
+_DINF: Final = _box(b"dinf", _full(b"dref", struct.pack(">I", 1), _full(b"url ", flags=1)))
+
+
+_BT601: Final = frozenset({Matrix.SMPTE170M, Matrix.BT470BG, Matrix.UNKNOWN})
+
+# Codecs whose packets state the picture size; in the others the extradata does.
+_SELF_SIZED: Final = frozenset({Codec.VP9, Codec.MJPEG})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WrappedClip:
+    """A clip wrapped in a container."""
+
+    clip: EncodedClip
+    mp4: bytes
+    positions: npt.NDArray[np.int32]  # positions of the wanted frames in the container, sorted and unique, int32 [U]
+    index: IntArray  # for each output frame its index into `positions`, int64 [T]
+
+    @property
+    def resized(self) -> bool:
+        """Whether the crop is resized."""
+        request = self.clip.request
+        return (request.box.height, request.box.width) != request.size
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the output frames are the unique frames in container order."""
+        return len(self.index) == len(self.positions) and bool((np.diff(self.index) > 0).all())
+
+
+def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
+    """Wrap a clip in a container, after checks that such decoders do not make."""
+    info = clip.info
+    if info.codec not in codecs:
+        known = ", ".join(sorted(codec.label for codec in codecs))
+        raise DecodeError(f"{decoder} decodes {known}, not {info.codec.label}", hint="use pyav")
+    # JPEG pictures signal their range themselves.
+    if info.matrix not in _BT601 or (info.range is Range.FULL and info.codec is not Codec.MJPEG):
+        colour = f"{info.matrix.name.lower()} {info.range.name.lower()}"
+        raise DecodeError(f"{decoder} converts by limited BT.601, the stream is {colour}", hint="use pyav")
+    if not clip.keys[0]:
+        raise DecodeError("first packet of the plan is not a key packet")
+    for start, size in zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True):
+        if not size:
+            raise DecodeError("packet is empty")
+        found = declared_size(info.codec, clip.data[start : start + size]) if info.codec in _SELF_SIZED else None
+        # DALI allocates memory by the container's size and writes past it if the pictures are larger.
+        if found not in (None, (info.width, info.height)):
+            raise DecodeError(f"packet has pictures of {found}, the stream of {(info.width, info.height)}")
+    # Such decoders seek and decode again for a repeated frame, so request each frame once, in order.
+    wanted, index = np.unique(clip.request.frames, return_inverse=True)
+    shown = np.sort(clip.shows)
+    positions = np.searchsorted(shown, wanted)
+    if positions[-1] >= len(shown) or (shown[positions] != wanted).any():
+        raise DecodeError("plan lacks the packets of some wanted frames")
+    mp4 = minimal_mp4(info, clip.data, clip.starts, clip.sizes, clip.shows, clip.keys)
+    return WrappedClip(clip, mp4, positions.astype(np.int32), index.astype(np.int64))
+
+
+def check_target(clip: EncodedClip, output: DecoderOutput, allowed: Set[type]) -> Rgb | DeviceRgb:
+    """Return the output after checking its type and shape."""
+    if type(output) not in allowed or not isinstance(output, Rgb | DeviceRgb):
+        names = " and ".join(sorted(kind.__name__ for kind in allowed))
+        raise UsageError(f"the decoder writes {names}, not {type(output).__name__}")
+    expected = (3, len(clip.request.frames), *clip.request.size)
+    if tuple(output.data.shape) != expected:
+        raise UsageError(f"output has shape {tuple(output.data.shape)}, the request requires {expected}")
+    return output
+
+
+_START_CODE: Final = b"\0\0\0\1"
+# nal_unit_type of an access unit delimiter, which must be the first unit (H.264 table 7-1, H.265 table 7-1).
+_DELIMITER: Final = {Codec.H264: 9, Codec.HEVC: 35}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ElementaryStream:
+    """Packets of a clip as a decoder without a container takes them."""
+
+    data: UInt8Array  # their bytes, uint8
+    starts: list[int]  # first byte of each packet in `data`
+    sizes: list[int]  # size of each packet in bytes
+
+
+def elementary_stream(clip: EncodedClip) -> ElementaryStream:
+    """Return a clip's packets in the elementary stream of its codec.
+
+    H.264 and HEVC are copied with start codes, and with the parameter sets of the extradata in each key packet. Packets
+    of other codecs need no change and are not copied.
+    """
+    codec, extradata = clip.info.codec, clip.info.extradata
+    starts, sizes = clip.starts.tolist(), clip.sizes.tolist()
+    if codec not in _DELIMITER:
+        return ElementaryStream(np.frombuffer(clip.data, np.uint8), starts, sizes)
+    length_size = nal_length_size(codec, extradata)
+    sets = _parameter_sets(codec, extradata)
+    parts: list[bytes | memoryview] = []
+    written: list[int] = []
+    for start, size, key in zip(starts, sizes, clip.keys.tolist(), strict=True):
+        packet = clip.data[start : start + size]
+        before = len(parts)
+        pending = sets if key else b""
+        for unit in nal_units(packet, length_size):
+            if pending and _type(codec, unit[0]) != _DELIMITER[codec]:
+                parts.append(pending)
+                pending = b""
+            parts += (_START_CODE, unit)
+        written.append(sum(map(len, parts[before:])))
+    ends = np.cumsum(written).tolist()
+    data = np.frombuffer(b"".join(parts), np.uint8)
+    return ElementaryStream(data, [end - size for end, size in zip(ends, written, strict=True)], written)
+
+
+@lru_cache(maxsize=256)
+def _parameter_sets(codec: Codec, extradata: bytes) -> bytes:
+    """Return the parameter sets of an avcC or hvcC record with start codes; Annex B extradata has them already."""
+    if nal_length_size(codec, extradata) is None:
+        return extradata
+    units = _avcc(extradata) if codec is Codec.H264 else _hvcc(extradata)
+    try:
+        return b"".join(_START_CODE + unit for unit in units)
+    except IndexError as error:
+        raise FormatError(f"extradata of {codec.label}, {len(extradata)} bytes, ends inside a parameter set") from error
+
+
+def _avcc(record: bytes) -> Iterator[bytes]:
+    """Yield the units of an AVCDecoderConfigurationRecord (14496-15, 5.3.3.1.2): sequence, then picture sets."""
+    at = 5
+    for mask in (0x1F, 0xFF):
+        count, at = record[at] & mask, at + 1
+        for _ in range(count):
+            unit, at = _unit(record, at)
+            yield unit
+
+
+def _hvcc(record: bytes) -> Iterator[bytes]:
+    """Yield the units of an HEVCDecoderConfigurationRecord (14496-15, 8.3.3.1.2), array by array."""
+    at = 23
+    for _ in range(record[22]):
+        count, at = record[at + 1] << 8 | record[at + 2], at + 3
+        for _ in range(count):
+            unit, at = _unit(record, at)
+            yield unit
+
+
+def _unit(record: bytes, at: int) -> tuple[bytes, int]:
+    end = at + 2 + (record[at] << 8 | record[at + 1])
+    if end > len(record):
+        raise IndexError(end)
+    return record[at + 2 : end], end
+
+
+def _type(codec: Codec, header: int) -> int:
+    return header & 31 if codec is Codec.H264 else header >> 1 & 63

@@ -1,0 +1,229 @@
+"""Make small pictures of frames: reduce, arrange and encode them.
+
+Show a dataset, a video or frames to a person: in a notebook, as a picture, or as a page.
+
+Translate what a user asks of a video, by number or by time, to frame indices.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, ClassVar, Final, cast
+
+import numpy as np
+import numpy.typing as npt
+from av.codec.context import CodecContext
+from av.video.codeccontext import VideoCodecContext
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation
+
+from fastvid.errors import DecodeError, UsageError
+from fastvid.format.packets import StreamInfo
+from fastvid.report.page import page, png
+from fastvid.runtime.arrays import FloatArray, IntArray, UInt8Array
+
+_ENCODERS: Final = (
+    # At equal quality WebP needs a third of JPEG's bytes; the few FFmpeg builds without libwebp use JPEG.
+    ("libwebp", "webp", "yuv420p", {"quality": "56", "compression_level": "4"}),
+    ("mjpeg", "jpeg", "yuvj420p", {"qmin": "6", "qmax": "6"}),
+)
+_TILE: Final = (102, 200)  # largest height and width of a picture in a notebook: eight of 4:3 fill 1,180 pixels
+_SHEET_SIDE: Final = 2048  # longest side of a contact sheet in pixels: written in a second, and readable on a screen
+_SHEET_ASPECT: Final = 16 / 9
+_GAP: Final = 4  # white pixels between the frames of a sheet
+
+
+def encode_picture(rgb: UInt8Array) -> str:
+    """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI."""
+    for encoder, kind, pix_fmt, options in _ENCODERS:
+        try:
+            context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
+        except ValueError:  # no such encoder in this build
+            continue
+        context.height, context.width = rgb.shape[:2]
+        context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
+        frame = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, threads=1)
+        data = b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
+        return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
+    raise DecodeError("this build of FFmpeg encodes neither WebP nor JPEG", hint="install PyAV from PyPI")
+
+
+def tile_size(height: int, width: int) -> tuple[int, int]:
+    """Return the even height and width of a frame in a notebook, at its own aspect ratio where that is possible."""
+    return _fit(height, width, *_TILE)
+
+
+def shrink(frames: UInt8Array, height: int, width: int) -> UInt8Array:
+    """Return frames, uint8 [T, H, W, 3], at another size; at their own they are returned as they are."""
+    if frames.shape[1:3] == (height, width):
+        return frames
+    return np.stack(
+        [
+            VideoFrame.from_ndarray(np.ascontiguousarray(one), format="rgb24")
+            .reformat(width, height, "rgb24", interpolation=Interpolation.AREA, threads=1)
+            .to_ndarray()
+            for one in frames
+        ]
+    )
+
+
+def contact_sheet(frames: UInt8Array) -> UInt8Array:
+    """Arrange frames, uint8 [T, H, W, 3], in rows from left to right: one picture, uint8 [H', W', 3].
+
+    Their pixels are unchanged unless a side of the picture would be longer than 2,048; then all are made smaller.
+    """
+    count, height, width, _ = frames.shape
+    columns = min(count, max(1, round(math.sqrt(count * _SHEET_ASPECT * height / width))))
+    rows = -(-count // columns)
+    room = ((_SHEET_SIDE + _GAP) // rows - _GAP, (_SHEET_SIDE + _GAP) // columns - _GAP)
+    if height > room[0] or width > room[1]:
+        frames = shrink(frames, *_fit(height, width, *(max(side, 2) for side in room)))
+    spaced = np.pad(frames, ((0, rows * columns - count), (0, _GAP), (0, _GAP), (0, 0)), constant_values=255)
+    grid = spaced.reshape(rows, columns, *spaced.shape[1:]).swapaxes(1, 2)
+    picture = grid.reshape(rows * spaced.shape[1], columns * spaced.shape[2], 3)[:-_GAP, :-_GAP]
+    return np.ascontiguousarray(picture)
+
+
+def _fit(height: int, width: int, most_height: int, most_width: int) -> tuple[int, int]:
+    scale = min(1.0, most_height / height, most_width / width)
+    return max(2, int(height * scale) & ~1), max(2, int(width * scale) & ~1)
+
+
+class Shown:
+    """Something that notebooks display, and that can be shown and saved elsewhere."""
+
+    __slots__ = ()
+
+    _NAME: ClassVar[str]
+
+    def _repr_html_(self) -> str:
+        """Return HTML for a notebook: self-contained, escaped, without scripts, usually below 100 kB."""
+        raise NotImplementedError
+
+    def _picture(self) -> UInt8Array:
+        """Return a contact sheet, uint8 [H, W, 3]."""
+        raise NotImplementedError
+
+    def _file(self, suffix: str) -> bytes | None:
+        """Return the contents of a file to save, None for an unknown suffix."""
+        if suffix == ".png":
+            return png(self._picture())
+        return page(self._repr_html_()).encode() if suffix == ".html" else None
+
+    _SUFFIXES: ClassVar[tuple[str, ...]] = (".png", ".html")
+
+    def show(self) -> None:
+        """Display in a notebook; elsewhere write a PNG contact sheet to a temporary file and print its path."""
+        shell = _notebook()
+        if shell is not None:
+            shell.display.display(shell.display.HTML(self._shown_html()))
+        else:
+            path = self.save(Path(tempfile.mkdtemp(prefix="fastvid-")) / f"{self._NAME}.png")
+            sys.stdout.write(f"{path}\n")
+
+    def _shown_html(self) -> str:
+        return self._repr_html_()
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write a file of the kind that the suffix names, and return its path; an existing file is replaced.
+
+        ``.png`` is a contact sheet: frames from left to right, their pixels unchanged unless a side would be longer
+        than 2,048 pixels. ``.html`` is what a notebook displays, as a page that loads nothing.
+        """
+        target = Path(path)
+        try:
+            data = self.file(target.suffix.lower())
+        except UsageError as error:
+            raise error.at(file=target) from error
+        try:
+            target.write_bytes(data)
+        except OSError as error:
+            raise UsageError(
+                f"cannot write the file: {error.strerror}", file=target, hint="choose a path that you can write"
+            ) from error
+        return target
+
+    def file(self, suffix: str) -> bytes:
+        """Return the bytes that `save` writes for a suffix, such as ``.png``."""
+        data = self._file(suffix)
+        if data is None:
+            raise UsageError(
+                f"cannot save {self._NAME} as {suffix or 'a file without a suffix'}",
+                hint=f"use {' or '.join(self._SUFFIXES)}",
+            )
+        return data
+
+
+def _notebook() -> Any:
+    """Return the module IPython if a notebook's kernel runs this code, None elsewhere, as in IPython's terminal."""
+    module = sys.modules.get("IPython")
+    shell = None if module is None else module.get_ipython()
+    return module if hasattr(shell, "kernel") else None
+
+
+def wanted_frames(
+    info: StreamInfo,
+    frames: slice | Sequence[int] | npt.ArrayLike | None,
+    seconds: Sequence[float] | npt.ArrayLike | None,
+) -> IntArray:
+    """Return frame indices, int64 [T]; whether numbers are inside the video is checked when they are planned."""
+    if (frames is None) == (seconds is None):
+        raise UsageError(
+            "expected either frames or seconds", hint="call `video.frames([0, 8])` or `video.frames(seconds=[1.2])`"
+        )
+    hint = f"give frames from 0 to {info.num_frames - 1} as integers or a slice, or times as `seconds=`"
+    if seconds is not None:
+        wanted = frames_at(info, seconds)
+    elif isinstance(frames, slice):
+        wanted = np.arange(info.num_frames, dtype=np.int64)[frames]
+    else:
+        wanted = np.atleast_1d(np.asarray(frames))
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise UsageError(f"frames are {frames!r}, expected integers", hint=hint)
+    if not wanted.size:
+        raise UsageError("no frame requested, at least one is required", hint=hint)
+    return wanted.astype(np.int64)
+
+
+def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> IntArray:
+    """Return the frames shown at some times, int64 [T].
+
+    Frame f is shown from `shown_at(f)` until the next frame is; so the time of a frame always leads back to it, also
+    where f / fps is no double, and 1.2 is frame 30 at 25 frames per second.
+    """
+    try:
+        times = np.atleast_1d(np.asarray(seconds, dtype=np.float64))
+    except (TypeError, ValueError):
+        times = np.empty((0, 0))
+    end = float(info.num_frames / info.fps)
+    hint = f"give seconds from 0 to less than {end:.6g}"
+    if times.ndim != 1:
+        raise UsageError(f"seconds are {seconds!r}, expected a list of numbers", hint=hint)
+    found = []
+    for time in times.tolist():
+        if not 0 <= time < end:  # also NaN
+            raise UsageError(f"second {time:.6g} is outside the video", hint=hint)
+        frame = int(Fraction(time) * info.fps)
+        # The time may be a frame's start that was rounded down to a double.
+        found.append(frame + (frame + 1 < info.num_frames and float((frame + 1) / info.fps) <= time))
+    return np.array(found, dtype=np.int64)
+
+
+def shown_at(info: StreamInfo, frames: IntArray) -> FloatArray:
+    """Return when frames are shown, float64 [T]: the doubles nearest to f / fps seconds."""
+    seconds: FloatArray = frames * info.fps.denominator / info.fps.numerator
+    return seconds
+
+
+def spread(count: int, most: int) -> IntArray:
+    """Return at most `most` of `count` numbers, evenly spaced: the middles of equal parts, int64, ascending."""
+    most = min(count, most)
+    middles: IntArray = (2 * np.arange(most, dtype=np.int64) + 1) * count // (2 * max(most, 1))
+    return middles

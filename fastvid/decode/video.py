@@ -1,0 +1,535 @@
+"""Decode frames of a stream to a batch that people can look at.
+
+One video stream of a sample: its facts, its frames, and what a notebook shows of it.
+
+Write files of a sample: a clip as an MP4, a frame as PNG or JPEG, the sound as stored.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import io
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, ClassVar, Final, cast
+
+import av
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from av.audio.frame import AudioFrame
+from av.codec.context import CodecContext
+from av.video.frame import VideoFrame
+
+from fastvid.decode.clips import Read, check_packets, read_clip
+from fastvid.decode.pictures import (
+    Shown,
+    contact_sheet,
+    encode_picture,
+    frames_at,
+    shown_at,
+    shrink,
+    spread,
+    tile_size,
+    wanted_frames,
+)
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Decoder, Planes, Rgb
+from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, read_packets
+from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.format.dataset import whole_file
+from fastvid.format.mp4 import load_track
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
+from fastvid.format.planes import to_pixels
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, Codec, StreamFlag
+from fastvid.format.shard import Shard
+from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
+from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
+from fastvid.runtime.values import duration, size, things
+
+_TILES: Final = 16  # frames that a notebook shows of a batch
+
+_local = threading.local()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrameBatch(Shown):
+    """Frames of one sample for display and inspection, for example in a notebook.
+
+    Attributes:
+        data: uint8 [T, H, W, 3], RGB.
+        frames: Frame indices, int64 [T].
+        seconds: When each frame is shown, float64 [T]: the doubles nearest to f / fps.
+        key: The sample's key, empty if unknown.
+    """
+
+    data: UInt8Array
+    frames: IntArray
+    seconds: FloatArray = field(repr=False)
+    key: str = ""
+
+    _NAME: ClassVar[str] = "frames"
+
+    def __len__(self) -> int:
+        return len(self.frames)
+
+    def __repr__(self) -> str:
+        t, h, w, _ = self.data.shape
+        return f"FrameBatch({t} frames of {w}x{h}, indices {self.frames.tolist()})"
+
+    def _repr_html_(self) -> str:
+        t, h, w, _ = self.data.shape
+        facts = {"frames": t, "size": f"{w}x{h}"}
+        more = f"and {things(t - _TILES, 'more frame')}" if t > _TILES else ""
+        return fragment(self.key or "Frames", facts, self._tiles(_TILES), more)
+
+    def _picture(self) -> UInt8Array:
+        return contact_sheet(self.data)
+
+    def _tiles(self, most: int) -> str:
+        """Return the first frames as markup, each with its number and time."""
+        small = shrink(self.data[:most], *tile_size(*self.data.shape[1:3]))
+        return tiles(
+            tile(encode_picture(picture), picture.shape[1], f"frame {frame}", f"{second:.2f} s")
+            for picture, frame, second in zip(small, self.frames.tolist(), self.seconds.tolist(), strict=False)
+        )
+
+
+def decode_frames(
+    info: StreamInfo,
+    table: PacketTable,
+    read: Read,
+    frames: slice | Sequence[int] | npt.ArrayLike | None = None,
+    *,
+    seconds: Sequence[float] | npt.ArrayLike | None = None,
+    size: tuple[int, int] | None = None,
+    decoder: Decoder | None = None,
+    gap: int = 0,
+    key: str = "",
+) -> FrameBatch:
+    """Decode whole frames of a stream to RGB. A stream of odd size loses its last row or column.
+
+    Args:
+        info: The stream.
+        table: Its packets.
+        read: Reads its bytes.
+        frames: Indices in display order, any order, repeats allowed; or a slice.
+        seconds: Times instead of `frames`.
+        size: Height and width to resize to; by default those of the stream.
+        decoder: Any decoder that writes `Rgb`; by default PyAV, kept open for the calling thread.
+        gap: Packets at most this many bytes apart are read together.
+        key: The sample's key, for the result.
+
+    Raises:
+        UsageError: If no frame is requested, or one is outside the stream.
+        ChecksumError: If bytes differ from the indexed ones.
+        DecodeError: If the packets do not decode to the frames.
+    """
+    wanted = wanted_frames(info, frames, seconds)
+    whole = (info.height & ~1, info.width & ~1)
+    size = size or whole
+    clip = read_clip(ClipRequest(0, wanted, Box(0, 0, *whole), size), info, table, read, gap=gap)
+    rgb = np.empty((3, len(wanted), *size), dtype=np.uint8)
+    (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb)])
+    if error is not None:
+        raise error
+    return FrameBatch(np.stack(tuple(rgb), axis=-1), wanted, shown_at(info, wanted), key)
+
+
+def thread_decoder() -> PyAvDecoder:
+    """Return the calling thread's decoder, which stays open."""
+    decoder: PyAvDecoder | None = getattr(_local, "decoder", None)
+    if decoder is None:
+        decoder = _local.decoder = PyAvDecoder(max_contexts=4)
+    return decoder
+
+
+_STRIP: Final = 8  # frames that a notebook shows of a video
+_COLUMNS: Final = 12  # annotation columns that a notebook shows
+_PLAYED: Final = {Codec.H264, Codec.VP9, Codec.AV1}  # what browsers play
+# Samples per second of the silence of a sample without audio, if no rate is asked for.
+_SILENT_RATE: Final = 48_000
+_PLAYED_BYTES: Final = 16 << 20  # a larger video would make the notebook's file too large
+
+
+class Video(Shown):
+    """One video stream of a sample.
+
+    Args:
+        shard: Shard that contains it.
+        row: Row of the sample in the shard.
+        key: The sample's key.
+        label: The sample's label, -1 if it has none.
+        class_name: Name of the label, None if it has none.
+        annotations: The dataset's annotations, and the sample's row there.
+        stream: Name of the stream.
+    """
+
+    _NAME: ClassVar[str] = "video"
+    _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".m4a", ".png", ".html")
+
+    def __init__(
+        self,
+        shard: Shard,
+        row: int,
+        *,
+        key: str,
+        label: int,
+        class_name: str | None,
+        annotations: tuple[pa.Table, int],
+        stream: str = "rgb",
+    ) -> None:
+        self.key = key
+        self.label = label
+        self.class_name = class_name
+        self.stream = stream
+        self.info: StreamInfo = shard.info(row, stream)
+        self._shard, self._row, self._annotations = shard, row, annotations
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process needs one row of the annotations, not all.
+        table, row = self._annotations
+        return self.__dict__ | {"_annotations": (table.take([row]), 0)}
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Names of the sample's streams of pictures; ("rgb",) unless there are several cameras."""
+        return tuple(name for name in self._shard.streams[: self._shard.num_streams] if name != FLOW)
+
+    def camera(self, name: str) -> Video:
+        """Return the video of another camera of the same sample.
+
+        Raises:
+            UsageError: If there is no such camera.
+        """
+        if name not in self.cameras:
+            raise UsageError(
+                f"sample has no camera {name!r}", key=self.key, hint=f"use one of {', '.join(self.cameras)}"
+            )
+        other = copy.copy(self)
+        other.stream, other.info = name, self._shard.info(self._row, name)
+        return other
+
+    def __len__(self) -> int:
+        return self.info.num_frames
+
+    def __repr__(self) -> str:
+        info = self.info
+        rate = f"{float(info.fps):.6g} fps"
+        return (
+            f"Video({self.key!r}, {info.num_frames} frames of {info.width}x{info.height}, {rate}, {info.codec.label})"
+        )
+
+    def _repr_html_(self) -> str:
+        return self._html("")
+
+    def _shown_html(self) -> str:
+        if self.info.codec not in _PLAYED or self._shard.member(self._row, self.stream)[1] > _PLAYED_BYTES:
+            return self._html("")
+        return self._html(player(f"data:video/mp4;base64,{base64.b64encode(self._mp4()).decode('ascii')}"))
+
+    def _html(self, above: str) -> str:
+        info = self.info
+        facts = {
+            "class": "none" if self.class_name is None else self.class_name,
+            "duration": duration(float(info.num_frames / info.fps)),
+            "frames": info.num_frames,
+            "size": f"{info.width}x{info.height}",
+            "rate": f"{float(info.fps):.6g} fps",
+            "codec": f"{info.codec.label}, {size(self._shard.member(self._row, self.stream)[1])}",
+        }
+        own = [name for name in self.annotations if name not in ANNOTATION_FIELDS | FACT_FIELDS]
+        facts |= {name: self.annotations[name] for name in own[:_COLUMNS] if self.annotations[name] is not None}
+        try:
+            strip = self._strip(tile_size(info.height, info.width))._tiles(_STRIP)
+        except FastvidError as error:
+            strip = tiles([missing_tile(error.message, "not decoded")])
+        return fragment(self.key, facts, above + strip)
+
+    def _picture(self) -> UInt8Array:
+        return self._strip()._picture()
+
+    def _strip(self, size: tuple[int, int] | None = None) -> FrameBatch:
+        return self._decode(spread(self.num_frames, _STRIP), None, size)
+
+    def _middle(self, size: tuple[int, int] | None = None) -> UInt8Array:
+        """Return the frame in the middle, uint8 [1, H, W, 3]."""
+        return self._decode([self.num_frames // 2], None, size).data
+
+    def _file(self, suffix: str) -> bytes | None:
+        if suffix == ".m4a":
+            return self._m4a()
+        return self._mp4() if suffix == ".mp4" else super()._file(suffix)
+
+    def _m4a(self) -> bytes:
+        """Return the sample's sound as stored after checking it."""
+        try:
+            reader = self._shard.audio(self._row)
+            if reader is not None:
+                return bytes(reader.bytes(0, reader.size))
+        except FastvidError as error:
+            error.at_sample(self._shard.stem, self.key)
+            raise
+        raise UsageError("sample has no sound", key=self.key, hint="choose a sample with sound, or omit --audio")
+
+    def _mp4(self) -> bytes:
+        """Return the stream's file after checking its packets."""
+        try:
+            if self._shard.root is not None:
+                _, data = whole_file(self._shard, self._row, self.stream)
+            else:
+                reader = self._shard.reader(self._row, self.stream)
+                whole = bytearray(reader.size)
+                reader([(0, memoryview(whole))])
+                data = bytes(whole)
+            records = self.table.records
+            if not self.info.flags & StreamFlag.UNCHECKED:
+                sizes, crc32 = records["size"].tolist(), records["crc32"].tolist()
+                check_packets(memoryview(data), packet_offsets(records), sizes, crc32, np.arange(len(records)))
+        except FastvidError as error:
+            error.at_sample(self._shard.stem, self.key)
+            raise
+        return data
+
+    @property
+    def num_frames(self) -> int:
+        """Number of frames."""
+        return self.info.num_frames
+
+    @property
+    def fps(self) -> Fraction:
+        """Frames per second, exact."""
+        return self.info.fps
+
+    @property
+    def duration(self) -> Fraction:
+        """Seconds, exact: `num_frames` / `fps`."""
+        return self.info.num_frames / self.info.fps
+
+    @property
+    def width(self) -> int:
+        """Width in pixels."""
+        return self.info.width
+
+    @property
+    def height(self) -> int:
+        """Height in pixels."""
+        return self.info.height
+
+    @property
+    def table(self) -> PacketTable:
+        """The stream's packets."""
+        return self._shard.table(self._row, self.stream)
+
+    @cached_property
+    def annotations(self) -> Mapping[str, Any]:
+        """The sample's row of the dataset's annotations, by column."""
+        table, row = self._annotations
+        return {name: table[name][row].as_py() for name in table.column_names}
+
+    def frames(
+        self,
+        frames: slice | Sequence[int] | npt.ArrayLike | None = None,
+        *,
+        seconds: Sequence[float] | npt.ArrayLike | None = None,
+    ) -> FrameBatch:
+        """Decode frames, given by number or by time.
+
+        Args:
+            frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed. Or a slice, which means
+                what it means for a list.
+            seconds: Times instead of `frames`, 0 <= s < duration; any order, repeats allowed. Each yields the frame
+                that is shown then: the last whose own time is not later, where the time of frame f is the double
+                nearest to f / fps.
+
+        Raises:
+            UsageError: If no frame is requested, or one is outside the video.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            DecodeError: If the packets do not decode to the frames.
+        """
+        return self._decode(frames, seconds, None)
+
+    def _decode(
+        self,
+        frames: slice | Sequence[int] | npt.ArrayLike | None,
+        seconds: Sequence[float] | npt.ArrayLike | None,
+        size: tuple[int, int] | None,
+    ) -> FrameBatch:
+        shard = self._shard
+        reader = shard.reader(self._row, self.stream)
+        try:
+            return decode_frames(
+                self.info, self.table, reader, frames, seconds=seconds, size=size, gap=reader.gap, key=self.key
+            )
+        except FastvidError as error:
+            error.at_sample(shard.stem, self.key)
+            raise
+
+    def flow(
+        self,
+        frames: slice | Sequence[int] | npt.ArrayLike | None = None,
+        *,
+        seconds: Sequence[float] | npt.ArrayLike | None = None,
+    ) -> Float32Array:
+        """Return the optical flow from frames to their next frames, float32 [T, H, W, 2]: x and y in pixels per frame.
+
+        Args:
+            frames: Indices in display order, as in `frames`; the last frame repeats the flow before it.
+            seconds: Times instead of `frames`, as there.
+
+        Raises:
+            FormatError: If the sample has no flow.
+            UsageError: If no frame is requested, or one is outside the video.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            DecodeError: If the packets do not decode to the frames.
+        """
+        shard, row = self._shard, self._row
+        try:
+            info = shard.info(row, "flow")
+            wanted = wanted_frames(info, frames, seconds)
+            box = Box(0, 0, info.height, info.width)
+            request = ClipRequest(0, wanted, box, (info.height, info.width), stream="flow")
+            clip = read_clip(request, info, shard.table(row, "flow"), shard.reader(row, "flow"))
+            planes = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
+            (error,) = thread_decoder().decode([clip], [planes])
+            if error is not None:
+                raise error
+        except FastvidError as error:
+            error.at_sample(shard.stem, self.key)
+            raise
+        return to_pixels(planes.y, info.flow_bound)
+
+    def audio(
+        self, start: float | None = None, stop: float | None = None, rate: int | None = None, *, mono: bool = False
+    ) -> AudioClip:
+        """Decode the sound of some seconds of the video; a sample without audio is silent.
+
+        At rate r the window contains the samples round(start * r) to round(stop * r) - 1, halves rounded up; sample n
+        is the sound at n / r seconds, with the same bits in every window of the same video. AAC that encodes noise
+        without its samples (PNS) is the exception: such noise differs between windows.
+
+        Args:
+            start: First second, counted from the first frame of the video; 0 by default. Before the track it is silent.
+            stop: Last second; by default the end of the video. After the track it is silent.
+            rate: Samples per second; by default those of the track, 48,000 without one.
+            mono: Whether to return the mean of all channels; by default all channels of the track, one without.
+
+        Raises:
+            UsageError: If the window ends before it begins, or the rate is out of range.
+            StorageError: If the shard cannot be read.
+            ChecksumError: If the shard's bytes differ from the indexed ones.
+            FormatError: If the sidecar is older than audio, or the M4A's tables are malformed.
+            DecodeError: If the packets do not decode.
+        """
+        begin, end = Fraction(start or 0), Fraction(self.num_frames) / self.fps if stop is None else Fraction(stop)
+        if end < begin:
+            raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
+        if rate is not None:
+            check_rate(rate)
+        try:
+            reader = self._shard.audio(self._row)
+            track = None if reader is None else load_track(reader)
+            own = _SILENT_RATE if track is None else track.info.sample_rate
+            window = AudioWindow.of(begin, end, rate or own, 1 if mono else None)
+            encoded = None if reader is None or track is None else read_packets(reader, track, window)
+            return decode_audio(encoded, window)
+        except FastvidError as error:
+            error.at_sample(self._shard.stem, self.key)
+            raise
+
+
+_CHUNK: Final = 32  # frames in memory at a time
+# x264's guide calls 17 or 18 visually lossless; 12 leaves room for the conversion from RGB.
+_X264: Final = {"crf": "12", "preset": "medium", "threads": "1"}
+_AAC_BITS: Final = 160_000  # per second and channel; FFmpeg's guide calls 128k for two channels good
+_LAYOUTS: Final = {1: "mono", 2: "stereo", 3: "3.0", 4: "4.0", 5: "5.0", 6: "5.1", 8: "7.1"}
+_BT709: Final = 1  # AVColorSpace and AVColorPrimaries in libavutil/pixfmt.h
+
+
+def clip_frames(video: Video, start: float, stop: float) -> IntArray:
+    """Return the frames shown from `start` seconds until before `stop`, int64 [T]; `stop` may be the video's end."""
+    if not start < stop or stop > float(video.duration):
+        raise UsageError(
+            f"seconds {start:.6g} to {stop:.6g} are no part of the video",
+            key=video.key,
+            hint=f"give START:STOP between 0 and {float(video.duration):.6g}",
+        )
+    first = int(frames_at(video.info, [start])[0])
+    whole = stop == float(video.duration)
+    last = video.num_frames - 1 if whole else int(frames_at(video.info, [np.nextafter(stop, 0)])[0])
+    return np.arange(first, max(first, last) + 1, dtype=np.int64)
+
+
+def encode_clip(video: Video, frames: IntArray) -> bytes:
+    """Encode consecutive frames again as an H.264 MP4 at the video's frame rate, visually lossless.
+
+    The sound of exactly their seconds, if there is any, is encoded again as AAC.
+    """
+    target = io.BytesIO()
+    sound = video.audio(float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps))
+    if sound.data.shape[0] not in _LAYOUTS:
+        sound = video.audio(float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps), mono=True)
+    with av.open(target, "w", format="mp4") as container:
+        try:
+            stream = cast(Any, container.add_stream("libx264", rate=video.fps))
+        except ValueError as error:
+            raise DecodeError(
+                "this build of FFmpeg has no libx264", key=video.key, hint="install PyAV from PyPI"
+            ) from error
+        even = video.width % 2 == 0 and video.height % 2 == 0
+        stream.width, stream.height, stream.pix_fmt = video.width, video.height, "yuv420p" if even else "yuv444p"
+        stream.options = _X264
+        stream.codec_context.time_base = 1 / video.fps
+        stream.codec_context.colorspace = stream.codec_context.color_primaries = _BT709
+        stream.codec_context.color_trc = stream.codec_context.color_range = 1  # BT.709, limited range
+        track = _add_track(container, sound) if sound.mask.any() else None
+        for begin in range(0, len(frames), _CHUNK):
+            pictures = video.frames(frames[begin : begin + _CHUNK]).data
+            for number, picture in enumerate(pictures, begin):
+                frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(
+                    format=stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG", threads=1
+                )
+                frame.pts, frame.time_base = number, 1 / video.fps
+                container.mux(stream.encode(frame))
+            if track is not None:
+                # Sound lies beside its pictures, so that players need not seek.
+                first, last = (int(at / video.fps * sound.rate) for at in (begin, begin + len(pictures)))
+                _mux_sound(container, track, sound, first, last if begin + _CHUNK < len(frames) else None)
+        for one in (stream, track):
+            if one is not None:
+                container.mux(one.encode(None))
+    return target.getvalue()
+
+
+def _add_track(container: Any, sound: AudioClip) -> Any:
+    channels = sound.data.shape[0]
+    track = container.add_stream("aac", rate=sound.rate, layout=_LAYOUTS[channels])
+    track.bit_rate = _AAC_BITS * channels
+    return track
+
+
+def _mux_sound(container: Any, track: Any, sound: AudioClip, first: int, last: int | None) -> None:
+    samples = np.ascontiguousarray(sound.data[:, first:last])
+    if samples.shape[1]:
+        frame = AudioFrame.from_ndarray(samples, format="fltp", layout=_LAYOUTS[len(samples)])
+        frame.sample_rate, frame.pts, frame.time_base = sound.rate, first, Fraction(1, sound.rate)
+        container.mux(track.encode(frame))
+
+
+def encode_still(rgb: UInt8Array, suffix: str) -> bytes:
+    """Encode a picture, uint8 [H, W, 3], as ``.png`` or ``.jpg``."""
+    if suffix == ".png":
+        return png(rgb)
+    if suffix not in (".jpg", ".jpeg"):
+        raise UsageError(f"cannot write a picture as {suffix or 'a file without a suffix'}", hint="use .png or .jpg")
+    context = CodecContext.create("mjpeg", "w")
+    context.height, context.width = rgb.shape[:2]
+    context.pix_fmt, context.time_base, context.options = "yuvj444p", Fraction(1, 25), {"qmin": "2", "qmax": "2"}
+    frame = VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24").reformat(format="yuvj444p", threads=1)
+    return b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))

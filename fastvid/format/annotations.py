@@ -1,0 +1,454 @@
+"""Build the table of a generation's annotations from rows.
+
+Arrow tables in files that are mapped into memory without a copy.
+
+    an Arrow IPC file, uncompressed
+    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
+
+Every file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
+that lost pages, without reading all of it.
+
+The rows of a generation's annotations with the arrays that selections and look-ups need.
+
+Small annotations are in each process's memory. From MAPPED_ROWS on, the first process of a node writes them to Arrow
+files in the node's cache, named by the SHA-256 in the generation; it and all others map these files, so that their
+pages exist once per node, and pickling carries no rows. Without a usable cache, they are in memory as well.
+
+Statistics over all frames of a dataset, as LeRobot names them: ``min``, ``max``, ``mean``, ``std``, ``count``.
+
+Signals: numbers that a dataset has for every frame, such as the actions and the state of a robot.
+
+    data-000000.signals.parquet   one row per frame of each sample of the shard, in the order of the samples
+
+A signal is a column of numbers, or of lists of equally many. The generation says which signals there are, with what is
+known of each: the names of its values, and statistics over all frames.
+
+Small shards are in each process's memory, up to `MEMORY`. From `MAPPED_FRAMES` on, the first process of a node writes a
+shard's signals to a file in the node's cache, which all processes map.
+"""
+
+from __future__ import annotations
+
+import bisect
+import difflib
+import logging
+import os
+import struct
+import threading
+import zlib
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.generations import Generation, ShardRecord, read_annotations
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, SIGNALS, from_parquet, to_parquet
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.values import sha256
+from fastvid.storage import Storage
+from fastvid.storage.protocol import node_cache
+
+
+def fact_columns(num_frames: int, fps: Fraction, width: int, height: int) -> dict[str, int | float]:
+    """Return the values of a sample's annotations that tell its video: ``num_frames`` and FACT_FIELDS."""
+    facts = {"num_frames": num_frames, "fps": float(fps), "width": width, "height": height}
+    return facts | {"duration": float(num_frames / fps)}
+
+
+def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Build annotations: the columns of fastvid with their types, then all others as first encountered."""
+    fixed = ANNOTATION_FIELDS | FACT_FIELDS
+    extra = list(dict.fromkeys(name for row in rows for name in row if name not in fixed))
+    columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in fixed.items()}
+    for name in extra:
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pa.array(values)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
+            # Store a column of mixed types as strings: nothing is lost, but a filter on it must quote its values.
+            columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
+    return pa.table(columns)
+
+
+_TRAILER: Final = struct.Struct("<QI")
+_PAGE: Final = 4096
+# At most 64 pages are read for the checksum: a millisecond on a cold disk's cache of a file of any size.
+_PAGES: Final = 64
+# Rows of a chunk, as in Parquet's row groups: offsets of strings fit 32 bits up to 2 KiB a row.
+_CHUNK: Final = 2**20
+
+
+def write_table(path: Path, table: pa.Table, *, chunk: int = _CHUNK) -> None:
+    """Write a table to a new file.
+
+    `chunk`: maximum rows of a chunk of the table that `map_table` returns.
+    """
+    options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=chunk)
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        crc = _checksum(file, size)
+        file.seek(size)
+        file.write(_TRAILER.pack(size, crc))
+
+
+def map_table(path: Path) -> pa.Table:
+    """Map the table of a file; the file may be deleted meanwhile, but never cut."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END) - _TRAILER.size
+        file.seek(max(size, 0))
+        if size < 0 or file.read() != _TRAILER.pack(size, _checksum(file, size)):
+            raise FormatError("damaged file of mapped annotations", file=str(path), hint="delete the file")
+    try:
+        table: pa.Table = pa.ipc.open_file(pa.memory_map(str(path)), footer_offset=size).read_all()
+    except pa.ArrowException as error:
+        raise FormatError(f"cannot parse mapped annotations: {error}", file=str(path), hint="delete it") from error
+    return table
+
+
+def _checksum(file: BinaryIO, size: int) -> int:
+    crc = 0
+    for start in np.unique(np.linspace(0, max(size - _PAGE, 0), _PAGES, dtype=np.int64)).tolist():
+        file.seek(start)
+        crc = zlib.crc32(file.read(min(_PAGE, size - start)), crc)
+    return crc
+
+
+log = logging.getLogger(__name__)
+
+MAPPED_ROWS: Final = 100_000
+"""Number of rows from which annotations are mapped: fewer are read in a tenth of a second and take tens of MB."""
+
+# Change it when the layout of the files changes, so that an older fastvid's files are not used.
+_LAYOUT: Final = "1"
+
+
+def _labels(table: pa.Table) -> IntArray:
+    return np.asarray(table["label"].fill_null(-1).to_numpy(), dtype=np.int64)
+
+
+def _num_frames(table: pa.Table) -> IntArray:
+    return np.asarray(table["num_frames"].to_numpy(), dtype=np.int64)
+
+
+def _rows(table: pa.Table) -> IntArray:
+    return np.arange(table.num_rows, dtype=np.int64)
+
+
+def _by_key(table: pa.Table) -> IntArray:
+    return np.asarray(pc.sort_indices(table["key"]).to_numpy(), dtype=np.int64)
+
+
+_ARRAYS: Final[dict[str, Callable[[pa.Table], IntArray]]] = {
+    "labels": _labels, "num_frames": _num_frames, "rows": _rows, "by_key": _by_key,
+}  # fmt: skip
+
+
+class GenerationRows:
+    """All rows of a generation, selected or not.
+
+    `table`: the rows, in the order of the shards. `arrays`: A table of one chunk with an int64 column for each of
+    the arrays, mapped; None computes them on demand.
+    """
+
+    def __init__(self, storage: Storage, generation: Generation, table: pa.Table, arrays: pa.Table | None) -> None:
+        self.table, self.is_mapped = table, arrays is not None
+        self._origin = storage, generation
+        self._arrays: dict[str, IntArray] = {}
+        if arrays is not None:
+            columns = zip(arrays.column_names, arrays.columns, strict=True)
+            self._arrays = {name: column.chunk(0).to_numpy(zero_copy_only=True) for name, column in columns}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.is_mapped:
+            return open_annotations, self._origin
+        return GenerationRows, (*self._origin, self.table, None)
+
+    @property
+    def labels(self) -> IntArray:
+        """Label of each row, int64 [N]; -1 for none. Like the other arrays, it is shared: do not write to it."""
+        return self._array("labels")
+
+    @property
+    def num_frames(self) -> IntArray:
+        """Number of frames of each row's first video stream, int64 [N]."""
+        return self._array("num_frames")
+
+    @property
+    def rows(self) -> IntArray:
+        """The numbers of all rows, int64 [N]; the same object at every call."""
+        return self._array("rows")
+
+    def row(self, key: str) -> int | None:
+        """Return the row with a key, or None, by bisection: 24 comparisons for ten million rows."""
+        order, keys = self._array("by_key"), self.table["key"]
+        place = bisect.bisect_left(order, key, key=lambda row: keys[int(row)].as_py())
+        if place == len(order) or keys[int(order[place])].as_py() != key:
+            return None
+        return int(order[place])
+
+    def _array(self, name: str) -> IntArray:
+        found = self._arrays.get(name)
+        if found is None:
+            # Two threads may compute it; both get the first one.
+            found = self._arrays.setdefault(name, _ARRAYS[name](self.table))
+        return found
+
+
+def open_annotations(storage: Storage, generation: Generation) -> GenerationRows:
+    """Open a generation's annotations, mapped if they are large and the node's cache can be used."""
+    if generation.num_samples >= MAPPED_ROWS and generation.annotations_sha256:
+        table = _mapped(generation, "rows", lambda path: write_table(path, read_annotations(storage, generation)))
+        if table is not None:
+            # Its one chunk makes every array a view of the file.
+            arrays = _mapped(
+                generation, "arrays", lambda path: write_table(path, _all_arrays(table), chunk=table.num_rows)
+            )
+            if arrays is not None:
+                return GenerationRows(storage, generation, table, arrays)
+    return GenerationRows(storage, generation, read_annotations(storage, generation), None)
+
+
+def _all_arrays(table: pa.Table) -> pa.Table:
+    whole = "num_frames" in table.column_names and not table["num_frames"].null_count
+    names = [name for name in _ARRAYS if name != "num_frames" or whole]
+    return pa.table({name: _ARRAYS[name](table) for name in names})
+
+
+def _mapped(generation: Generation, part: str, write: Callable[[Path], None]) -> pa.Table | None:
+    """Map a file of the node's cache, writing it first if it is missing or damaged; None without a usable cache."""
+    cache = node_cache()
+    name = sha256(f"{generation.annotations_sha256} {part} {_LAYOUT}".encode())
+    for _ in range(2):
+        path = cache.file(name, write) if cache else None
+        if cache is None or path is None:
+            return None
+        try:
+            table = map_table(path)
+            if table.num_rows == generation.num_samples:
+                return table
+            log.warning("mapped annotations have %d rows [file=%s]", table.num_rows, path)
+        except (FormatError, OSError) as error:
+            log.warning("cannot map annotations, writing them again: %s [file=%s]", error, path)
+        cache.discard(name)
+    return None
+
+
+def join_stats(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
+    """Return the statistics of all frames of several datasets; None if one has none.
+
+    Quantiles cannot be joined and are left out. ``std`` is that of the population.
+    """
+    names = ("min", "max", "mean", "std", "count")
+    if not all(part is not None and all(name in part for name in names) for part in parts):
+        return None
+    low, high, means, stds, counts = (np.array([part[name] for part in parts if part], np.float64) for name in names)
+    counts = counts.reshape(len(parts), *[1] * (means.ndim - 1))
+    total = counts.sum(axis=0)
+    mean = (means * counts).sum(axis=0) / total
+    variance = ((stds**2 + (means - mean) ** 2) * counts).sum(axis=0) / total
+    return {
+        "min": low.min(axis=0).tolist(),
+        "max": high.max(axis=0).tolist(),
+        "mean": mean.tolist(),
+        "std": np.sqrt(variance).tolist(),
+        "count": [int(total.item() if total.size == 1 else total.flat[0])],
+    }
+
+
+MAPPED_FRAMES: Final = 100_000
+"""Frames of a shard from which its signals are mapped."""
+
+MEMORY: Final = 256 * 2**20
+"""Bytes of signals that a process keeps of shards that are not mapped."""
+
+
+_RESTORE: Final = "restore the file from a copy of the dataset"
+
+
+def signals_file(shard: str) -> str:
+    """Return the name of the file of a shard's signals."""
+    return f"{shard}.signals.parquet"
+
+
+def write_signals(storage: Storage, shard: str, table: pa.Table) -> str:
+    """Write the signals of a shard; return the SHA-256 of the file for its `ShardRecord`.
+
+    `table`: one row per frame, in the order of the samples; columns of numbers, or of lists of a fixed length.
+    """
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        value = column.type.value_type if pa.types.is_fixed_size_list(column.type) else column.type
+        if not (pa.types.is_floating(value) or pa.types.is_integer(value) or pa.types.is_boolean(value)):
+            raise FormatError(f"signal {name!r} has type {column.type}", hint="use numbers, or lists of a fixed length")
+        if column.null_count:
+            raise FormatError(f"signal {name!r} has {column.null_count} nulls")
+    content = to_parquet(table)
+    storage.write(signals_file(shard), content)
+    return sha256(content)
+
+
+def read_signals(storage: Storage, record: ShardRecord, num_frames: int) -> pa.Table:
+    """Read the signals of a shard.
+
+    `num_frames`: frames of all its samples.
+    """
+    name = signals_file(record.name)
+    content = storage.read(name)
+    if sha256(content) != record.signals:
+        raise FormatError("signals are not those of the generation", file=f"{storage.url}/{name}", hint=_RESTORE)
+    table = from_parquet(content, file=name)
+    if table.num_rows != num_frames:
+        raise FormatError(
+            f"signals have {table.num_rows} rows, the samples have {num_frames} frames",
+            file=f"{storage.url}/{name}",
+            hint=_RESTORE,
+        )
+    return table
+
+
+class Signals(Mapping[str, Mapping[str, Any]]):
+    """The signals of a dataset by name, and their values. Thread-safe; another process reads them again.
+
+    `num_frames`: frames of each sample of the generation, int64 [N].
+    """
+
+    def __init__(self, storage: Storage, generation: Generation, num_frames: IntArray) -> None:
+        self._storage, self._generation, self._num_frames = storage, generation, num_frames
+        self._known: Mapping[str, Mapping[str, Any]] = generation.extras.get(SIGNALS, {})
+        stops = np.cumsum([shard.samples for shard in generation.shards])
+        self._samples: list[int] = [0, *stops.tolist()]
+        # First frame of each sample, counted from the first of all.
+        self._starts: IntArray = np.concatenate([[0], np.cumsum(num_frames, dtype=np.int64)])
+        self._lock = threading.Lock()
+        self._arrays: OrderedDict[tuple[int, str], npt.NDArray[Any]] = OrderedDict()
+        self._bytes = 0
+
+    def __getitem__(self, name: str) -> Mapping[str, Any]:
+        """Return what is known of a signal: ``names`` of its values, ``stats``."""
+        if name not in self._known:
+            near = ", ".join(difflib.get_close_matches(name, self._known) or self._known) or "none"
+            raise UsageError(f"dataset has no signal {name!r}", file=self._storage.url, hint=f"it has {near}")
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._known
+
+    def __iter__(self) -> Any:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Signals, (self._storage, self._generation, self._num_frames)
+
+    def values(self, name: str, rows: IntArray, frames: IntArray) -> npt.NDArray[Any]:  # type: ignore[override]
+        """Return a signal at frames of samples, [B, T] or [B, T, A].
+
+        `rows`: row of each sample in the generation, int64 [B]. `frames`: frames of each, int64 [B, T], inside
+        the sample.
+        """
+        shards = np.searchsorted(self._samples, rows, side="right") - 1
+        at = self._starts[rows][:, None] + frames
+        parts = {shard: self._array(shard, name) for shard in np.unique(shards).tolist()}
+        first = next(iter(parts.values()))
+        found = np.empty((*frames.shape, *first.shape[1:]), first.dtype)
+        for shard, array in parts.items():
+            mine = shards == shard
+            found[mine] = array[at[mine] - self._starts[self._samples[shard]]]
+        return found
+
+    def _array(self, shard: int, name: str) -> npt.NDArray[Any]:
+        with self._lock:
+            found = self._arrays.get((shard, name))
+            if found is not None:
+                self._arrays.move_to_end((shard, name))
+                return found
+            found = self._arrays[shard, name] = _as_array(self._column(shard, name))
+            self._bytes += self._size(shard, found)
+            while self._bytes > MEMORY and len(self._arrays) > 1:
+                (other, _), array = self._arrays.popitem(last=False)
+                self._bytes -= self._size(other, array)
+            return found
+
+    def _size(self, shard: int, array: npt.NDArray[Any]) -> int:
+        """Return the bytes of memory that an array of a shard takes."""
+        return 0 if self._count(shard) >= MAPPED_FRAMES else array.nbytes
+
+    def _count(self, shard: int) -> int:
+        """Return the number of frames of a shard."""
+        return int(self._starts[self._samples[shard + 1]] - self._starts[self._samples[shard]])
+
+    def _column(self, shard: int, name: str) -> pa.ChunkedArray:
+        self[name]  # an error if there is none
+        record, count = self._generation.shards[shard], self._count(shard)
+        table = _mapped_signals(self._storage, record, count) if count >= MAPPED_FRAMES else None
+        table = read_signals(self._storage, record, count) if table is None else table
+        if name not in table.column_names:
+            raise FormatError(f"shard has no signal {name!r}", shard=record.name, hint=_RESTORE)
+        return table[name]
+
+
+def _mapped_signals(storage: Storage, record: ShardRecord, count: int) -> pa.Table | None:
+    """Map a file of the node's cache, writing it first if it is missing or damaged; None without a usable cache."""
+    cache, name = node_cache(), sha256(f"{record.signals} signals {_LAYOUT}".encode())
+
+    def write(path: Path) -> None:
+        write_table(path, read_signals(storage, record, count), chunk=count)
+
+    for _ in range(2):
+        path = cache.file(name, write) if cache else None
+        if cache is None or path is None:
+            return None
+        try:
+            return map_table(path)
+        except (FormatError, OSError) as error:
+            log.warning("cannot map signals, writing them again: %s [file=%s]", error, path)
+        cache.discard(name)
+    return None
+
+
+def _as_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a column as an array [N] or [N, A], a view of its memory if it has one chunk of numbers."""
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):  # of an empty column
+        whole = pa.concat_arrays(whole.chunks) if whole.num_chunks else pa.array([], column.type)
+    if pa.types.is_fixed_size_list(column.type):
+        flat: npt.NDArray[Any] = whole.flatten().to_numpy(zero_copy_only=False)
+        return flat.reshape(-1, column.type.list_size)
+    found: npt.NDArray[Any] = whole.to_numpy(zero_copy_only=False)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSignals:
+    """The signals of some samples of a shard."""
+
+    storage: Storage
+    shard: ShardRecord
+    num_frames: Sequence[int]  # frames of each of its samples
+    keep: npt.NDArray[np.bool_]  # whether each is kept, bool [samples]
+
+    def read(self) -> pa.Table:
+        """Return one row per frame of the kept samples; errors as of `read_signals`."""
+        table = read_signals(self.storage, self.shard, sum(self.num_frames))
+        return table.filter(pa.array(np.repeat(self.keep, np.asarray(self.num_frames, np.int64))))
+
+
+def join_signals(storage: Storage, shard: str, parts: Sequence[KeptSignals]) -> str:
+    """Write the signals of a shard that is made of samples of others; return their SHA-256, "" if they have none.
+
+    `parts`: the samples, in order.
+    """
+    if not any(part.shard.signals for part in parts):
+        return ""
+    return write_signals(storage, shard, pa.concat_tables([part.read() for part in parts]))

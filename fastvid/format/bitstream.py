@@ -1,0 +1,398 @@
+"""Read the PacketFlags of AV1 temporal units from their OBU headers.
+
+Section numbers refer to the AV1 bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in no
+reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from these
+slots, so nothing refers to such a frame.
+
+Read from each packet's own headers whether it is a key packet, droppable or hidden.
+
+Containers do not mark the packets that nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
+produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fastvid.errors import FormatError
+from fastvid.format.schema import Codec, PacketFlag
+from fastvid.runtime.arrays import UInt32Array
+
+Bytes = bytes | memoryview
+
+_SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
+_KEY_FRAME, _INTRA_ONLY, _SWITCH = 0, 2, 3
+_SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: signalled per frame
+_AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
+
+
+def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    """Return the PacketFlag of each temporal unit."""
+    sequence = None
+    for kind, body in _units(extradata[_AV1C_FIELDS:]):
+        if kind == _SEQUENCE_HEADER:
+            sequence = _sequence(body)
+    flags = []
+    for number, packet in enumerate(packets):
+        frames = []
+        for kind, body in _units(packet):
+            if kind == _SEQUENCE_HEADER:
+                sequence = _sequence(body)
+            elif kind in (_FRAME_HEADER, _FRAME):
+                frames.append(_frame(body, sequence))
+        if not frames:
+            raise FormatError(f"packet {number} contains no AV1 frame")
+        flag = 0
+        if frames[0].key:
+            flag |= PacketFlag.KEY
+        if not any(frame.refreshes for frame in frames):
+            flag |= PacketFlag.DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """The fields of the sequence header that a frame header depends on."""
+
+    simple: bool
+    screen_content_tools: int = 0
+    integer_mv: int = 0
+    frame_id_bits: int = 0
+    order_hint_bits: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    key: bool
+    refreshes: bool
+
+
+def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
+    """Yield the type and payload of each OBU, section 5.3."""
+    view, position = memoryview(data), 0
+    while position < len(view):
+        header = view[position]
+        position += 1 + (header >> 2 & 1)
+        size = len(view) - position
+        if header >> 1 & 1:
+            size, shift, more = 0, 0, True
+            while more:
+                if position >= len(view) or shift > 49:
+                    raise FormatError("AV1 OBU ends inside its size field")
+                size |= (view[position] & 0x7F) << shift
+                more, shift, position = bool(view[position] & 0x80), shift + 7, position + 1
+        if position + size > len(view):
+            raise FormatError(f"AV1 OBU of {size} bytes exceeds its packet of {len(view)} bytes")
+        yield header >> 3 & 15, view[position : position + size]
+        position += size
+
+
+def _sequence(body: memoryview) -> _Sequence:
+    """Parse a sequence header (section 5.5) as far as frame headers depend on it."""
+    bits = Bits(body)
+    bits.read(4)  # seq_profile, still_picture
+    if bits.read(1):  # reduced_still_picture_header
+        return _Sequence(simple=False)
+    if bits.read(1):  # timing_info_present_flag
+        bits.read(64)
+        if bits.read(1):  # equal_picture_interval
+            bits.read_uvlc()
+        if bits.read(1):  # decoder_model_info_present_flag
+            return _Sequence(simple=False)
+    delays = bits.read(1)
+    for _ in range(bits.read(5) + 1):
+        bits.read(12)
+        if bits.read(5) > 7:  # seq_level_idx
+            bits.read(1)
+        if delays and bits.read(1):
+            bits.read(4)
+    width, height = bits.read(4) + 1, bits.read(4) + 1
+    bits.read(width + height)
+    frame_id_bits = 0
+    if bits.read(1):
+        delta = bits.read(4) + 2
+        frame_id_bits = bits.read(3) + delta + 1
+    bits.read(3)
+    bits.read(4)
+    ordered = bits.read(1)
+    if ordered:
+        bits.read(2)
+    screen = _SELECT if bits.read(1) else bits.read(1)
+    integer = (_SELECT if bits.read(1) else bits.read(1)) if screen else _SELECT
+    return _Sequence(True, screen, integer, frame_id_bits, bits.read(3) + 1 if ordered else 0)
+
+
+def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
+    """Parse a frame header (section 5.9.2) up to refresh_frame_flags.
+
+    A frame that cannot be parsed this far counts as a reference and not as a key frame.
+    """
+    if sequence is None or not sequence.simple:
+        return _Frame(key=False, refreshes=True)
+    bits = Bits(body)
+    if bits.read(1):  # show_existing_frame: if it shows a key frame, which only other headers tell, it refreshes slots
+        return _Frame(key=False, refreshes=True)
+    kind, shown = bits.read(2), bits.read(1)
+    if kind == _KEY_FRAME and shown:
+        return _Frame(key=True, refreshes=True)
+    if not shown:
+        bits.read(1)  # showable_frame
+    resilient = kind == _SWITCH or bits.read(1)
+    bits.read(1)  # disable_cdf_update
+    screen = bits.read(1) if sequence.screen_content_tools == _SELECT else sequence.screen_content_tools
+    if screen and sequence.integer_mv == _SELECT:
+        bits.read(1)
+    bits.read(sequence.frame_id_bits)
+    if kind == _SWITCH:
+        return _Frame(key=False, refreshes=True)
+    bits.read(1 + sequence.order_hint_bits)  # frame_size_override_flag
+    if kind not in (_KEY_FRAME, _INTRA_ONLY) and not resilient:
+        bits.read(3)  # primary_ref_frame
+    return _Frame(key=False, refreshes=bits.read(8) != 0)
+
+
+class Bits:
+    """Reads a header bit by bit, most significant bit first."""
+
+    __slots__ = ("position", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.position = view, 0
+
+    def read(self, count: int) -> int:
+        """Read the next `count` bits as an unsigned integer."""
+        value = 0
+        for _ in range(count):
+            byte, bit = divmod(self.position, 8)
+            if byte >= len(self.view):
+                raise FormatError("frame header ends too early")
+            value = value << 1 | self.view[byte] >> 7 - bit & 1
+            self.position += 1
+        return value
+
+    def read_uvlc(self) -> int:
+        """Read a variable-length unsigned integer, section 4.10.3."""
+        zeros = 0
+        while not self.read(1):
+            zeros += 1
+        return (1 << zeros) - 1 + self.read(zeros) if zeros < 32 else 2**32 - 1
+
+
+# Plain integers: combining members of a Flag takes microseconds, and this runs for every packet.
+_KEY: Final = int(PacketFlag.KEY)
+_DROPPABLE: Final = int(PacketFlag.DROPPABLE)
+_HIDDEN: Final = int(PacketFlag.HIDDEN)
+
+# H.264, ITU-T H.264 table 7-1.
+_H264_SLICE: Final = range(1, 6)
+_H264_IDR: Final = 5
+
+# HEVC, ITU-T H.265 table 7-1.
+_HEVC_VCL: Final = range(32)
+HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
+_HEVC_IDR: Final = frozenset({19, 20})
+HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
+HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
+
+
+def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
+    """Return the PacketFlag of every packet of a stream.
+
+    Returns uint32 [P]. The first packet is KEY only if its own header says so.
+    """
+    return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
+
+
+def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
+    """Yield the NAL units of an access unit, split by length prefixes or, with None, by start codes."""
+    view = memoryview(packet)
+    if length_size is None:
+        yield from _annex_b(view)
+        return
+    position = 0
+    while position + length_size <= len(view):
+        size = int.from_bytes(view[position : position + length_size], "big")
+        position += length_size
+        if not size:
+            continue
+        if position + size > len(view):
+            raise FormatError(f"NAL unit of {size} bytes exceeds its packet of {len(view)} bytes")
+        yield view[position : position + size]
+        position += size
+
+
+def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
+    """Return the size of NAL length prefixes, or None for Annex B (start codes), as in AVI and MPEG-TS."""
+    if len(extradata) < 7 or extradata[0] != 1:
+        return None
+    return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
+
+
+def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    length_size = nal_length_size(Codec.H264, extradata)
+    flags = []
+    for number, packet in enumerate(packets):
+        slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in _H264_SLICE]
+        if not slices:
+            raise FormatError(f"packet {number} contains no H.264 slice")
+        flag = 0
+        # All slices of an IDR picture are IDR, except those of the second field, which refers to the first at most.
+        if slices[0] & 31 == _H264_IDR:
+            flag |= _KEY
+        if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
+            flag |= _DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    length_size = nal_length_size(Codec.HEVC, extradata)
+    types, layers = [], []
+    for number, packet in enumerate(packets):
+        # A NAL unit header has two bytes, but a unit of a damaged stream may have only one.
+        units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in _HEVC_VCL]
+        if not units:
+            raise FormatError(f"packet {number} contains no HEVC slice")
+        types.append({unit[0] >> 1 & 63 for unit in units})
+        layers.append(min((unit[1] & 7) - 1 for unit in units))
+    highest = max(layers)
+    flags = []
+    for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
+        flag = 0
+        if kinds <= _HEVC_IDR or (kinds <= set(HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
+            flag |= _KEY
+        # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers.
+        if kinds <= HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
+            flag |= _DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _has_leading(types: Sequence[set[int]], number: int) -> bool:
+    """Return whether leading pictures follow a clean random access point, and so need the previous GOP."""
+    return number + 1 < len(types) and bool(types[number + 1] & HEVC_LEADING)
+
+
+def _vp9(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    frames = [[Vp9Frame(frame) for frame in vp9_superframe(memoryview(packet))] for packet in packets]
+    flags = []
+    for number, packet_frames in enumerate(frames):
+        if not packet_frames:
+            raise FormatError(f"packet {number} contains no VP9 frame")
+        flag = 0
+        if packet_frames[0].key and not packet_frames[0].show_existing:
+            flag |= _KEY
+        if not any(frame.shown for frame in packet_frames):
+            flag |= _HIDDEN
+        # A frame inherits motion vectors, probabilities and segmentation from the previously decoded frame, reference
+        # or not. Only a frame that resets them (key or error-resilient) does not depend on its predecessor.
+        following = frames[number + 1][0] if number + 1 < len(frames) else None
+        if not any(frame.refreshes for frame in packet_frames) and (following is None or following.independent):
+            flag |= _DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def vp9_superframe(packet: memoryview) -> list[memoryview]:
+    """Split a VP9 packet into its frames, annex B of the bitstream specification."""
+    if not len(packet):
+        return []
+    marker = packet[-1]
+    if marker & 0xE0 != 0xC0:
+        return [packet]
+    count, width = (marker & 7) + 1, (marker >> 3 & 3) + 1
+    index = 2 + count * width
+    if len(packet) < index or packet[-index] != marker:
+        return [packet]
+    frames, position = [], 0
+    for number in range(count):
+        start = len(packet) - index + 1 + number * width
+        size = int.from_bytes(packet[start : start + width], "little")
+        if position + size > len(packet) - index:
+            raise FormatError(f"VP9 frame of {size} bytes exceeds its packet of {len(packet)} bytes")
+        if size:
+            frames.append(packet[position : position + size])
+        position += size
+    return frames
+
+
+class Vp9Frame:
+    """The first fields of a VP9 uncompressed header, section 6.2 of the bitstream specification."""
+
+    __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
+
+    def __init__(self, frame: memoryview) -> None:
+        bits = Bits(frame)
+        if bits.read(2) != 2:
+            raise FormatError("VP9 frame has no frame marker")
+        profile = bits.read(1) | bits.read(1) << 1
+        if profile == 3:
+            bits.read(1)
+        self.show_existing = bool(bits.read(1))
+        if self.show_existing:
+            self.key, self.shown, self.refreshes, self.independent = False, True, False, False
+            return
+        self.key = not bits.read(1)
+        self.shown = bool(bits.read(1))
+        resilient = bool(bits.read(1))
+        self.independent = self.key or resilient
+        if self.key:
+            self.refreshes = True
+            return
+        intra_only = False if self.shown else bool(bits.read(1))
+        if not resilient:
+            bits.read(2)  # reset_frame_context
+        if intra_only:
+            bits.read(24)  # frame_sync_code
+            if profile:
+                # Bit depth and chroma format follow in profiles 1 to 3; treat such frames as references unparsed.
+                self.refreshes = True
+                return
+        self.refreshes = bits.read(8) != 0
+
+
+def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    return [_KEY | _DROPPABLE] * len(packets)
+
+
+def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
+    # RFC 6386 section 9.1: bit 0 is clear in a key frame, bit 4 set in a shown one. The references that a frame updates
+    # are arithmetic-coded, so every frame counts as a reference.
+    flags = []
+    for number, packet in enumerate(packets):
+        if not len(packet):
+            raise FormatError(f"packet {number} is empty")
+        flags.append((0 if packet[0] & 1 else _KEY) | (0 if packet[0] & 16 else _HIDDEN))
+    return flags
+
+
+def _annex_b(view: memoryview) -> Iterator[memoryview]:
+    data = bytes(view)
+    start = data.find(b"\x00\x00\x01")
+    while start >= 0:
+        start += 3
+        stop = data.find(b"\x00\x00\x01", start)
+        unit = view[start : stop if stop >= 0 else len(data)]
+        if len(unit):
+            yield unit
+        start = stop
+
+
+_RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
+    Codec.AV1: av1_flags,
+    Codec.H264: _h264,
+    Codec.HEVC: _hevc,
+    Codec.MJPEG: _intra,
+    Codec.VP8: _vp8,
+    Codec.VP9: _vp9,
+}
+
+
+def can_plan(codec: Codec) -> bool:
+    """Return whether this module parses the codec; streams of other codecs are fed whole."""
+    return codec in _RULES

@@ -1,1 +1,0 @@
-"""What the bytes of a video packet say: sizes, references, boundaries."""

@@ -1,0 +1,465 @@
+"""Find the two packets of a field-coded H.264 frame (PAFF), as camcorders and broadcasters write it.
+
+Each field of such a frame has a packet of its own, except in MP4. A decoder shows one frame for both. Section numbers
+refer to ITU-T H.264.
+
+Read the picture size from a packet's own headers.
+
+For decoders that trust the container: DALI on a CPU writes past its buffer if VP9 pictures are larger than the
+container says.
+
+Read the PacketFlags of packets from their first bytes only, for videos that are indexed without being read whole.
+
+As in `fastvid.format.bitstream`, whatever the bytes at hand do not tell counts as a reference that is no key
+packet: such a packet is decoded more often than necessary, never left out wrongly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fastvid.errors import FormatError
+from fastvid.format.bitstream import (
+    HEVC_INTRA_RANDOM_ACCESS,
+    HEVC_LEADING,
+    HEVC_SUB_LAYER_NON_REFERENCE,
+    Bytes,
+    Vp9Frame,
+    av1_flags,
+    nal_length_size,
+    nal_units,
+    packet_flags,
+    vp9_superframe,
+)
+from fastvid.format.schema import Codec, PacketFlag
+from fastvid.runtime.arrays import UInt8Array
+
+_SLICE, _IDR, _SPS, _PPS = 1, 5, 7, 8
+# profile_idc with a chroma format in the sequence parameter set (7.3.2.1.1).
+_CHROMA_PROFILES: Final = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
+# The fields of a slice header that are read end before.
+_SLICE_BYTES: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    frames_only: bool
+    separate_planes: bool
+    frame_num_bits: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    bottom: bool
+    frame_num: int
+
+
+class FieldPairs:
+    """Recognises second fields in a stream of packets."""
+
+    def __init__(self, codec: str, extradata: bytes) -> None:
+        self._active = codec == Codec.H264.label
+        self._length_size = nal_length_size(Codec.H264, extradata)
+        self._sequences: dict[int, _Sequence] = {}
+        self._pictures: dict[int, int] = {}  # picture parameter set -> sequence parameter set
+        self._first: _Field | None = None
+        if self._active:
+            self._read_configuration(extradata)
+
+    @property
+    def possible(self) -> bool:
+        """Whether the stream may contain fields or field-coded macroblocks."""
+        return any(not sequence.frames_only for sequence in self._sequences.values())
+
+    def completes(self, packet: Bytes) -> bool:
+        """Return whether a packet is the second field of the frame that the previous packet began.
+
+        Call it for every packet in decode order.
+        """
+        if not self._active or (self._sequences and not self.possible):
+            return False
+        try:
+            fields = self._fields(packet)
+        except (FormatError, IndexError, KeyError):
+            fields = []
+        first, self._first = self._first, None
+        if not fields or fields[0] is None or any(field != fields[0] for field in fields):
+            return False
+        field = fields[0]
+        if first is not None and first.bottom != field.bottom and first.frame_num == field.frame_num:
+            return True
+        self._first = field
+        return False
+
+    def _fields(self, packet: Bytes) -> list[_Field | None]:
+        """Return the field of each slice of a packet; None for a slice of a frame."""
+        fields = []
+        for unit in nal_units(packet, self._length_size):
+            kind = unit[0] & 31
+            if kind in (_SPS, _PPS):
+                self._read_parameters(unit)
+            elif kind in (_SLICE, _IDR):
+                fields.append(self._field(_Bits(unit[:_SLICE_BYTES])))
+        return fields
+
+    def _field(self, bits: _Bits) -> _Field | None:
+        bits.ue()  # first_mb_in_slice
+        bits.ue()  # slice_type
+        sequence = self._sequences[self._pictures[bits.ue()]]
+        if sequence.separate_planes:
+            bits.read(2)
+        frame_num = bits.read(sequence.frame_num_bits)
+        return None if sequence.frames_only or not bits.read(1) else _Field(bool(bits.read(1)), frame_num)
+
+    def _read_configuration(self, extradata: bytes) -> None:
+        try:
+            if self._length_size is None:
+                units = list(nal_units(extradata, None))
+            else:
+                # AVCDecoderConfigurationRecord, ISO/IEC 14496-15 section 5.3.3.
+                units, position = [], 5
+                for mask in (0x1F, 0xFF):
+                    count = extradata[position] & mask
+                    position += 1
+                    for _ in range(count):
+                        size = int.from_bytes(extradata[position : position + 2], "big")
+                        units.append(memoryview(extradata)[position + 2 : position + 2 + size])
+                        position += 2 + size
+            for unit in units:
+                self._read_parameters(unit)
+        except (FormatError, IndexError):
+            return
+
+    def _read_parameters(self, unit: Bytes) -> None:
+        if not len(unit) or unit[0] & 31 not in (_SPS, _PPS):
+            return
+        bits = _Bits(unit)
+        if unit[0] & 31 == _PPS:
+            number = bits.ue()
+            self._pictures[number] = bits.ue()
+        else:
+            number, sequence = _read_sequence(bits)
+            self._sequences[number] = sequence
+
+
+def _read_sequence(bits: _Bits) -> tuple[int, _Sequence]:
+    """Return the number and contents of a sequence parameter set (7.3.2.1.1)."""
+    profile, _ = bits.read(8), bits.read(16)
+    number, separate, lists = bits.ue(), False, 8
+    if profile in _CHROMA_PROFILES:
+        if bits.ue() == 3:
+            separate, lists = bool(bits.read(1)), 12
+        bits.ue()  # bit depths
+        bits.ue()
+        bits.read(1)
+        if bits.read(1):
+            for one in range(lists):
+                if bits.read(1):
+                    _skip_scaling_list(bits, 16 if one < 6 else 64)
+    frame_num_bits = bits.ue() + 4
+    order = bits.ue()
+    if order == 0:
+        bits.ue()
+    elif order == 1:
+        bits.read(1)
+        bits.ue()  # two offsets; signed codes are as long as unsigned ones
+        bits.ue()
+        for _ in range(bits.ue()):
+            bits.ue()
+    bits.ue()  # reference frames
+    bits.read(1)
+    bits.ue()  # width and height
+    bits.ue()
+    return number, _Sequence(bool(bits.read(1)), separate, frame_num_bits)
+
+
+def _skip_scaling_list(bits: _Bits, size: int) -> None:
+    last = following = 8
+    for _ in range(size):
+        if following:
+            code = bits.ue()
+            following = (last + (code + 1) // 2 * (1 if code % 2 else -1)) % 256
+        last = following or last
+
+
+class _Bits:
+    """Reads the bits of a NAL unit after its header byte; without emulation prevention bytes (7.4.1)."""
+
+    __slots__ = ("left", "value")
+
+    def __init__(self, unit: Bytes) -> None:
+        data = bytes(unit[1:]).replace(b"\0\0\3", b"\0\0")
+        self.value, self.left = int.from_bytes(data, "big"), 8 * len(data)
+
+    def read(self, count: int) -> int:
+        self.left -= count
+        if self.left < 0:
+            raise FormatError("H.264 header ends early")
+        return self.value >> self.left & (1 << count) - 1
+
+    def ue(self) -> int:
+        """Read an unsigned Exp-Golomb code (9.1)."""
+        zeros = 0
+        while not self.read(1):
+            zeros += 1
+        return (1 << zeros) - 1 + self.read(zeros)
+
+
+# Start-of-frame markers of JPEG (ITU-T T.81 table B.1): C0 to CF except the markers of tables and extensions.
+_JPEG_FRAME: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_JPEG_SCAN: Final = 0xDA
+_VP9_SYNC: Final = 0x498342
+
+
+def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
+    """Return the width and height of a packet's pictures; None if inherited from an earlier picture."""
+    if codec is Codec.MJPEG:
+        return _jpeg_size(packet)
+    assert codec is Codec.VP9
+    sizes = {_vp9_size(frame) for frame in vp9_superframe(packet)} - {None}
+    if len(sizes) > 1:
+        raise FormatError(f"pictures of one packet have different sizes: {sorted(filter(None, sizes))}")
+    return sizes.pop() if sizes else None
+
+
+def _jpeg_size(packet: memoryview) -> tuple[int, int]:
+    position = 2
+    while position + 9 <= len(packet) and packet[position] == 0xFF:
+        marker = packet[position + 1]
+        if marker in _JPEG_FRAME:
+            height = int.from_bytes(packet[position + 5 : position + 7], "big")
+            return int.from_bytes(packet[position + 7 : position + 9], "big"), height
+        if marker == _JPEG_SCAN:
+            break
+        # Fill bytes may precede a marker.
+        position += 1 if marker == 0xFF else 2 + int.from_bytes(packet[position + 2 : position + 4], "big")
+    raise FormatError("JPEG picture has no frame header")
+
+
+def _vp9_size(frame: memoryview) -> tuple[int, int] | None:
+    """Parse a VP9 frame header (bitstream specification, section 6.2) up to the frame size."""
+    header = _HeaderBits(frame)
+    if header.read(2) != 2:
+        raise FormatError("VP9 frame has no frame marker")
+    if header.read(2):
+        raise FormatError("VP9 pictures are not 8-bit 4:2:0 (profile 0)")
+    if header.read(1):  # show_existing_frame
+        return None
+    inter, shown, resilient = header.read(1), header.read(1), header.read(1)
+    if not inter:
+        if header.read(24) != _VP9_SYNC:
+            raise FormatError("VP9 key frame has no sync code")
+        header.read(4)  # colour space and range
+        return header.size()
+    intra_only = 0 if shown else header.read(1)
+    if not resilient:
+        header.read(2)  # reset_frame_context
+    if intra_only:
+        header.read(24 + 8)  # sync code, refresh_frame_flags
+        return header.size()
+    header.read(8 + 3 * 4)  # refresh_frame_flags, three references with their signs
+    for _ in range(3):
+        if header.read(1):  # found_ref: inherits the size of that reference
+            return None
+    return header.size()
+
+
+class _HeaderBits:
+    """Reads bits from the start of a frame, most significant bit first."""
+
+    __slots__ = ("left", "value")
+
+    def __init__(self, frame: memoryview) -> None:
+        # The size field ends at most 66 bits in; missing bytes read as 0.
+        first = bytes(frame[:12]).ljust(12, b"\0")
+        self.value, self.left = int.from_bytes(first, "big"), 96
+
+    def read(self, count: int) -> int:
+        self.left -= count
+        return self.value >> self.left & (1 << count) - 1
+
+    def size(self) -> tuple[int, int]:
+        return self.read(16) + 1, self.read(16) + 1
+
+
+HEAD_BYTES: Final = 256
+"""First bytes of a packet that tell its flags, if no long supplemental information precedes its first slice."""
+
+KEY_HEAD_BYTES: Final = 4096
+"""The same for key packets: encoders write their options before the first slice, x265 up to 3 kB."""
+
+WHOLE_PACKETS: Final = frozenset({Codec.VP9})
+"""Codecs whose packets say at their end what they contain (VP9's superframe index)."""
+
+_KEY: Final = int(PacketFlag.KEY)
+_DROPPABLE: Final = int(PacketFlag.DROPPABLE)
+_H264_SLICES: Final = range(1, 6)
+_H264_IDR: Final = 5
+# AV1 bitstream specification: type of a sequence header; bytes before the OBUs of an av1C record; and more bytes than a
+# frame's OBU needs up to refresh_frame_flags.
+_AV1_SEQUENCE: Final = 1
+_AV1C_FIELDS: Final = 4
+_AV1_HEADER_BYTES: Final = 32
+_HEVC_SLICES: Final = range(32)
+_HEVC_IDR: Final = frozenset({19, 20})
+
+
+def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> UInt8Array:
+    """Return the PacketFlag of each packet, uint8 [P].
+
+    `heads`: first bytes of each packet in decode order, all of a shorter one; None for a packet that was not read.
+    `sizes`: size of each packet in bytes.
+    """
+    rule = _RULES.get(codec)
+    flags = [0] * len(heads) if rule is None else rule(extradata, heads, sizes)
+    return np.asarray(flags, dtype=np.uint8)
+
+
+def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
+    length_size = nal_length_size(Codec.H264, extradata)
+    # The second field of a picture may be a reference where the first is none, and is far behind.
+    fields = FieldPairs(Codec.H264.label, extradata).possible
+    flags = [0] * len(heads)
+    for number in [number for number, head in enumerate(heads) if head is not None]:
+        header = _first_unit(heads[number], length_size, lambda unit: unit[0] & 31 in _H264_SLICES)
+        if header is not None:
+            flags[number] |= _KEY if header[0] & 31 == _H264_IDR else 0
+            # nal_ref_idc is zero in all slices of a picture or in none (7.4.1).
+            flags[number] |= 0 if header[0] >> 5 & 3 or fields else _DROPPABLE
+    return flags
+
+
+def _hevc(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
+    length_size = nal_length_size(Codec.HEVC, extradata)
+    units = [_first_unit(head, length_size, lambda unit: unit[0] >> 1 & 63 in _HEVC_SLICES) for head in heads]
+    kinds = [None if unit is None else unit[0] >> 1 & 63 for unit in units]
+    layers = [None if unit is None else (unit[1] & 7) - 1 for unit in units]
+    # The highest sub-layer is known only if all packets are: a lower one may be a reference of a higher one.
+    highest = None if None in layers else max(layer for layer in layers if layer is not None)
+    flags = []
+    for number, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
+        flag = 0
+        following = kinds[number + 1] if number + 1 < len(kinds) else -1
+        if kind in _HEVC_IDR or (
+            kind in HEVC_INTRA_RANDOM_ACCESS and following is not None and following not in HEVC_LEADING
+        ):
+            flag |= _KEY
+        if kind in HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
+            flag |= _DROPPABLE
+        flags.append(flag)
+    return flags
+
+
+def _av1(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> list[int]:
+    flags = []
+    for head, size in zip(heads, sizes, strict=True):
+        flag = 0
+        if head is not None:
+            # Of a packet with one frame the head is enough; zeros stand for the rest of the frame's data.
+            packet = bytes(head) + bytes(max(size - len(head), 0))
+            sequence, is_enough = _av1_head(packet, len(head))
+            extradata = sequence or extradata
+            if is_enough:
+                try:
+                    (flag,) = av1_flags(extradata, [packet])
+                except FormatError:
+                    flag = 0
+        flags.append(flag)
+    return flags
+
+
+def _av1_head(packet: bytes, known: int) -> tuple[bytes, bool]:
+    """Return the configuration record of a sequence header in the known bytes of a temporal unit, or nothing; and
+    whether they tell the unit's flags: its last OBU begins in them, so that no other frame follows."""
+    position, sequence = 0, b""
+    while position < known:
+        start, header = position, packet[position]
+        position += 1 + (header >> 2 & 1)
+        size, shift, more = len(packet) - position, 0, bool(header >> 1 & 1)
+        if more:
+            size = 0
+        while more and position < known:
+            size |= (packet[position] & 0x7F) << shift
+            more, shift, position = bool(packet[position] & 0x80), shift + 7, position + 1
+        position += size
+        if more or position > len(packet):
+            break
+        if header >> 3 & 15 == _AV1_SEQUENCE and position <= known:
+            sequence = bytes(_AV1C_FIELDS) + packet[start:position]
+        if position == len(packet):
+            return sequence, start + _AV1_HEADER_BYTES <= known or position <= known
+    return sequence, False
+
+
+def _vp9(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> list[int]:
+    if all(head is not None and len(head) == size for head, size in zip(heads, sizes, strict=True)):
+        found: list[int] = packet_flags(Codec.VP9, extradata, [head or b"" for head in heads]).tolist()
+        return found
+    return [_KEY if _begins_with_vp9_key(head) else 0 for head in heads]
+
+
+def _begins_with_vp9_key(head: Bytes | None) -> bool:
+    try:
+        return bool(head) and Vp9Frame(memoryview(head or b"")).key
+    except FormatError:
+        return False
+
+
+def _vp8(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
+    return [0 if not head else int(packet_flags(Codec.VP8, extradata, [head])[0]) for head in heads]
+
+
+def _intra(_extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
+    return [_KEY | _DROPPABLE] * len(heads)
+
+
+def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
+    """Return the head of a packet as a packet that ends there: a decoder refuses a NAL unit that exceeds its packet."""
+    length_size = nal_length_size(codec, extradata) if codec in (Codec.H264, Codec.HEVC) else None
+    if length_size is None:
+        return head
+    position = 0
+    while position + length_size < len(head):
+        size = int.from_bytes(head[position : position + length_size], "big")
+        left = len(head) - position - length_size
+        if size > left:
+            return head[:position] + left.to_bytes(length_size, "big") + head[position + length_size :]
+        position += length_size + size
+    return head[:position]
+
+
+def _first_unit(head: Bytes | None, length_size: int | None, wanted: Callable[[memoryview], bool]) -> memoryview | None:
+    """Return the first two bytes of the first NAL unit that is wanted; None if the head ends before it."""
+    if head is None:
+        return None
+    view, position = memoryview(head), 0
+    if length_size is None:
+        data = bytes(view)
+        position = data.find(b"\0\0\1")
+        while position >= 0 and position + 5 <= len(view):
+            unit = view[position + 3 : position + 5]
+            if wanted(unit):
+                return unit
+            position = data.find(b"\0\0\1", position + 3)
+        return None
+    while position + length_size + 2 <= len(view):
+        size = int.from_bytes(view[position : position + length_size], "big")
+        position += length_size
+        if size > 1 and wanted(view[position : position + 2]):
+            return view[position : position + 2]
+        position += size
+    return None
+
+
+_RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes | None], Sequence[int]], list[int]]]] = {
+    Codec.AV1: _av1,
+    Codec.H264: _h264,
+    Codec.HEVC: _hevc,
+    Codec.MJPEG: _intra,
+    Codec.VP8: _vp8,
+    Codec.VP9: _vp9,
+}

@@ -1,0 +1,509 @@
+"""Read the position and presentation time of each packet from an MP4's sample tables.
+
+Supports the plain files that muxers write by default (ISO/IEC 14496-12): one `moov`, no fragments. Fragmented files are
+rejected; the indexer for tars of other tools uses a full demuxer instead.
+
+The audio track of a sample: an M4A in the tar, with its own packet tables. No packet is decoded.
+
+Audio has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has the M4A's position and the checksum of
+each of its blocks, so that a reader checks what it reads of the tables and of the packets.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+import numpy as np
+
+from fastvid.errors import FormatError
+from fastvid.format.bitstream import can_plan, packet_flags
+from fastvid.format.packets import StreamInfo, packet_records
+from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.format.tar import BlockReader
+from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
+
+_CODECS: Final = {
+    b"avc1": Codec.H264,
+    b"avc3": Codec.H264,
+    b"hvc1": Codec.HEVC,
+    b"hev1": Codec.HEVC,
+    b"vp08": Codec.VP8,
+    b"vp09": Codec.VP9,
+    b"av01": Codec.AV1,
+    b"mp4v": Codec.MPEG4,
+}
+_EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
+# Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
+_VISUAL_ENTRY: Final = 78
+# Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
+_ESDS_JPEG: Final = 0x6C
+# Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
+DECODER_CONFIG: Final = 0x04
+DECODER_SPECIFIC: Final = 0x05
+_DESCRIPTOR_FIELDS: Final = {0x03: 3, DECODER_CONFIG: 13}
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """A video track's description and packets, in decode order."""
+
+    codec: Codec
+    width: int  # coded width in pixels
+    height: int  # coded height in pixels
+    extradata: bytes
+    range: Range
+    matrix: Matrix
+    timescale: int  # ticks per second
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    dts: IntArray  # decode time in ticks, int64 [P]
+    pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
+    shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
+    sync: BoolArray  # whether the tables call the packet a sync sample, where decoding may start, bool [P]
+
+
+def index_mp4(
+    data: memoryview | bytes, *, conforms: bool = False, whole: bool = False
+) -> tuple[StreamInfo, RecordArray]:
+    """Index the packets of an MP4's video track.
+
+    Returns the stream, and its PACKET_DTYPE records [P] in decode order; frames are the shown packets, numbered in
+    display order.
+    """
+    view = memoryview(data)
+    track = read_track(view)
+    packets = [view[o : o + s] for o, s in zip(track.offsets.tolist(), track.sizes.tolist(), strict=True)]
+    known = can_plan(track.codec)
+    flags = np.zeros(len(packets), np.uint32)
+    if known:
+        try:
+            flags = packet_flags(track.codec, track.extradata, packets)
+        except FormatError:
+            if not whole:
+                raise
+            known = False
+    flags[~track.shown] |= np.uint32(PacketFlag.HIDDEN)
+    whole = whole or not known or not flags[0] & PacketFlag.KEY
+    flags[0] |= np.uint32(PacketFlag.KEY)
+    shown = np.flatnonzero((flags & PacketFlag.HIDDEN) == 0)
+    if not len(shown):
+        raise FormatError("video track shows no frame")
+    order = shown[np.argsort(track.pts[shown], kind="stable")]
+    pts = track.pts[order]
+    if (np.diff(pts) <= 0).any():
+        raise FormatError("two packets have the same presentation time")
+    frames = np.full(len(packets), -1, dtype=np.int64)
+    frames[order] = np.arange(len(order))
+    records = packet_records(
+        track.offsets, track.sizes, np.asarray([zlib.crc32(p) for p in packets], np.uint32), frames, flags
+    )
+    info = StreamInfo(
+        codec=track.codec,
+        width=track.width,
+        height=track.height,
+        num_frames=len(shown),
+        fps=frame_rate(pts, track.timescale, last=int(_last_duration(track))),
+        extradata=track.extradata,
+        range=track.range,
+        matrix=track.matrix,
+        flags=(StreamFlag.CONFORMS if conforms else StreamFlag.NONE) | (StreamFlag.WHOLE if whole else StreamFlag.NONE),
+    )
+    return info, records
+
+
+def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
+    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks."""
+    ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
+    if ticks <= 0:
+        return Fraction(25)
+    return (Fraction(len(pts)) * timescale / ticks).limit_denominator(100_000)
+
+
+def read_track(view: memoryview) -> Track:
+    """Read the first video track of an MP4."""
+    return read_moov(find_box(view, b"moov", "file"), len(view))
+
+
+def read_moov(moov: memoryview, file_size: int) -> Track:
+    """Read the first video track of an MP4 of `file_size` bytes from the body of its ``moov`` box."""
+    if any(name == b"mvex" for name, _ in boxes(moov)):
+        raise FormatError("MP4 is fragmented")
+    header = find_box(moov, b"mvhd", "moov")
+    movie_scale = _u32(header, 20 if header[0] else 12)
+    for name, trak in boxes(moov):
+        if name != b"trak":
+            continue
+        mdia = find_box(trak, b"mdia", "trak")
+        if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
+            return _read_trak(trak, mdia, movie_scale, file_size)
+    raise FormatError("MP4 has no video track")
+
+
+def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> Track:
+    mdhd = find_box(mdia, b"mdhd", "mdia")
+    timescale = _u32(mdhd, 20 if mdhd[0] else 12)
+    if not timescale:
+        raise FormatError("video track has no time scale")
+    stbl = find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")
+    tables = dict(boxes(stbl))
+    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
+        if required not in tables:
+            raise FormatError(f"MP4 has no {required.decode()} table")
+    entry_name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+    codec = _CODECS.get(entry_name)
+    if codec is None:
+        raise FormatError(f"unknown codec {entry_name!r}")
+    inner = dict(boxes(entry[_VISUAL_ENTRY:]))
+    if codec is Codec.MPEG4 and descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] == bytes([_ESDS_JPEG]):
+        codec = Codec.MJPEG
+    colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
+
+    sizes = packet_sizes(tables[b"stsz"])
+    count = len(sizes)
+    offsets = packet_offsets(tables, sizes)
+    if count and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
+        raise FormatError("MP4 sample table points outside the file")
+    dts = decode_times(tables[b"stts"], count)
+    pts = dts + _composition_offsets(tables.get(b"ctts"), count)
+    start, duration = _edit(trak, movie_scale, timescale)
+    shown = pts >= start
+    if duration is not None:
+        shown &= pts < start + duration
+    return Track(
+        codec=codec,
+        width=_u16(entry, 24),
+        height=_u16(entry, 26),
+        extradata=_decoder_setup(codec, inner),
+        range=colour_range,
+        matrix=matrix,
+        timescale=timescale,
+        offsets=offsets,
+        sizes=sizes,
+        dts=dts,
+        pts=pts - start,
+        shown=shown,
+        sync=_sync_samples(tables.get(b"stss"), count),
+    )
+
+
+def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
+    """Yield the name and body of each box inside a container box."""
+    position = 0
+    while position + 8 <= len(view):
+        size, name, header = _u32(view, position), bytes(view[position + 4 : position + 8]), 8
+        if size == 1:
+            size, header = int.from_bytes(view[position + 8 : position + 16], "big"), 16
+        elif size == 0:
+            size = len(view) - position
+        if size < header or position + size > len(view):
+            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds its parent")
+        yield name, view[position + header : position + size]
+        position += size
+
+
+def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
+    """Return the body of the first box with a name."""
+    for name, body in boxes(view):
+        if name == wanted:
+            return body
+    raise FormatError(f"MP4 has no {wanted.decode()} box in {parent}")
+
+
+def _u16(view: memoryview, position: int) -> int:
+    return int.from_bytes(view[position : position + 2], "big")
+
+
+def _u32(view: memoryview, position: int) -> int:
+    if position + 4 > len(view):
+        raise FormatError("MP4 box ends too early")
+    return int.from_bytes(view[position : position + 4], "big")
+
+
+def _table(view: memoryview, position: int, count: int, columns: int, dtype: str = ">u4") -> IntArray:
+    width = np.dtype(dtype).itemsize
+    if position + count * columns * width > len(view):
+        raise FormatError(f"MP4 table of {count} entries is longer than its box")
+    table = np.frombuffer(view, dtype=dtype, count=count * columns, offset=position)
+    return table.astype(np.int64).reshape(count, columns)
+
+
+def packet_sizes(stsz: memoryview) -> IntArray:
+    """Return the size of each packet in bytes, int64 [P]."""
+    fixed, count = _u32(stsz, 4), _u32(stsz, 8)
+    if fixed:
+        if fixed * count > 2**40:
+            raise FormatError(f"MP4 claims {count} packets of {fixed} bytes")
+        return np.full(count, fixed, dtype=np.int64)
+    return _table(stsz, 12, count, 1)[:, 0]
+
+
+def packet_offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
+    """Return the first byte of each packet in the file, int64 [P]."""
+    if b"stco" in tables:
+        chunks = _table(tables[b"stco"], 8, _u32(tables[b"stco"], 4), 1)[:, 0]
+    elif b"co64" in tables:
+        chunks = _table(tables[b"co64"], 8, _u32(tables[b"co64"], 4), 1, ">i8")[:, 0]
+    else:
+        raise FormatError("MP4 has no stco table")
+    runs = _table(tables[b"stsc"], 8, _u32(tables[b"stsc"], 4), 3)
+    offsets = np.zeros(len(sizes), dtype=np.int64)
+    done = 0
+    for number, (first, per_chunk, _) in enumerate(runs.tolist()):
+        last = runs[number + 1, 0] - 1 if number + 1 < len(runs) else len(chunks)
+        for chunk in range(first - 1, last):
+            if done >= len(sizes):
+                break
+            if not 0 <= chunk < len(chunks):
+                raise FormatError(f"MP4 has no chunk {chunk}")
+            stop = min(done + per_chunk, len(sizes))
+            ends = np.cumsum(sizes[done:stop])
+            offsets[done:stop] = chunks[chunk] + ends - sizes[done:stop]
+            done = stop
+    if done < len(sizes):
+        raise FormatError(f"MP4 chunks contain {done} of {len(sizes)} packets")
+    return offsets
+
+
+def decode_times(stts: memoryview, count: int) -> IntArray:
+    """Return the decode time of each packet in ticks, int64 [count]."""
+    runs = _table(stts, 8, _u32(stts, 4), 2)
+    if runs[:, 0].sum() < count or runs[:, 0].max(initial=0) > 2**31:
+        raise FormatError(f"MP4 has decode times for {int(runs[:, 0].sum())} of {count} packets")
+    deltas = np.repeat(runs[:, 1], np.minimum(runs[:, 0], count))[:count]
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(deltas)])[:count]
+
+
+def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
+    if ctts is None:
+        return np.zeros(count, dtype=np.int64)
+    # Version 1 is signed. Huge values in version 0 also mean negative ones: FFmpeg reads them so.
+    runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
+    offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
+    return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
+
+
+def _sync_samples(stss: memoryview | None, count: int) -> BoolArray:
+    if stss is None:
+        return np.ones(count, dtype=np.bool_)
+    numbers = _table(stss, 8, _u32(stss, 4), 1)[:, 0] - 1
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise FormatError(f"MP4 has no sync sample {int(numbers.max()) + 1} among {count} samples")
+    return np.isin(np.arange(count), numbers)
+
+
+def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
+    """Return the start and length, in media ticks, of the only media edit; (0, None) without edits."""
+    edts = next((body for name, body in boxes(trak) if name == b"edts"), None)
+    if edts is None:
+        return 0, None
+    elst = find_box(edts, b"elst", "edts")
+    wide, count = elst[0] == 1, _u32(elst, 4)
+    entries = []
+    for number in range(count):
+        position = 8 + number * (20 if wide else 12)
+        size = 8 if wide else 4
+        duration = int.from_bytes(elst[position : position + size], "big")
+        media = int.from_bytes(elst[position + size : position + 2 * size], "big", signed=True)
+        if media >= 0:
+            entries.append((media, duration))
+    if not entries:
+        return 0, None
+    if len(entries) > 1:
+        raise FormatError(f"MP4 edit list has {len(entries)} segments, more than 1 is not supported")
+    start, duration = entries[0]
+    if not duration or not movie_scale:
+        return start, None
+    # In media ticks and rounded to the nearest, as FFmpeg does.
+    return start, (duration * timescale * 2 + movie_scale) // (2 * movie_scale)
+
+
+def _colour(colr: memoryview | None, codec: Codec, vpcc: memoryview | None) -> tuple[Range, Matrix]:
+    if colr is not None and bytes(colr[:4]) == b"nclx" and len(colr) >= 11:
+        return (Range.FULL if colr[10] & 0x80 else Range.LIMITED), _matrix(_u16(colr, 8))
+    if vpcc is not None and len(vpcc) >= 10:
+        return (Range.FULL if vpcc[6] & 1 else Range.LIMITED), _matrix(vpcc[9])
+    return (Range.FULL if codec is Codec.MJPEG else Range.UNKNOWN), Matrix.UNKNOWN
+
+
+def _matrix(code: int) -> Matrix:
+    try:
+        return Matrix(code)
+    except ValueError:
+        return Matrix.UNKNOWN
+
+
+def descriptor(esds: memoryview | None, tag: int) -> bytes:
+    """Return the body of a descriptor in an `esds` box (ISO/IEC 14496-1, 7.2.6); empty if it is missing."""
+    data, position = b"" if esds is None else bytes(esds[4:]), 0
+    while position + 2 <= len(data):
+        found, size, position = data[position], 0, position + 1
+        more = True
+        while more and position < len(data):
+            more, size = bool(data[position] & 0x80), size << 7 | data[position] & 0x7F
+            position += 1
+        if found == tag:
+            return data[position : position + size]
+        # Descriptors in _DESCRIPTOR_FIELDS contain others after their own fields; skip the rest entirely.
+        position += _DESCRIPTOR_FIELDS.get(found, size)
+    return b""
+
+
+def _decoder_setup(codec: Codec, inner: dict[bytes, memoryview]) -> bytes:
+    """Return the decoder's configuration record; empty if there is none."""
+    if codec is Codec.MPEG4:
+        return descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
+    return next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b"")
+
+
+def _last_duration(track: Track) -> int:
+    if len(track.dts) > 1:
+        return int(track.dts[-1] - track.dts[-2])
+    return track.timescale // 25
+
+
+# Bytes of fixed fields before the boxes of an AudioSampleEntry (ISO/IEC 14496-12, 12.2.3).
+_AUDIO_ENTRY: Final = 28
+_CODECS_audio: Final = {b"mp4a": "aac", b"alac": "alac"}
+_OBJECT_AAC: Final = 0x40  # MP4 registration authority
+_BOX_HEADER: Final = 16  # bytes of the longest box header
+_MOST_SAMPLES: Final = 2**53  # exact as a float, and 6,000 years at 48 kHz
+
+
+@dataclass(frozen=True, slots=True)
+class AudioInfo:
+    """The audio track of a sample, as in its facts."""
+
+    codec: str
+    sample_rate: int  # samples per second and channel
+    channels: int
+    num_samples: int  # samples per channel in all packets, including those before the start (encoder delay)
+    num_packets: int
+    extradata: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AudioTrack:
+    """The packets of an M4A's audio track, and the part of them that is heard."""
+
+    info: AudioInfo
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    times: IntArray  # start of each packet and end of the last one, in samples of `info.sample_rate`, int64 [P + 1]
+    start: int
+    stop: int
+    delay: Fraction  # seconds from the first frame of the video to the sample `start`
+
+
+def index_m4a(data: memoryview | bytes) -> AudioInfo:
+    """Read the description of an M4A's audio track."""
+    return read_sound_track(find_box(memoryview(data), b"moov", "file"), len(data)).info
+
+
+def load_track(reader: BlockReader) -> AudioTrack:
+    """Read the audio track of an M4A, of whose bytes only the tables are read."""
+    at = 0
+    while at + 8 <= reader.size:
+        header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
+        size, name = int.from_bytes(header[:4], "big"), bytes(header[4:8])
+        size = int.from_bytes(header[8:16], "big") if size == 1 else size or reader.size - at
+        if size < 8:
+            break
+        if name == b"moov":
+            return read_sound_track(find_box(reader.bytes(at, size), b"moov", "file"), reader.size)
+        at += size
+    raise FormatError("M4A has no moov box")
+
+
+def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
+    """Read the first audio track of an M4A.
+
+    `file_size`: bytes of the file.
+    """
+    header = find_box(moov, b"mvhd", "moov")
+    movie_scale = _number(header, 20 if header[0] else 12)
+    for name, trak in boxes(moov):
+        if name != b"trak":
+            continue
+        mdia = find_box(trak, b"mdia", "trak")
+        if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"soun":
+            return _read_trak_audio(trak, mdia, movie_scale, file_size)
+    raise FormatError("M4A has no audio track")
+
+
+def _read_trak_audio(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> AudioTrack:
+    header = find_box(mdia, b"mdhd", "mdia")
+    rate = _number(header, 20 if header[0] else 12)
+    tables = dict(boxes(find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")))
+    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
+        if required not in tables:
+            raise FormatError(f"M4A has no {required.decode()} table")
+    name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+    codec = _CODECS_audio.get(name)
+    if codec is None or not rate or len(entry) < _AUDIO_ENTRY:
+        raise FormatError(f"M4A has audio codec {name!r} at {rate} Hz; supported are mp4a (AAC) and alac")
+    total = _total(tables[b"stts"])
+    if total >= _MOST_SAMPLES:
+        raise FormatError(f"M4A claims {total} audio samples")
+    sizes = packet_sizes(tables[b"stsz"])
+    offsets = packet_offsets(tables, sizes)
+    if len(sizes) and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
+        raise FormatError("M4A sample table points outside the file")
+    info = AudioInfo(
+        codec=codec,
+        sample_rate=rate,
+        channels=int.from_bytes(entry[16:18], "big"),
+        num_samples=total,
+        num_packets=len(sizes),
+        extradata=_extradata(codec, dict(boxes(entry[_AUDIO_ENTRY:]))),
+    )
+    times = np.append(decode_times(tables[b"stts"], len(sizes)), info.num_samples).astype(np.int64)
+    delay, start, length = _edits(trak)
+    stop = info.num_samples
+    if length and movie_scale:
+        stop = min(stop, start + -(-length * rate // movie_scale))
+    return AudioTrack(info, offsets, sizes, times, start, stop, Fraction(delay, movie_scale or 1))
+
+
+def _extradata(codec: str, inner: dict[bytes, memoryview]) -> bytes:
+    if codec != "aac":
+        return bytes(inner.get(b"alac", b""))
+    if descriptor(inner.get(b"esds"), DECODER_CONFIG)[:1] != bytes([_OBJECT_AAC]):
+        raise FormatError("elementary stream of the M4A is not AAC")
+    return descriptor(inner.get(b"esds"), DECODER_SPECIFIC)
+
+
+def _total(times: memoryview) -> int:
+    runs = [(_number(times, 8 + 8 * run), _number(times, 12 + 8 * run)) for run in range(_number(times, 4))]
+    return sum(count * step for count, step in runs)
+
+
+def _edits(trak: memoryview) -> tuple[int, int, int]:
+    """Return the delay in movie ticks, the first sample heard, and the length in movie ticks; 0 for the whole track."""
+    edits = next((body for name, body in boxes(trak) if name == b"edts"), None)
+    if edits is None:
+        return 0, 0, 0
+    table = find_box(edits, b"elst", "edts")
+    width, delay, heard = 8 if len(table) and table[0] == 1 else 4, 0, list[tuple[int, int]]()
+    for number in range(_number(table, 4)):
+        at = 8 + number * (2 * width + 4)
+        if at + 2 * width > len(table):
+            raise FormatError("M4A edit list ends too early")
+        length = int.from_bytes(table[at : at + width], "big")
+        start = int.from_bytes(table[at + width : at + 2 * width], "big", signed=True)
+        if start >= 0:
+            heard.append((start, length))
+        elif not heard:
+            delay += length
+    if len(heard) > 1:
+        raise FormatError(f"M4A edit list has {len(heard)} segments, more than 1 is not supported")
+    return (delay, *(heard[0] if heard else (0, 0)))
+
+
+def _number(view: memoryview, position: int) -> int:
+    if position + 4 > len(view):
+        raise FormatError("M4A box ends too early")
+    return int.from_bytes(view[position : position + 4], "big")

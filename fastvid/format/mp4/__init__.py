@@ -1,1 +1,0 @@
-"""Reads the tables of MP4 files."""

@@ -1,0 +1,206 @@
+"""Build the facts of a shard: one Parquet row per stream of each sample, for people and queries.
+
+Select rows of a table by split, or by a condition in SQL such as ``fps >= 24 and class = 'archery'``.
+
+DuckDB parses and evaluates the condition, so its whole expression language works: ``LIKE``, ``IN``, ``BETWEEN``,
+``IS NULL``, ``'x' IN labels`` for a list column, arithmetic, ``length(caption)``, regular expressions. A condition
+reads the table alone: it sees no file, no network and no variable of the program.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastvid.errors import UsageError
+from fastvid.format.in_place import IndexedAudio, IndexedSample
+from fastvid.format.schema import (
+    FACT_FIELDS,
+    FACTS_SCHEMA,
+    Matrix,
+    PacketFlag,
+    Range,
+    StreamFlag,
+    from_parquet,
+    to_parquet,
+)
+from fastvid.runtime.arrays import IntArray, RecordArray
+from fastvid.runtime.near_names import near_names
+from fastvid.runtime.processes import available_cores
+from fastvid.storage import Storage
+
+# Rows per row group: reading one row's facts then decodes a few hundred rows, not a whole shard.
+_ROW_GROUP: Final = 100
+
+META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
+
+
+def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
+    """Return the facts of a shard as Parquet bytes.
+
+    There is one row per video stream of each sample, then one per audio track.
+
+    `rows`: STREAM_DTYPE [N], one per video stream, in the same order.
+    """
+    facts = []
+    flat = [(sample, stream) for sample in samples for stream in sample.streams]
+    for (sample, stream), row in zip(flat, rows, strict=True):
+        info, flags = stream.info, stream.records["flags"]
+        facts.append(
+            {name: sample.meta.get(name) for name in META_FIELDS}
+            | {
+                "key": sample.key,
+                "source_id": sample.meta.get("source_id", sample.key),
+                "stream": stream.name,
+                "num_frames": info.num_frames,
+                "fps_num": info.fps.numerator,
+                "fps_den": info.fps.denominator,
+                "width": info.width,
+                "height": info.height,
+                "codec": info.codec.label,
+                "color_range": info.range.name.lower(),
+                "color_matrix": info.matrix.name.lower(),
+                "conforms": bool(info.flags & StreamFlag.CONFORMS),
+                "whole": bool(info.flags & StreamFlag.WHOLE),
+                "extradata": info.extradata,
+                "member": stream.member.name,
+                "member_offset": stream.member.offset,
+                "member_size": stream.member.size,
+                "first_packet": int(row["first_packet"]),
+                "num_packets": len(stream.records),
+                "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
+                "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
+                "flow_bound": info.flow_bound or None,
+            }
+        )
+    # After all video streams: their rows are found by arithmetic, and not every sample has audio.
+    facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
+    return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
+
+
+def has_audio(storage: Storage, shard: str) -> bool:
+    """Return whether a sample of a shard has audio, by its facts."""
+    file = f"{shard}.parquet"
+    return "audio" in from_parquet(storage.read(file), file=file, columns=["stream"])["stream"].to_pylist()
+
+
+def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations: pa.Table) -> pa.Table:
+    """Return annotations with the columns of FACT_FIELDS, read from the shards' facts.
+
+    A column that already has such a name becomes ``source_<name>``.
+
+    `annotations`: one row per sample.
+    """
+    names = ["stream", "num_frames", "fps_num", "fps_den", "width", "height"]
+    tables = []
+    for shard in shards:
+        file = f"{shard}.parquet"
+        tables.append(from_parquet(storage.read(file), file=file, columns=names))
+    facts = pa.concat_tables(tables)
+    facts = facts.filter(pc.equal(facts["stream"], stream))
+    rate = pc.divide(facts["fps_num"].cast(pa.float64()), facts["fps_den"].cast(pa.float64()))
+    found = {"fps": rate, "width": facts["width"], "height": facts["height"]}
+    found["duration"] = pc.divide(facts["num_frames"].cast(pa.float64()), rate)
+    annotations = annotations.rename_columns(
+        [f"source_{name}" if name in FACT_FIELDS else name for name in annotations.column_names]
+    )
+    for name, kind in FACT_FIELDS.items():
+        annotations = annotations.append_column(name, found[name].cast(kind))
+    return annotations
+
+
+def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
+    info = audio.info
+    return {name: sample.meta.get(name) for name in META_FIELDS if name != "pix_fmt"} | {
+        "key": sample.key,
+        "source_id": sample.meta.get("source_id", sample.key),
+        "stream": "audio",
+        "num_frames": info.num_samples,
+        "fps_num": info.sample_rate,
+        "fps_den": 1,
+        "width": 0,
+        "height": 0,
+        "codec": info.codec,
+        "color_range": Range.UNKNOWN.name.lower(),
+        "color_matrix": Matrix.UNKNOWN.name.lower(),
+        "conforms": True,
+        "whole": True,
+        "extradata": info.extradata,
+        "member": audio.member.name,
+        "member_offset": audio.member.offset,
+        "member_size": audio.member.size,
+        "first_packet": 0,
+        "num_packets": info.num_packets,
+        "num_keys": info.num_packets,
+        "num_droppable": 0,
+        "channels": info.channels,
+    }
+
+
+_ROW: Final = "__row"
+_SPLIT: Final = "split"
+
+
+def matching_rows(table: pa.Table, condition: str) -> IntArray:
+    """Return the rows for which a condition is true, as SQL defines it: a comparison with NULL is not.
+
+    Returns row numbers, ascending, int64 [M].
+    """
+    import duckdb  # slow to import, and few programs filter
+
+    numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    try:
+        with duckdb.connect(
+            ":memory:", config={"enable_external_access": "false", "threads": available_cores()}
+        ) as engine:
+            engine.execute("SET python_enable_replacements = false")
+            engine.execute("SET lock_configuration = true")
+            chosen = engine.from_arrow(numbered).filter(condition).project(_ROW).fetchnumpy()[_ROW]
+    except duckdb.Error as error:
+        raise _translated(error, condition, table) from error
+    return np.sort(np.asarray(chosen, dtype=np.int64))
+
+
+def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
+    """Add the column ``class``, the name of each label, unless the annotations have one of their own."""
+    if "class" in table.column_names or not classes:
+        return table
+    names = pa.DictionaryArray.from_arrays(table["label"].combine_chunks(), pa.array(classes, pa.string()))
+    return table.append_column("class", names)
+
+
+def in_split(table: pa.Table, split: str) -> pa.ChunkedArray:
+    """Return for each row whether it is in a split, or null."""
+    column, colon, value = split.rpartition(":")
+    column = column if colon else _SPLIT
+    names = table.column_names
+    if column not in names:
+        known = [name for name in names if name.startswith(_SPLIT)]
+        hint = f"use one of {', '.join(known)}" if known else "omit `split`: the samples have none"
+        raise UsageError(f"dataset has no split column {column!r}", hint=hint)
+    values = pc.unique(table[column]).to_pylist()
+    if value not in values:
+        present = ", ".join(sorted(str(v) for v in values if v is not None))
+        raise UsageError(f"no sample has {column} {value!r}", hint=f"use one of {present}")
+    return pc.equal(table[column], value)
+
+
+def _translated(error: Exception, condition: str, table: pa.Table) -> UsageError:
+    reason = str(error).partition("\n")[0]
+    columns = ", ".join(sorted(table.column_names))
+    hint = f"use the columns {columns}"
+    unknown = re.search(r'Referenced column "([^"]*)" not found', reason)
+    if unknown:
+        # SQL ignores the case of a column's name, so the hint does, too.
+        lower = {name.lower(): name for name in table.column_names}
+        near = near_names(pa.chunked_array([list(lower)], pa.string()), unknown[1].lower())
+        if near:
+            hint = f"did you mean {', '.join(lower[name] for name in near)}? {hint}"
+        if f'"{unknown[1]}"' in condition:
+            hint = f"write text in single quotes: '{unknown[1]}'; {hint}"
+    return UsageError(f"cannot select by where={condition!r}: {reason}", hint=hint)

@@ -1,0 +1,440 @@
+"""What the annotations and signals say about the rows of a batch: labels, texts, columns and numbers of each frame.
+
+`MultiHot`: several labels per sample, as a row of zeros and ones. `Text`: one text a row, chosen among several and
+sometimes dropped, as a function of (seed, epoch, position).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any, Final, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastvid.decode.sound import Audio
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import PICTURES
+from fastvid.load.clips.timed_sampling import Deltas
+from fastvid.load.order.draws import Draws, Purpose
+from fastvid.load.order.epoch import MASKED, EveryFrame
+from fastvid.load.order.mixture import Mixture, parts_of
+from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
+from fastvid.runtime.values import check_choice, sha256
+
+_LABELS: Final = "labels"
+"""The column whose values are classes of the dataset, as those of ``label`` are."""
+
+
+@dataclass(frozen=True, repr=False)
+class MultiHot:
+    """Several labels per sample, from an annotation column of lists: `Batch.labels`, float32 [B, C].
+
+    An element is 1 if the sample has the class and 0 if not. A sample without labels has a row of zeros and stays
+    valid: it has none of the classes. Masked rows are zeros too; use `Batch.valid` or `Batch.weight` to ignore them.
+
+    Args:
+        column: A column of lists, either of class names or of class numbers.
+        classes: Class names, at least one; C is their number, and the class number is the index. By default those of
+            the dataset for the column ``labels`` if it has any, otherwise all values of the column in the dataset,
+            whatever its split or filter: names in alphabetical order, or numbers from 0 to the largest.
+
+    Raises:
+        UsageError: If the classes are invalid.
+    """
+
+    column: str
+    classes: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.classes is None:
+            return
+        classes = tuple(self.classes)
+        if not classes or len(set(classes)) < len(classes) or not all(isinstance(name, str) for name in classes):
+            raise UsageError(
+                f"classes of MultiHot are {classes}", hint="give the names of all classes, each once, as strings"
+            )
+        object.__setattr__(self, "classes", classes)
+
+    def __repr__(self) -> str:
+        # Part of a loader's fingerprint, so it must be short: a dataset may have thousands of classes.
+        if self.classes is None:
+            return f"MultiHot({self.column!r})"
+        digest = sha256("\n".join(self.classes).encode())[:16]
+        return f"MultiHot({self.column!r}, {len(self.classes)} classes {digest})"
+
+
+class MultiHotLabels:
+    """The labels of a dataset's samples.
+
+    `dataset`: the samples.
+    """
+
+    def __init__(self, labels: MultiHot, dataset: Dataset | Mixture) -> None:
+        column = dataset.column(labels.column) if labels.column in dataset.column_names else None
+        if column is None or not _contains_labels(column.type):
+            found = "does not exist" if column is None else f"contains {column.type}, not lists"
+            others = [other for other in dataset.column_names if _contains_labels(dataset.column(other).type)]
+            raise UsageError(
+                f"column {labels.column!r} of MultiHot {found}",
+                hint=f"use one of {', '.join(others)}"
+                if others
+                else "add a column with a list of class names to the annotations",
+            )
+        classes = labels.classes or _default_classes(labels.column, dataset)
+        self.labels = replace(labels, classes=classes)
+        samples, values = _pairs(column)
+        if pa.types.is_integer(values.type):
+            numbers = values.to_numpy().astype(np.int64)
+            known = (numbers >= 0) & (numbers < len(classes))
+        else:
+            found = pc.index_in(values, pa.array(classes, values.type))
+            known = found.is_valid().to_numpy(zero_copy_only=False)
+            numbers = found.fill_null(-1).to_numpy().astype(np.int64)
+        if not known.all():
+            first = int(np.flatnonzero(~known)[0])
+            value = values[first].as_py()
+            raise UsageError(
+                f"column {labels.column!r} contains {value!r}, which is none of the {len(classes)} classes",
+                key=dataset.key(int(samples[first])),
+                hint="add it to MultiHot(classes=...), or correct the annotations",
+            )
+        self._numbers = numbers.astype(np.int32)
+        self._stops = np.cumsum(np.bincount(samples, minlength=len(column)))
+
+    def rows(self, samples: IntArray, valid: BoolArray) -> Float32Array:
+        """Return the labels of a batch's rows, float32 [B, C].
+
+        `samples`: sample of each row, int64 [B]. `valid`: which rows are not masked, bool [B].
+        """
+        assert self.labels.classes is not None
+        made = np.zeros((len(samples), len(self.labels.classes)), dtype=np.float32)
+        for row in np.flatnonzero(valid).tolist():
+            sample = int(samples[row])
+            start = self._stops[sample - 1] if sample else 0
+            made[row, self._numbers[start : self._stops[sample]]] = 1
+        return made
+
+
+def _default_classes(column: str, dataset: Dataset | Mixture) -> tuple[str, ...]:
+    if column == _LABELS and dataset.classes:
+        return dataset.classes
+    parts = parts_of(dataset)
+    # Of all rows, not only the selected ones: the splits of a dataset must have the same classes.
+    tables = [part.annotations for part in parts if column in part.annotations.column_names]
+    found = {value for table in tables for value in pc.unique(_pairs(table[column])[1]).to_pylist()}
+    if not found:
+        raise UsageError(f"column {column!r} has no labels at all", hint="give MultiHot(classes=...)")
+    numbers = [value for value in found if isinstance(value, int)]
+    if not numbers:
+        return tuple(sorted(found))
+    if min(numbers) < 0:
+        raise UsageError(f"column {column!r} contains class number {min(numbers)}", hint="number classes from 0")
+    return tuple(str(number) for number in range(max(numbers) + 1))
+
+
+def _pairs(column: pa.ChunkedArray) -> tuple[IntArray, pa.Array]:
+    """Return the row and the value of each element of a column of lists that is not null."""
+    rows, values = [np.empty(0, dtype=np.int64)], []
+    start = 0
+    for chunk in column.chunks:
+        flat = pc.list_flatten(chunk)
+        if pa.types.is_dictionary(flat.type):
+            flat = flat.cast(flat.type.value_type)
+        present = flat.is_valid()
+        rows.append(start + np.asarray(pc.list_parent_indices(chunk).filter(present), dtype=np.int64))
+        values.append(flat.filter(present))
+        start += len(chunk)
+    if not values:
+        return rows[0], pa.array([], pa.string())
+    return np.concatenate(rows), pa.concat_arrays(values)
+
+
+def _contains_labels(kind: pa.DataType) -> bool:
+    types = pa.types
+    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
+        return False
+    kind = kind.value_type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
+
+
+Choose = Literal["random", "first"]
+
+
+@dataclass(frozen=True)
+class Text:
+    """One text per row, `Batch.text`, from annotation columns of strings or of lists of strings.
+
+    The texts of a sample are those of all columns, in the order of the columns; nulls and empty strings do not count.
+    A choice belongs to a position of an epoch, so it is the same for any world size and after a resume, and each of
+    `clips_per_video` clips has its own.
+
+    Args:
+        columns: A column, or several.
+        choose: "random", or "first" for the first text that the sample has.
+        drop: Probability that a row gets `empty` instead, 0 to 1, for instance for classifier-free guidance.
+        empty: The text of a row that was dropped, has no text or is padding.
+        weights: Relative probability of each column, positive, for choose="random"; the texts of a column share its
+            weight, and a column without a text does not take part. By default all texts are equally probable.
+
+    Raises:
+        UsageError: If an argument is invalid.
+    """
+
+    columns: str | Sequence[str]
+    choose: Choose = "random"
+    drop: float = 0.0
+    empty: str = ""
+    weights: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        # Normalise, so that equal arguments have the same fingerprint.
+        object.__setattr__(self, "columns", self.names)
+        check_choice("choose", self.choose, get_args(Choose))
+        if not self.names or len(set(self.names)) < len(self.names):
+            raise UsageError(f"columns of Text are {self.names}", hint="give one column or more, each once")
+        if not 0 <= self.drop <= 1:
+            raise UsageError(f"drop is {self.drop}, expected a probability", hint="choose a number from 0 to 1")
+        if self.weights is None:
+            return
+        weights = tuple(float(weight) for weight in self.weights)
+        if len(weights) != len(self.names) or not all(0 < weight < math.inf for weight in weights):
+            raise UsageError(
+                f"weights of Text are {weights} for the columns {', '.join(self.names)}",
+                hint="give one positive number for each column",
+            )
+        if self.choose != "random":
+            raise UsageError(f"weights were given with choose={self.choose!r}", hint="use choose='random'")
+        object.__setattr__(self, "weights", weights)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns."""
+        return (self.columns,) if isinstance(self.columns, str) else tuple(self.columns)
+
+
+class TextColumns:
+    """The texts of a dataset's samples.
+
+    `dataset`: the samples.
+    """
+
+    def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
+        self.text, self._columns = text, list[pa.ChunkedArray]()
+        for name in text.names:
+            column = dataset.column(name) if name in dataset.column_names else None
+            if column is None or not _contains_text(column.type):
+                found = "does not exist" if column is None else f"contains {column.type}, not text"
+                others = [other for other in dataset.column_names if _contains_text(dataset.column(other).type)]
+                raise UsageError(
+                    f"column {name!r} of Text {found}",
+                    hint=f"use one of {', '.join(others)}" if others else "add captions to the annotations",
+                )
+            self._columns.append(column)
+
+    def row(self, sample: int | None, draws: Draws) -> str:
+        """Return the text of a row.
+
+        `draws`: the random numbers of the row's position.
+        """
+        text = self.text
+        if sample is None:
+            return text.empty
+        each = [_texts(column[sample].as_py()) for column in self._columns]
+        found = [one for texts in each for one in texts]
+        # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
+        chosen, dropped = draws.uniform(Purpose.TEXT, 2)
+        if not found or dropped < text.drop:
+            return text.empty
+        if text.choose == "first":
+            return found[0]
+        shares = text.weights or [float(len(texts)) for texts in each]
+        weights = [share / len(texts) for share, texts in zip(shares, each, strict=True) for _ in texts]
+        ends = list(accumulate(weights))
+        return found[min(bisect_right(ends, chosen * ends[-1]), len(found) - 1)]
+
+
+def _texts(value: str | Sequence[str | None] | None) -> list[str]:
+    listed = [value] if value is None or isinstance(value, str) else value
+    return [one for one in listed if one]
+
+
+def _contains_text(kind: pa.DataType) -> bool:
+    types = pa.types
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        kind = kind.value_type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+IGNORED_LABEL: Final = -100
+"""Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowAnnotations:
+    """The entries of batches that come from the annotations."""
+
+    label: IntArray  # label of each sample of the dataset, int64 [N], -1 for none
+    columns: Mapping[str, pa.ChunkedArray]
+    text: TextColumns | None = None
+    labels: MultiHotLabels | None = None
+    mixture: Mixture | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset | Mixture, extras: Extras) -> RowAnnotations:
+        """Build from a loader's arguments."""
+        return cls(
+            dataset.labels,
+            {name: dataset.column(name) for name in extras.fields},
+            None if extras.text is None else TextColumns(extras.text, dataset),
+            None if extras.labels is None else MultiHotLabels(extras.labels, dataset),
+            dataset if isinstance(dataset, Mixture) else None,
+        )
+
+    @property
+    def fingerprint(self) -> dict[str, str]:
+        """What determines texts and labels besides seed, epoch and position, as text by argument."""
+        parts = {
+            "text": None if self.text is None else self.text.text,
+            "labels": None if self.labels is None else self.labels.labels,
+        }
+        return {name: repr(part) for name, part in parts.items() if part is not None}
+
+    def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
+        """Return the entries that belong on the device, larger items first.
+
+        `samples`: sample of each row, int64 [B]; MASKED for padding. `valid`: which rows are not masked, bool
+        [B].
+        """
+        label = np.where(valid, self.label[samples], -1)
+        made: dict[str, npt.NDArray[Any]] = {"label": np.where(label < 0, IGNORED_LABEL, label)}
+        return made if self.labels is None else made | {"labels": self.labels.rows(samples, valid)}
+
+    def on_host(self, samples: IntArray, positions: IntArray, seed: int, epoch: int) -> dict[str, Any]:
+        """Return the other entries.
+
+        `samples`: sample of each row, int64 [B]; MASKED for padding. `positions`: position of each row, int64
+        [B].
+        """
+        rows = [None if sample == MASKED else sample for sample in samples.tolist()]
+        made: dict[str, Any] = {
+            "fields": {
+                name: tuple(None if row is None else column[row].as_py() for row in rows)
+                for name, column in self.columns.items()
+            }
+        }
+        if self.text is not None:
+            drawn = [Draws(seed, epoch, position) for position in positions.tolist()]
+            made["text"] = tuple(self.text.row(row, draws) for row, draws in zip(rows, drawn, strict=True))
+        if self.mixture is not None:
+            made["dataset"] = tuple("" if row is None else self.mixture.name_of(row) for row in rows)
+        return made
+
+
+SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
+"""Signals by name, with the seconds around each item; without any, at the frames that the clip shows."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a batch contains besides its pictures.
+
+    Args:
+        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
+        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
+        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
+        fields: Annotation columns to deliver in `Batch.fields`.
+        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
+            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+    """
+
+    audio: Audio | None = None
+    text: Text | None = None
+    labels: MultiHot | None = None
+    fields: Sequence[str] = ()
+    signals: SignalsAsked = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SignalRows:
+    """The signals of the rows of a batch, and which frames around an item are outside its video."""
+
+    dataset: Dataset  # the samples, or items
+    # where the values of each signal are; None for those of the frames that a clip shows.
+    wanted: Mapping[str, Deltas | None]
+    # where the frames of each stream are, by entry of the batch; those outside the video show its first or last frame.
+    shown: Mapping[str, Deltas]
+
+    @classmethod
+    def of(
+        cls, dataset: Dataset | Mixture, frames: object, streams: Sequence[str], asked: SignalsAsked, *, views: bool
+    ) -> SignalRows | None:
+        """Build from a loader's arguments; None without signals and items."""
+        wanted = (
+            dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
+        )
+        shown = {}
+        if isinstance(dataset, EveryFrame) and isinstance(frames, Deltas):
+            shown = dict.fromkeys(["video" if name == PICTURES else name for name in streams], frames)
+        if not wanted and not shown:
+            return None
+        if isinstance(dataset, Mixture) or views:
+            what = "a mixture" if isinstance(dataset, Mixture) else "views"
+            raise UsageError(f"signals were asked for with {what}", hint="use one dataset, and one clip of a sample")
+        for name, deltas in wanted.items():
+            dataset.signals[name]  # an error if there is none
+            if deltas is not None and (not isinstance(dataset, EveryFrame) or deltas.anchor is not None):
+                raise UsageError(
+                    f"signal {name!r} was asked for at {deltas!r}, but there are no items to count from",
+                    hint="load EveryFrame(dataset), or give the names of signals alone: those of the frames shown",
+                )
+        return cls(dataset, wanted, shown)
+
+    @property
+    def text(self) -> str:
+        """Everything that determines the values, for the loader's fingerprint."""
+        return repr(self.wanted)
+
+    def rows(self, samples: IntArray, valid: BoolArray, shown: IntArray) -> dict[str, npt.NDArray[Any]]:
+        """Return the signals, [B, T] or [B, T, A], zero in masked rows; and ``NAME_is_pad``, bool [B, T], for each with
+        Deltas, and for the streams of items, True in masked rows.
+
+        `samples`: sample or item of each row, int64 [B]. `valid`: which rows are not masked, bool [B]. `shown`:
+        frames that each row shows, int64 [B, T]; -1 for none.
+        """
+        chosen = np.where(valid, samples, 0)
+        items = self.dataset if isinstance(self.dataset, EveryFrame) else None
+        of, at = (chosen, shown[:, 0]) if items is None else items.place(chosen)
+        dataset = self.dataset if items is None else items.samples
+        rows, counts = dataset.rows[of], dataset.num_frames[of][:, None]
+        rates = dataset.annotations["fps"].take(rows).to_numpy() if items is not None else np.empty(0)
+
+        def around(deltas: Deltas) -> tuple[IntArray, BoolArray]:
+            """Return the frames at offsets from the items, and which of them are outside the video."""
+            offsets = {float(rate): deltas.offsets(float(rate)) for rate in np.unique(rates)}
+            frames = at[:, None] + np.stack([offsets[float(rate)] for rate in rates])
+            return frames, (frames < 0) | (frames >= counts)
+
+        pads = {id(deltas): around(deltas)[1] | ~valid[:, None] for deltas in self.shown.values()}
+        made: dict[str, npt.NDArray[Any]] = {f"{name}_is_pad": pads[id(deltas)] for name, deltas in self.shown.items()}
+        for name, deltas in self.wanted.items():
+            frames, outside = (shown, shown < 0) if deltas is None else around(deltas)
+            values = np.ascontiguousarray(dataset.signals.values(name, rows, np.clip(frames, 0, counts - 1)))
+            values[~valid] = 0
+            if deltas is None:
+                values[outside] = 0
+            else:
+                made[f"{name}_is_pad"] = outside | ~valid[:, None]
+            made[name] = values
+        return made

@@ -1,0 +1,575 @@
+"""The size of a crop's clips: fixed, or given by a bucket.
+
+Spatial transforms: one crop, one output size and one flip for all frames of a clip.
+
+They are drawn before decoding, from the video's size and the clip's random numbers. Crops are frozen dataclasses; their
+repr is part of a loader's fingerprint.
+
+Rules for every crop:
+- Its sides and corners are even, because 4:2:0 frames are cropped at even pixels; sizes are rounded down to even unless
+  stated otherwise. The last row or column of a video with an odd side is never shown.
+- The output always has the requested size; a crop of another size is resized to it. If a video is smaller than the
+  crop, its largest region with the crop's aspect ratio is enlarged.
+- With size None, the size comes from the clip's bucket, see `fastvid.Buckets`. Sizes are then relative to the video's
+  largest region with the bucket's aspect ratio, which is shrunk or enlarged to the bucket's size.
+
+Spatial transforms that show the whole video: its aspect ratio decides the size of the clip.
+
+Like every crop they show the even part of the video, without the last row or column of a video with an odd side.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Final, NamedTuple, Protocol, Self
+
+import numpy as np
+
+from fastvid.decode.request import Box
+from fastvid.errors import UsageError
+from fastvid.load.order.draws import Draws, Purpose
+from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.values import check_least
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+@dataclass(frozen=True)
+class Sized:
+    """A crop with a size, or with none until it is given that of a bucket.
+
+    Attributes:
+        size: (height, width) in pixels; None if it comes from a bucket.
+        from_bucket: Whether the size came from a bucket, so that regions are relative to `largest`.
+    """
+
+    size: int | Size | None = None
+    from_bucket: bool = field(default=False, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.size is None:
+            return
+        # Normalise, so that 224 and (224, 224) have the same fingerprint.
+        object.__setattr__(self, "size", check_size(self.size))
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they come from a bucket."""
+        assert not isinstance(self.size, int)
+        return self.size
+
+    def output_of(self, _height: int, _width: int, /) -> Size:
+        """Return the height and width of a clip in pixels."""
+        if self.output is None:
+            raise UsageError(
+                f"{self!r} has no size, which only a bucket can give it", hint="set size=, or use batches=Buckets(...)"
+            )
+        return self.output
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, both int64 [N]. With size None, the
+        even part of the video, out of which a bucket takes its region."""
+        if self.output is None:
+            return heights & ~1, widths & ~1
+        return np.full_like(heights, self.output[0]), np.full_like(widths, self.output[1])
+
+    def of_size(self, size: Size) -> Self:
+        """Return this crop with the size of a bucket."""
+        if self.output == tuple(size):
+            return self
+        if self.output is not None:
+            raise UsageError(
+                f"{self!r} cannot make clips of {size[0]}x{size[1]} pixels for a bucket",
+                hint="set size=None: the size then comes from the bucket",
+            )
+        made = replace(self, size=size)
+        object.__setattr__(made, "from_bucket", True)
+        return made
+
+    def largest(self, height: int, width: int) -> tuple[float, float]:
+        """Return the sides of the largest region of a video with the output's aspect ratio, in pixels."""
+        out = self.output_of(height, width)
+        scale = min(height / out[0], width / out[1])
+        return out[0] * scale, out[1] * scale
+
+
+def check_size(size: int | Size) -> Size:
+    """Return a size as (height, width)."""
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
+    return pair
+
+
+# Attempts before RandomResizedCrop uses the central region, as in torchvision.
+_TRIES: Final = 10
+# MultiScaleCrop uses the output size itself if a side is within this many pixels of it, as in the TSN code.
+_SNAP: Final = 3
+
+
+class View(NamedTuple):
+    """The region of a video that a clip shows.
+
+    Attributes:
+        box: The crop.
+        size: Output height and width.
+        flip: Whether to mirror left and right after the crop.
+    """
+
+    box: Box
+    size: Size
+    flip: bool
+
+
+class Crop(Protocol):
+    """Protocol of a crop.
+
+    A crop whose `output` is None also has ``output_of(height, width)``, ``sizes(heights, widths)`` and
+    ``of_size((H, W))``; see `Spatial`, which has the same methods for all crops.
+    """
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they depend on the video."""
+        ...
+
+    def draw(self, height: int, width: int, draws: Draws, /) -> Box:
+        """Return a crop of at least 2x2 pixels inside a video of this size."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Region(Sized):
+    short_side: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.short_side is not None and self.short_side < 1:
+            raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
+        if self.short_side is not None and self.size is None:
+            raise UsageError(f"short_side is {self.short_side}, but a bucket has the size", hint="leave out short_side")
+
+    def _region(self, height: int, width: int) -> Size:
+        """Return the even height and width of the crop: the output's aspect ratio, no larger than the video."""
+        out = self.output_of(height, width)
+        scale = min(height, width) / self.short_side if self.short_side else math.inf if self.from_bucket else 1.0
+        scale = min(scale, height / out[0], width / out[1])
+        # A scale of exactly one must return exactly the output size, despite rounding in the divisions.
+        return max(2, _even(out[0] * scale + 1e-6)), max(2, _even(out[1] * scale + 1e-6))
+
+
+@dataclass(frozen=True)
+class CenterCrop(_Region):
+    """The central region of the video.
+
+    Args:
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        short_side: Crop as if the video were first resized to this short side; None crops the stored video.
+
+    Raises:
+        UsageError: If an argument is not positive.
+    """
+
+    def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
+        """Return the central crop; uses no random numbers."""
+        h, w = self._region(height, width)
+        return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
+
+
+@dataclass(frozen=True)
+class RandomCrop(_Region):
+    """A uniformly placed region, resized only if the video is too small for it.
+
+    Args:
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        short_side: Crop as if the video were first resized to this short side; None crops the stored video.
+
+    Raises:
+        UsageError: If an argument is not positive.
+    """
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """Return a crop whose corner is uniform over the even pixels where it fits."""
+        h, w = self._region(height, width)
+        v, u = draws.uniform(Purpose.CROP, 2)
+        return Box(_place(v, height, h), _place(u, width, w), h, w)
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop(Sized):
+    """A region of random area and aspect ratio, resized: torchvision's definition of the Inception crop.
+
+    Up to ten attempts draw an area (uniform) and an aspect ratio (log-uniform) until the region fits. If none fits, the
+    largest central region with an allowed ratio is used. Sides are rounded to the nearest even number.
+
+    Args:
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        scale: Bounds of the region's fraction of the video's area, 0 < low <= high <= 1; with size None, of the area of
+            the largest region with the bucket's aspect ratio.
+        ratio: Bounds of the region's width / height, 0 < low <= high; with size None, relative to the bucket's.
+
+    Raises:
+        UsageError: If an argument is out of range.
+
+    Source:
+        torchvision.transforms.RandomResizedCrop.get_params; Szegedy et al., CVPR 2015, section 6.
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.scale[0] <= self.scale[1] <= 1:
+            raise UsageError(f"scale is {self.scale}, expected 0 < low <= high <= 1")
+        if not 0 < self.ratio[0] <= self.ratio[1]:
+            raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high")
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """Return a crop of random area, aspect ratio and place."""
+        height, width = _even(height), _even(width)
+        least, most = self.ratio
+        whole: float = height * width
+        if self.from_bucket:
+            h, w = self.largest(height, width)
+            least, most, whole = least * w / h, most * w / h, h * w
+        low, high = math.log(least), math.log(most)
+        for attempt in range(_TRIES):
+            size, shape, v, u = draws.uniform(Purpose.CROP, 4, first=4 * attempt)
+            area = whole * (self.scale[0] + size * (self.scale[1] - self.scale[0]))
+            aspect = math.exp(low + shape * (high - low))
+            rows, columns = _nearest_even(math.sqrt(area / aspect)), _nearest_even(math.sqrt(area * aspect))
+            if rows <= height and columns <= width:
+                return Box(_place(v, height, rows), _place(u, width, columns), rows, columns)
+        rows = min(height, _nearest_even(width / least))
+        columns = min(width, _nearest_even(height * most))
+        return Box(_even((height - rows) / 2), _even((width - columns) / 2), rows, columns)
+
+
+@dataclass(frozen=True)
+class MultiScaleCrop(Sized):
+    """TSN's crop: sides are scales of the short side, corners are at fixed places; then resized.
+
+    Height and width each use one of the scales, at most `max_distort` steps apart in the list; each pair is equally
+    likely. The region is at one of the corners or the centre; `more_fix_crop` adds the middles of the sides and the
+    quarters (13 places in total). Each place is equally likely.
+
+    Args:
+        size: Output side, or (height, width), in pixels; None for the size of the clip's bucket.
+        scales: Fractions of the short side, each 0 < s <= 1; with size None, of each side of the largest region with
+            the bucket's aspect ratio.
+        max_distort: Maximum steps between the scales of height and width, >= 0.
+        more_fix_crop: Use 13 places instead of 5.
+
+    Raises:
+        UsageError: If an argument is out of range.
+
+    Source:
+        Wang et al., Temporal Segment Networks, ECCV 2016; mit-han-lab/temporal-shift-module ops/transforms.py
+        (GroupMultiScaleCrop).
+    """
+
+    scales: tuple[float, ...] = (1.0, 0.875, 0.75, 0.66)
+    max_distort: int = 1
+    more_fix_crop: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "scales", tuple(float(scale) for scale in self.scales))
+        if not self.scales or not all(0 < scale <= 1 for scale in self.scales):
+            raise UsageError(f"scales are {self.scales}, expected at least one, each 0 < scale <= 1")
+        if self.max_distort < 0:
+            raise UsageError(f"max_distort is {self.max_distort}, expected at least 0")
+
+    def draw(self, height: int, width: int, draws: Draws) -> Box:
+        """Return a crop of random scales and place."""
+        short = min(height, width)
+        bases = self.largest(height, width) if self.from_bucket else (short, short)
+        heights, widths = (
+            [out if abs(side - out) < _SNAP else side for side in [int(base * scale) for scale in self.scales]]
+            for base, out in zip(bases, self.output_of(height, width), strict=True)
+        )
+        pairs = [
+            (min(max(2, h), height), min(max(2, w), width))
+            for i, h in enumerate(heights)
+            for j, w in enumerate(widths)
+            if abs(i - j) <= self.max_distort
+        ]
+        which, where = draws.uniform(Purpose.CROP, 2)
+        h, w = pairs[int(which * len(pairs))]
+        places = _PLACES if self.more_fix_crop else _PLACES[:5]
+        down, right = places[int(where * len(places))]
+        return Box(_even(down * ((height - h) // 4)), _even(right * ((width - w) // 4)), _even(h), _even(w))
+
+
+# Row and column offsets in quarters of the free height and width: corners, centre; middles of the sides, quarters.
+_PLACES: Final = (
+    *((0, 0), (0, 4), (4, 0), (4, 4), (2, 2)),
+    *((2, 0), (2, 4), (4, 2), (0, 2), (1, 1), (1, 3), (3, 1), (3, 3)),
+)
+
+
+@dataclass(frozen=True)
+class HorizontalFlip:
+    """Mirrors left and right with probability p.
+
+    Args:
+        p: Probability, 0 <= p <= 1.
+
+    Raises:
+        UsageError: If the probability is out of range.
+    """
+
+    p: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p <= 1:
+            raise UsageError(f"p is {self.p}, expected 0 <= p <= 1")
+
+    def draw(self, draws: Draws) -> bool:
+        """Return whether this clip is mirrored."""
+        return bool(draws.uniform(Purpose.FLIP, 1)[0] < self.p)
+
+
+Transform = Crop | HorizontalFlip
+
+
+@dataclass(frozen=True)
+class Spatial:
+    """One crop and at most one flip.
+
+    Attributes:
+        crop: The crop.
+        flip: The flip; None never flips.
+    """
+
+    crop: Crop
+    flip: HorizontalFlip | None = None
+
+    @classmethod
+    def of(cls, transforms: Sequence[Transform] | Transform) -> Spatial:
+        """Build from a user's list of transforms.
+
+        Raises:
+            UsageError: If the list does not contain exactly one crop and at most one flip.
+        """
+        listed = list(transforms) if isinstance(transforms, Sequence) else [transforms]
+        flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
+        crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
+        if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
+            raise UsageError(
+                f"spatial contains something that is neither a crop nor a flip: {listed}",
+                hint=f"use CenterCrop({listed[0]}), RandomResizedCrop({listed[0]}) or another crop",
+            )
+        if len(crops) != 1 or len(flips) > 1:
+            raise UsageError(
+                f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",
+                hint="add CenterCrop(224), RandomCrop(224), Resize(short_side=256) or another crop",
+            )
+        return cls(crops[0], flips[0] if flips else None)
+
+    def draw(self, height: int, width: int, draws: Draws) -> View:
+        """Return the region that a clip shows of a video of this size.
+
+        Raises:
+            UsageError: If a side of the video is one pixel, so no even crop fits.
+        """
+        if min(height, width) < 2:
+            raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
+        flip = self.flip is not None and self.flip.draw(draws)
+        return View(self.crop.draw(height, width, draws), self.output_of(height, width), flip)
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they depend on the video or its bucket."""
+        return self.crop.output
+
+    def output_of(self, height: int, width: int) -> Size:
+        """Return the height and width of a clip of a video with these sides, in pixels.
+
+        Raises:
+            UsageError: If the size comes from a bucket.
+        """
+        size: Size = self.crop.output or self._sizing("output_of")(height, width)
+        return size
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, in pixels.
+
+        Args:
+            heights: Of the videos, int64 [N].
+            widths: Of the videos, int64 [N].
+
+        Returns:
+            Two arrays, int64 [N]: `output_of` of each video, or, if the size comes from a bucket, the video's size.
+        """
+        if self.crop.output is not None:
+            return np.full_like(heights, self.crop.output[0]), np.full_like(widths, self.crop.output[1])
+        high, wide = self._sizing("sizes")(heights, widths)
+        return high, wide
+
+    def of_size(self, size: Size) -> Spatial:
+        """Return these transforms with the size of a bucket, (height, width) in pixels.
+
+        Raises:
+            UsageError: If the crop has a size of its own.
+        """
+        return self if self.crop.output == tuple(size) else replace(self, crop=self._sizing("of_size")(size))
+
+    def _sizing(self, name: str) -> Callable[..., Any]:
+        method: Callable[..., Any] | None = getattr(self.crop, name, None)
+        if method is None:
+            raise UsageError(f"crop {self.crop!r} has no fixed size and no {name}()", hint=f"add {name}() to it")
+        return method
+
+
+def _even(pixels: float) -> int:
+    return int(pixels) & ~1
+
+
+def _nearest_even(pixels: float) -> int:
+    return max(2, 2 * int(pixels / 2 + 0.5))
+
+
+def _place(number: float, whole: int, part: int) -> int:
+    """Return an even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
+    return 2 * int(number * ((whole - part) // 2 + 1))
+
+
+class _Whole(ABC):
+    """The whole video, resized by a rule for its size."""
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None, because they depend on the video."""
+        return None
+
+    @abstractmethod
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""
+
+    def output_of(self, height: int, width: int) -> Size:
+        """Return the height and width of the clips of a video with these sides, in pixels."""
+        return _output_of(self, height, width)
+
+    def of_size(self, size: Size) -> CenterCrop:
+        """Return the crop for a bucket of this size: the video's largest central region with its aspect ratio."""
+        return CenterCrop(None).of_size(size)
+
+    def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
+        """Return the even part of the video; uses no random numbers."""
+        return Box(0, 0, height & ~1, width & ~1)
+
+
+# Cached: the videos of a dataset have few sizes, and arrays of one value are slow.
+@lru_cache(maxsize=4096)
+def _output_of(whole: _Whole, height: int, width: int) -> Size:
+    high, wide = whole.sizes(np.array([height]), np.array([width]))
+    return int(high[0]), int(wide[0])
+
+
+@dataclass(frozen=True)
+class Resize(_Whole):
+    """The whole video, resized; exactly one of the arguments is given.
+
+    Args:
+        short_side: Length of the shorter side in pixels. The longer one keeps the aspect ratio and is rounded to the
+            nearest even number, half up: 2 * floor(long * short_side / (2 * short) + 1/2), in integers, where short and
+            long are the sides of the stored video.
+        size: Side, or (height, width), in pixels; the aspect ratio is not kept.
+
+    Raises:
+        UsageError: If an argument is not positive, or if not exactly one is given.
+    """
+
+    short_side: int | None = None
+    size: int | Size | None = None
+
+    def __post_init__(self) -> None:
+        if (self.short_side is None) == (self.size is None):
+            raise UsageError(
+                f"short_side is {self.short_side} and size is {self.size}, expected exactly one of them",
+                hint="use Resize(short_side=256), or Resize(size=(256, 340))",
+            )
+        check_least(1, short_side=self.short_side)
+        if self.size is not None:
+            object.__setattr__(self, "size", check_size(self.size))
+
+    @property
+    def output(self) -> Size | None:
+        """Height and width of every clip in pixels; None if they depend on the video."""
+        assert not isinstance(self.size, int)
+        return self.size
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""
+        if self.output is not None:
+            return np.full_like(heights, self.output[0]), np.full_like(widths, self.output[1])
+        assert self.short_side is not None
+        short, long = np.minimum(heights, widths), np.maximum(heights, widths)
+        other = 2 * ((long * self.short_side + short) // (2 * short))
+        tall = heights > widths
+        # A square video has two short sides, whatever the rounding.
+        other[heights == widths] = self.short_side
+        return np.where(tall, other, self.short_side), np.where(tall, self.short_side, other)
+
+
+@dataclass(frozen=True)
+class Native(_Whole):
+    """The whole video at its own size, with sides that are multiples of a number, such as a model's patch.
+
+    With sides h and w (the even part of the video), m = `multiple`, and round() to the nearest integer, half to even:
+
+    1. H = max(m, round(h/m) * m), and W likewise.
+    2. If H * W > max_pixels: b = sqrt(h * w / max_pixels), H = max(m, floor(h/b/m) * m), and W likewise.
+    3. Otherwise, if H * W < min_pixels: b = sqrt(min_pixels / (h * w)), H = ceil(h*b/m) * m, and W likewise.
+
+    All in float64. With the default, clips have exactly the pixels of the video. A very long video can exceed
+    `max_pixels`, because no side is shorter than m.
+
+    Args:
+        multiple: Divides both sides of the clip, >= 1; odd numbers are possible.
+        min_pixels: Least pixels of a frame, >= 1; None for no bound.
+        max_pixels: Most pixels of a frame, >= min_pixels; None for no bound.
+
+    Raises:
+        UsageError: If an argument is out of range.
+
+    Source:
+        smart_resize of Qwen2-VL's image processor (transformers), which has factor=28 for `multiple`.
+    """
+
+    multiple: int = 2
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+
+    def __post_init__(self) -> None:
+        check_least(1, multiple=self.multiple, min_pixels=self.min_pixels, max_pixels=self.max_pixels)
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise UsageError(
+                f"min_pixels is {self.min_pixels}, expected at most max_pixels, which is {self.max_pixels}"
+            )
+
+    def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""
+        m = self.multiple
+        h, w = (heights & ~1).astype(np.float64), (widths & ~1).astype(np.float64)
+        high, wide = (np.maximum(m, np.rint(side / m) * m) for side in (h, w))
+        pixels = high * wide
+        if self.max_pixels is not None:
+            b = np.sqrt(h * w / self.max_pixels)
+            over = pixels > self.max_pixels
+            high = np.where(over, np.maximum(m, np.floor(h / b / m) * m), high)
+            wide = np.where(over, np.maximum(m, np.floor(w / b / m) * m), wide)
+            pixels = np.where(over, np.inf, pixels)
+        if self.min_pixels is not None:
+            b = np.sqrt(self.min_pixels / (h * w))
+            under = pixels < self.min_pixels
+            high = np.where(under, np.ceil(h * b / m) * m, high)
+            wide = np.where(under, np.ceil(w * b / m) * m, wide)
+        return high.astype(np.int64), wide.astype(np.int64)

@@ -1,0 +1,212 @@
+"""Host memory of batches: pools, private to the process or shared with worker processes, and the layout of a row in it.
+
+A user may keep a batch for any time, so a later batch must not overwrite its memory; and newly mapped memory costs a
+page fault every 4 kB, about 0.1 ms per clip. So an array returns to its pool when its last view is freed, whether a
+slice, a torch tensor or a tensor saved by autograd.
+
+Does not import torch, because worker processes write batches too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import WorkerError
+from fastvid.runtime.arrays import UInt8Array
+
+_TIMES_MEMORY: Final = 4
+"""Bytes of address space reserved per byte of physical memory. A block is never split or joined, so a loader may
+allocate more over its lifetime than it uses at any moment."""
+
+_LARGER: Final = 2
+"""How many times larger than asked a reused block may be: batches of clips of different length rarely have the same
+size twice. The system allocates no page of it that is never written."""
+
+
+class _Block(NamedTuple):
+    """Memory of one array: a memory map, the offset in it, and the size in bytes."""
+
+    memory: mmap.mmap
+    offset: int
+    size: int
+
+
+def _take(free: deque[_Block], size: int) -> _Block | None:
+    """Take a block out of `free` that fits, preferably the last one; None if there is none."""
+    # Each step is atomic, so that no lock is needed.
+    for _ in range(len(free)):
+        try:
+            block = free.pop()
+        except IndexError:
+            break
+        if size <= block.size <= _LARGER * size:
+            return block
+        free.appendleft(block)
+    return None
+
+
+class BufferPool:
+    """Page-aligned byte arrays, recycled. Thread-safe."""
+
+    def __init__(self, keep: int) -> None:
+        self._keep = keep
+        # No lock: the garbage collector frees arrays in any thread, even one that holds the pool's lock. Appending to a
+        # deque and popping from it are atomic.
+        self._free: deque[_Block] = deque()
+
+    def take(self, nbytes: int) -> UInt8Array:
+        """Allocate an uninitialised array, uint8 [nbytes], nbytes > 0; freed with its last view."""
+        size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        # The most recently used block is likely still in the CPU cache.
+        block = _take(self._free, size) or self._allocate(size)
+        # numpy keeps exactly this array as the base of all its views, because its own base is not an array.
+        lease = np.frombuffer(block.memory, dtype=np.uint8, count=nbytes, offset=block.offset)
+        weakref.finalize(lease, self._release, block).atexit = False
+        return lease
+
+    def offset(self, array: npt.NDArray[np.generic]) -> int | None:  # noqa: ARG002 - of the shared pool
+        """Return where an array of this pool (or a view of one) begins in the memory shared with worker processes; None
+        if the pool is not shared."""
+        return None
+
+    def _allocate(self, size: int) -> _Block:
+        # Private: a forked child gets a copy and does not see batches that are still being written.
+        return _Block(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), 0, size)
+
+    def _release(self, block: _Block) -> None:
+        self._free.append(block)
+        if len(self._free) > self._keep:
+            with contextlib.suppress(IndexError):
+                self._drop(self._free.popleft())
+
+    def _drop(self, block: _Block) -> None:
+        """Return a block's memory to the system."""
+
+
+class SharedBufferPool(BufferPool):
+    """Buffers that worker processes write into directly: only an offset is sent, and nothing is copied.
+
+    All buffers are in one anonymous file, mapped once by each process and much larger than needed: pages are allocated
+    on first write and released when unused. Forked children share the file too, so their writes are visible here.
+
+    `size`: size of the file in bytes.
+    """
+
+    def __init__(self, keep: int) -> None:
+        super().__init__(keep)
+        self.size = _TIMES_MEMORY * os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+        try:
+            self.file = os.memfd_create("fastvid-batches", os.MFD_CLOEXEC)
+            weakref.finalize(self, os.close, self.file).atexit = False
+            os.ftruncate(self.file, self.size)
+            self._memory = mmap.mmap(self.file, self.size)
+        except OSError as error:
+            raise WorkerError(
+                f"cannot reserve {self.size >> 30} GiB of address space to share with worker processes: {error}",
+                hint="raise ulimit -v and ulimit -f, though it takes no memory; or use Workers('thread')",
+            ) from error
+        self._start = np.frombuffer(self._memory, dtype=np.uint8, count=1).ctypes.data
+        self._end = 0
+        self._empty: deque[_Block] = deque()  # without memory, to be written again
+        self._lock = threading.Lock()
+
+    def offset(self, array: npt.NDArray[np.generic]) -> int:
+        """See `BufferPool.offset`."""
+        return int(array.__array_interface__["data"][0]) - self._start
+
+    def _allocate(self, size: int) -> _Block:
+        block = _take(self._empty, size)
+        if block is not None:
+            return block
+        with self._lock:
+            offset, self._end = self._end, self._end + size
+        if self._end > self.size:
+            raise WorkerError(f"batches in use fill {self.size >> 30} GiB", hint="keep fewer batches") from None
+        return _Block(self._memory, offset, size)
+
+    def _drop(self, block: _Block) -> None:
+        # If unsupported, the pages stay allocated until the file is closed.
+        with contextlib.suppress(OSError):
+            self._memory.madvise(mmap.MADV_REMOVE, block.offset, block.size)
+        self._empty.append(block)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayout:
+    """Layout of one row of a batch."""
+
+    num_frames: int
+    size: tuple[int, int]  # height and width in pixels
+    order: str = "CTHW"
+    # scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
+    channels: tuple[tuple[float, float], ...] | None = None
+
+    @property
+    def dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint8]:
+        """Data type of the row."""
+        return np.dtype(np.uint8) if self.channels is None else np.dtype(np.float32)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of the row in memory."""
+        sizes = dict(zip("CTHW", self.levels_shape, strict=True))
+        one, two, three, four = (sizes[axis] for axis in self.order)
+        return one, two, three, four
+
+    @property
+    def levels_shape(self) -> tuple[int, int, int, int]:
+        """Shape that decoders write: [3, T, H, W]."""
+        return (3, self.num_frames, *self.size)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the row in bytes."""
+        return 3 * self.num_frames * self.size[0] * self.size[1] * self.dtype.itemsize
+
+    @property
+    def as_decoded(self) -> bool:
+        """Whether decoders can write the row directly: they write values, and planes as a whole."""
+        return self.channels is None and self.order.endswith("HW")
+
+    def decoded(self, memory: UInt8Array) -> UInt8Array:
+        """Return `nbytes` bytes of memory as a row that decoders write directly, viewed as [3, T, H, W]."""
+        return memory.reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
+
+    def view(self, memory: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
+        """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
+        return memory.view(self.dtype).reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
+
+    def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
+        """Convert decoded values and write them to the row.
+
+        `row`: viewed as [3, T, H, W]. `levels`: decoded values, uint8 [3, T, H, W].
+        """
+        if self.channels is None:
+            row[...] = levels
+            return
+        # Plane by plane, so that the three passes over a plane stay in the CPU cache. With numpy, because torch would
+        # start a team of OpenMP threads per decode thread, which compete for cores.
+        for channel, (scale, bias) in enumerate(self.channels):
+            by, plus = np.float32(scale), np.float32(bias)
+            for source, plane in zip(levels[channel], row[channel], strict=True):
+                plane[...] = source
+                plane *= by
+                plane += plus
+
+
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """A row in memory shared between processes."""
+
+    offset: int  # offset of its first byte
+    layout: RowLayout

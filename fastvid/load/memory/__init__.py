@@ -1,1 +1,0 @@
-"""Memory of batches on the host and on a CUDA device, and the layout of clips in it."""

@@ -1,0 +1,330 @@
+"""Integer hashes. Sample orders and random draws depend on them, so their output must never change.
+
+The sample order of an epoch: a keyed permutation that is computed, not stored.
+
+Any position can be computed independently in constant memory, so a loader's whole state is one position, and all ranks
+compute the same order without communication.
+
+Above 65,536 samples a balanced Feistel network with six rounds permutes the smallest power of four that is at least the
+number of samples, and results out of range are permuted again (cycle walking; fewer than four times on average). A
+Feistel network reaches few of the permutations of a small set, so up to 65,536 samples are sorted by a keyed hash
+instead.
+
+Stateless random numbers: each is a hash of (seed, epoch, position, purpose, index).
+
+A number depends on nothing else, so it is the same for any world size, batch size, thread and back-end, and after any
+restart. Library generators are not used because their algorithms may change between versions.
+
+A clip needs at most a dozen numbers, for which Python integers are faster than numpy arrays.
+
+Accept `torch.utils.data.Subset`, as `random_split` makes them, wherever a dataset is expected.
+
+Orders in which each group of samples gets a fixed share: datasets of a mixture, classes of a balanced epoch.
+
+Shares are exact in every epoch: each group gets its number of positions, and a keyed permutation assigns positions to
+groups. A group with more positions than samples visits every sample a second time before any a third time; a group
+with fewer continues in the next epoch where it stopped. So each group is visited in whole laps, each lap in its own
+order. No state is needed: the lap and the index in it follow from the epoch and the position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.runtime.arrays import IntArray, UInt32Array, UInt64Array
+
+if TYPE_CHECKING:
+    from torch.utils.data import Subset
+
+
+# 2**64 divided by the golden ratio, odd: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+GOLDEN: Final = 0x9E3779B97F4A7C15
+MASK64: Final = 2**64 - 1
+
+_S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_S16, _S13 = np.uint32(16), np.uint32(13)
+
+
+def mix64(words: UInt64Array) -> UInt64Array:
+    """Apply SplitMix64's finaliser, a bijection of 64-bit words.
+
+    Source:
+        Steele, Lea, Flood: Fast splittable pseudorandom number generators, OOPSLA 2014; constants of variant 13 of
+        Stafford's "Better bit mixing".
+
+    `words`: uint64, at least one dimension (numpy warns when a scalar overflows, not when an array does).
+    """
+    words = (words ^ (words >> _S30)) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> _S27)) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> _S31)
+
+
+def mix64_int(word: int) -> int:
+    """Return `mix64` of one Python integer, 0 <= word < 2**64."""
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK64
+    return word ^ (word >> 31)
+
+
+def mix32(words: UInt32Array) -> UInt32Array:
+    """Apply MurmurHash3's 32-bit finaliser, a bijection of 32-bit words.
+
+    Source:
+        Appleby: MurmurHash3, fmix32.
+
+    `words`: uint32, at least one dimension.
+    """
+    words = (words ^ (words >> _S16)) * np.uint32(0x85EBCA6B)
+    words = (words ^ (words >> _S13)) * np.uint32(0xC2B2AE35)
+    return words ^ (words >> _S16)
+
+
+ORDER_VERSION: Final = "fastvid-order-1"
+"""Part of the key; must change when the algorithm changes, so that states of the old one are refused."""
+
+ROUNDS: Final = 6
+"""Feistel rounds; four are visibly biased in small domains (chi-squared over permutations), six are not from 65,537."""
+
+SORTED_LIMIT: Final = 65_536
+"""Largest set that is sorted by hash; its order takes half a megabyte during the epoch."""
+
+
+class Permutation:
+    """The order in which one epoch visits the samples.
+
+    `num_samples`: samples in the epoch, >= 0. `shuffle`: false visits the samples in dataset order.
+    """
+
+    __slots__ = ("_half", "_keys", "_sorted", "epoch", "num_samples", "seed", "shuffle")
+
+    def __init__(self, num_samples: int, seed: int = 0, epoch: int = 0, *, shuffle: bool = True) -> None:
+        for name, value, limit in (("num_samples", num_samples, 2**62), ("seed", seed, 2**64), ("epoch", epoch, 2**64)):
+            if not 0 <= value < limit:
+                raise UsageError(f"{name} is {value}, expected 0 <= {name} < 2**{limit.bit_length() - 1}")
+        self.num_samples, self.seed, self.epoch, self.shuffle = num_samples, seed, epoch, shuffle
+        # The size is part of the key: a set that grows by one sample gets a very different order.
+        text = struct.pack("<QQQ", seed, epoch, num_samples) + ORDER_VERSION.encode()
+        digest = hashlib.blake2b(text, digest_size=4 * ROUNDS + 8).digest()
+        self._keys = np.frombuffer(digest, "<u4", count=ROUNDS).astype(np.uint32)
+        self._half = max(1, ((num_samples - 1).bit_length() + 1) // 2) if num_samples else 1
+        self._sorted: IntArray | None = None
+        if shuffle and num_samples <= SORTED_LIMIT:
+            start = np.frombuffer(digest, "<u8", count=1, offset=4 * ROUNDS).astype(np.uint64)
+            steps = np.arange(1, num_samples + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+            self._sorted = np.argsort(mix64(steps + start), kind="stable").astype(np.int64)
+
+    def __repr__(self) -> str:
+        return f"Permutation({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
+
+    def ids(self, positions: npt.ArrayLike) -> IntArray:
+        """Return the samples at these positions of the epoch.
+
+        `positions`: integers, 0 <= p < num_samples, any order, int64 [N]. Returns rows of the dataset, int64
+        [N]. Over all positions each row occurs exactly once.
+        """
+        wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
+        if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):
+            outside = wanted.min() if wanted.min() < 0 else wanted.max()
+            raise UsageError(f"position {outside} is outside an epoch of {self.num_samples} samples")
+        if not self.shuffle:
+            return wanted.copy()
+        if self._sorted is not None:
+            return self._sorted[wanted]
+        ids = self._feistel(wanted.astype(np.uint64))
+        lanes = np.flatnonzero(ids >= self.num_samples)
+        while len(lanes):
+            ids[lanes] = self._feistel(ids[lanes])
+            lanes = lanes[ids[lanes] >= self.num_samples]
+        return ids.astype(np.int64)
+
+    def _feistel(self, words: UInt64Array) -> UInt64Array:
+        half = np.uint64(self._half)
+        mask = np.uint32((1 << self._half) - 1)
+        left, right = (words >> half).astype(np.uint32), words.astype(np.uint32) & mask
+        for key in self._keys:
+            left, right = right, left ^ (mix32(right ^ key) & mask)
+        return (left.astype(np.uint64) << half) | right.astype(np.uint64)
+
+
+DRAWS_VERSION: Final = "fastvid-draws-1"
+"""Part of a loader's fingerprint; must change when the algorithm changes."""
+
+_DOUBLE: Final = 2.0**-53  # spacing of float64 numbers in [0.5, 1)
+
+
+class Purpose(IntEnum):
+    """What a number is used for. Different purposes are independent; existing values must never change."""
+
+    FRAMES = 1
+    CROP = 2
+    FLIP = 3
+    TEXT = 4
+    TRANSFORM = 6
+    BINS = 7
+    TASK = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random numbers of one clip.
+
+    Attributes:
+        seed: The loader's seed, 0 <= seed < 2**64.
+        epoch: The epoch, 0 <= epoch < 2**64.
+        position: Position of the clip in the epoch's global order.
+    """
+
+    seed: int
+    epoch: int
+    position: int
+
+    def words(self, purpose: Purpose, count: int, first: int = 0) -> list[int]:
+        """Return the uniform 64-bit words `first` to `first + count - 1` of a purpose.
+
+        Seed, epoch, position and purpose each go through a bijection, so two clips of an epoch never share a state; the
+        words are the SplitMix64 sequence from that state.
+        """
+        state = 0
+        for word in (self.seed, self.epoch, self.position, purpose):
+            state = mix64_int(((state ^ word) + GOLDEN) & MASK64)
+        state += first * GOLDEN
+        return [mix64_int((state + i * GOLDEN) & MASK64) for i in range(1, count + 1)]
+
+    def uniform(self, purpose: Purpose, count: int, first: int = 0) -> list[float]:
+        """Return floats uniform in [0, 1), multiples of 2**-53."""
+        return [(word >> 11) * _DOUBLE for word in self.words(purpose, count, first)]
+
+    def integers(self, purpose: Purpose, high: int, count: int) -> list[int]:
+        """Return integers uniform in 0 <= i < high; probabilities differ by a factor of at most 1 + high / 2**64."""
+        return [(word * high) >> 64 for word in self.words(purpose, count)]
+
+
+class _Located(Protocol):
+    def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]: ...
+
+
+_Other = TypeVar("_Other", bound=_Located)
+
+
+@overload
+def resolve_subset(dataset: Subset[Any]) -> Dataset: ...
+
+
+@overload
+def resolve_subset(dataset: _Other) -> _Other: ...
+
+
+def resolve_subset(dataset: Any) -> Any:
+    """Return the samples that a `Subset` of a dataset selects, in its order; any other dataset as it is."""
+    # Worker processes use mixtures without torch; where nobody has imported torch, nothing is its Subset.
+    torch_data = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(dataset, torch_data.Subset):
+        inner: Any = dataset.dataset
+        whole = resolve_subset(inner)
+        if not isinstance(whole, Dataset):
+            raise UsageError(
+                f"dataset is a Subset of a {type(whole).__name__}",
+                hint="make subsets of each dataset, then the mixture",
+            )
+        return whole.select(np.asarray(dataset.indices))
+    if not hasattr(dataset, "locate"):
+        raise UsageError(
+            f"dataset is a {type(dataset).__name__}, expected a dataset of fastvid",
+            hint="open one with `fastvid.open`, or combine several in a `fastvid.Mixture`",
+        )
+    return dataset
+
+
+GROUPED_VERSION: Final = "fastvid-grouped-1"
+"""Part of a loader's fingerprint; must change when the algorithm changes."""
+
+_TAG: Final = int.from_bytes(b"grouped1", "little")
+
+
+class Members(Protocol):
+    """Maps (group, index in the group) to a sample."""
+
+    def __call__(self, groups: IntArray, indices: IntArray, /) -> IntArray:
+        """Return the samples, int64 [N]."""
+        ...
+
+
+class GroupedOrder:
+    """The order of one epoch over groups with fixed shares.
+
+    `sizes`: samples in each group, >= 1.
+    """
+
+    def __init__(self, sizes: Sequence[int], counts: Sequence[int], members: Members, seed: int, epoch: int) -> None:
+        self.seed, self.epoch = seed, epoch
+        self._members = members
+        self._places = Permutation(sum(counts), seed, epoch)
+        self._sizes = np.asarray(sizes, dtype=np.int64)
+        self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
+        self._starts = np.concatenate([np.zeros(1, dtype=np.int64), self._ends[:-1]])
+        # Python integers, because epoch * count may overflow 64 bits.
+        begun = [divmod(epoch * count, size) for count, size in zip(counts, sizes, strict=True)]
+        self._laps = np.asarray([lap & MASK64 for lap, _ in begun], dtype=np.uint64)
+        self._offsets = np.asarray([offset for _, offset in begun], dtype=np.int64)
+        self._halves = np.asarray([max(1, ((size - 1).bit_length() + 1) // 2) for size in sizes], dtype=np.uint64)
+        state = mix64_int((seed + _TAG) & MASK64)
+        groups = np.arange(1, len(sizes) + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        self._states = mix64(groups + np.uint64(state))
+
+    @property
+    def num_samples(self) -> int:
+        """Number of positions in the epoch."""
+        return self._places.num_samples
+
+    def ids(self, positions: npt.ArrayLike) -> IntArray:
+        """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
+        slots = self._places.ids(positions)
+        groups = np.searchsorted(self._ends, slots, side="right")
+        sizes = self._sizes[groups]
+        more, indices = np.divmod(self._offsets[groups] + slots - self._starts[groups], sizes)
+        laps = self._laps[groups] + more.astype(np.uint64)
+        return self._members(groups, self._permuted(groups, laps, indices, sizes))
+
+    def _permuted(self, groups: IntArray, laps: UInt64Array, indices: IntArray, sizes: IntArray) -> IntArray:
+        """Permute `indices` within each lap: the network of `Permutation`, with separate keys for each element."""
+        words = [mix64(mix64(self._states[groups] ^ laps) + np.uint64((n * GOLDEN) & MASK64)) for n in (1, 2, 3)]
+        keys = [(word >> np.uint64(shift)).astype(np.uint32) for word in words for shift in (0, 32)]
+        assert len(keys) == ROUNDS
+        halves = self._halves[groups]
+        found = indices.astype(np.uint64)
+        lanes = np.arange(len(found))
+        while len(lanes):
+            half = halves[lanes]
+            mask = ((np.uint64(1) << half) - np.uint64(1)).astype(np.uint32)
+            left, right = (found[lanes] >> half).astype(np.uint32), found[lanes].astype(np.uint32) & mask
+            for key in keys:
+                left, right = right, left ^ (mix32(right ^ key[lanes]) & mask)
+            found[lanes] = (left.astype(np.uint64) << half) | right.astype(np.uint64)
+            lanes = lanes[found[lanes] >= sizes[lanes].astype(np.uint64)]
+        return found.astype(np.int64)
+
+
+def apportion(total: int, weights: Sequence[float]) -> list[int]:
+    """Divide `total` positions in proportion to the weights, by largest remainders (ties go to the first group).
+
+    `weights`: non-negative, at least one positive. Returns integers that add up to `total`.
+    """
+    whole = sum(weights)
+    shares = [total * weight / whole for weight in weights]
+    counts = [int(share) for share in shares]
+    # More positions than groups can remain only where floats are coarser than one position.
+    order = sorted(range(len(shares)), key=lambda group: (counts[group] - shares[group], group))
+    for turn in range(total - sum(counts)):
+        counts[order[turn % len(order)]] += 1
+    return counts

@@ -1,1 +1,0 @@
-"""Time decoders on the clips of a dataset; used by `fastvid tune` and the benchmarks."""

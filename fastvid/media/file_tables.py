@@ -1,0 +1,546 @@
+"""Read parts of a video file on a disk or in an object store, and count what that takes.
+
+Where the packets of a video are, when they are shown and where decoding may start, as its container says.
+
+The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
+container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
+
+Compare frames decoded from planned packets with what FFmpeg's demuxer and decoder make of a file by themselves.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zlib
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import av
+import numpy as np
+from av.video.frame import VideoFrame
+
+from fastvid.decode.pyav import open_context
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
+from fastvid.format.mp4 import Track, frame_rate, read_moov
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
+from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
+from fastvid.media.probe import sniff
+from fastvid.media.prove import ENCODE_HINT, frame_digest
+from fastvid.media.timing import Reason, check_fragments
+from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
+from fastvid.storage import Storage
+from fastvid.storage.protocol import Version
+
+BLOCK: Final = 1 << 16
+"""Bytes that are read at least: most MP4s of a minute have their tables in so many."""
+
+AHEAD: Final = 1 << 22
+"""Bytes that are read at once when a file is read from end to end."""
+
+KEPT: Final = 1 << 26
+"""Bytes that are kept of a file, so that a packet can be compared with what its demuxer has just read."""
+
+
+class FileReader(io.RawIOBase):
+    """One version of a file: read by ranges, or like an open file by a demuxer.
+
+    `head`: its first bytes, if they were read with the version. `size`: size in bytes. `bytes_read`: bytes that
+    were read from the storage.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        name: str,
+        version: Version,
+        check: Callable[[], None] = lambda: None,
+        *,
+        head: bytes | memoryview = b"",
+    ) -> None:
+        super().__init__()
+        self._storage, self._name, self._check = storage, name, check
+        self.version, self.size = version, version.size
+        self.bytes_read, self.reads = len(head), int(len(head) > 0)
+        self._blocks: OrderedDict[int, bytes] = OrderedDict()
+        self._keep(0, memoryview(head))
+        self._place = self._expected = 0
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a small read costs little."""
+        return self._storage.concurrency == 1
+
+    def part(self, offset: int, size: int, *, ahead: int = 0) -> bytes:
+        """Return a range of the file, cut at its end; neighbours of what was read are read along and kept.
+
+        `offset`: first byte. `size`: number of bytes. `ahead`: bytes from `offset` that are read along if the
+        range must be read.
+        """
+        stop = min(offset + size, self.size)
+        if offset >= stop:
+            return b""
+        first, last = offset // BLOCK, (stop - 1) // BLOCK
+        missing = [block for block in range(first, last + 1) if block not in self._blocks]
+        if missing:
+            follows = (min(offset + ahead, self.size) - 1) // BLOCK
+            self._load(missing[0], max(missing[-1], follows))
+        joined = b"".join(self._kept(block) for block in range(first, last + 1))
+        return joined[offset - first * BLOCK : stop - first * BLOCK]
+
+    def whole(self) -> bytes:
+        """Return all of the file, without keeping it."""
+        (data,) = self.parts([(0, self.size)]) if self.size else (b"",)
+        return data
+
+    def parts(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return several ranges, given as (offset, size), with one read of the storage, which may be many requests.
+
+        What was kept is not read again.
+        """
+        kept = [self._in_blocks(offset, size) for offset, size in ranges]
+        missing = [one for one, known in zip(ranges, kept, strict=True) if not known]
+        runs: list[list[int]] = []
+        for offset, size in sorted(missing):
+            if runs and offset - runs[-1][1] <= self._storage.gap:
+                runs[-1][1] = max(runs[-1][1], offset + size)
+            else:
+                runs.append([offset, offset + size])
+        data = [memoryview(bytearray(stop - start)) for start, stop in runs]
+        if runs:
+            self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
+        starts = [start for start, _ in runs]
+        found = []
+        for (offset, size), known in zip(ranges, kept, strict=True):
+            if known:
+                found.append(self.part(offset, size))
+                continue
+            run = bisect_right(starts, offset) - 1
+            found.append(bytes(data[run][offset - starts[run] :][:size]))
+        return found
+
+    def readable(self) -> bool:
+        """See `io.IOBase`."""
+        return True
+
+    def seekable(self) -> bool:
+        """See `io.IOBase`."""
+        return True
+
+    def tell(self) -> int:
+        """See `io.IOBase`."""
+        return self._place
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
+        """See `io.IOBase`."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._place, os.SEEK_END: self.size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer: memoryview, /) -> int:  # type: ignore[override]
+        """See `io.RawIOBase`. Read ahead once reads follow each other."""
+        view = memoryview(buffer)
+        block = self._place // BLOCK
+        if self._place < self.size and block not in self._blocks:
+            follows = self._place == self._expected and self._place > 0
+            ahead = AHEAD if follows else BLOCK
+            self._load(block, min(block + max(ahead, len(view)) // BLOCK, (self.size - 1) // BLOCK))
+        data = self.part(self._place, len(view))
+        view[: len(data)] = data
+        self._place += len(data)
+        self._expected = self._place
+        return len(data)
+
+    def _load(self, first: int, last: int) -> None:
+        start, stop = first * BLOCK, min((last + 1) * BLOCK, self.size)
+        data = memoryview(bytearray(stop - start))
+        self._read([(start, data)])
+        self._keep(first, data)
+
+    def _keep(self, first: int, data: memoryview) -> None:
+        """Keep the blocks that data from block `first` on consists of, but not one that it ends in."""
+        last = first + len(data) // BLOCK if first * BLOCK + len(data) < self.size else first - (-len(data) // BLOCK)
+        for block in range(first, last):
+            self._blocks[block] = bytes(data[(block - first) * BLOCK :][:BLOCK])
+        most = max(KEPT // BLOCK, last - first)
+        while len(self._blocks) > most:
+            self._blocks.popitem(last=False)
+
+    def _in_blocks(self, offset: int, size: int) -> bool:
+        """Return whether a range, which is not empty, was kept."""
+        if size < 1 or offset + size > self.size:
+            return False
+        return all(block in self._blocks for block in range(offset // BLOCK, (offset + size - 1) // BLOCK + 1))
+
+    def _kept(self, block: int) -> bytes:
+        if block not in self._blocks:
+            self._load(block, block)
+        return self._blocks[block]
+
+    def _read(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        self._check()
+        self._storage.read_into(self._name, ranges, self.version)
+        self.reads += len(ranges)
+        self.bytes_read += sum(len(view) for _, view in ranges)
+
+
+_CODECS: Final = {codec.label: codec for codec in Codec}
+# Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
+_HEADER_WINDOW: Final = 4096
+# A demuxed packet's first bytes that are kept.
+_KEPT_HEAD: Final = 4096
+_MOST_MOOV: Final = 1 << 30
+# Bytes read with the header of a box: the tables of several minutes of video.
+_TABLES_AHEAD: Final = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """The packets of a file's first video stream, in decode order."""
+
+    container: str
+    codec: Codec
+    extradata: bytes
+    rate: Fraction  # mean frames per second of the shown frames
+    time_base: Fraction  # seconds per tick
+    offsets: IntArray  # first byte of each packet in the file, int64 [P]
+    sizes: IntArray  # size of each packet in bytes, int64 [P]
+    pts: IntArray  # presentation time of each packet in ticks, int64 [P]
+    shown: BoolArray  # whether the packet's frame is shown, bool [P]: an edit list hides others
+    sync: BoolArray  # whether the container calls it a key packet, bool [P]
+    heads: Sequence[bytes | None]  # first bytes of each packet, None for those not read
+    checksums: UInt32Array | None = None  # CRC-32 of each packet, uint32 [P]; None if the packets were not read
+    notes: tuple[str, ...] = ()
+
+
+def read_tables(file: FileReader, limits: Limits) -> Tables:
+    """Read where the packets of a file are."""
+    container = sniff(file.part(0, CONTAINER_BYTES))
+    if container == "mov":
+        try:
+            track = read_moov(memoryview(_moov(file)), file.size)
+        except FormatError:
+            pass  # fragments, several edits and what else only a full demuxer reads
+        else:
+            return _from_track(track, container, limits)
+        check_fragments(file.part, file.size)
+    return _Demuxed(file, container, limits).tables()
+
+
+def _moov(file: FileReader) -> bytes:
+    """Return the body of the file's ``moov`` box."""
+    position = 0
+    while position + 8 <= file.size:
+        # Boxes behind the frames are the tables and little else: read them at once.
+        head = file.part(position, 16, ahead=_TABLES_AHEAD if position else 0)
+        size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
+        if size == 1:
+            size, start = int.from_bytes(head[8:16], "big"), 16
+        elif size == 0:
+            size = file.size - position
+        if size < start or position + size > file.size:
+            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds the file")
+        if name == b"moov":
+            if size > _MOST_MOOV:
+                raise FormatError(f"MP4 has tables of {size} bytes")
+            return file.part(position + start, size - start)
+        position += size
+    raise FormatError("MP4 has no moov box")
+
+
+def _from_track(track: Track, container: str, limits: Limits) -> Tables:
+    count = len(track.sizes)
+    _check_limits(track.width, track.height, count, limits)
+    if not track.shown.any():
+        raise SourceError(f"none of the {count} packets shows a frame", reason=Reason.NO_FRAMES)
+    return Tables(
+        container=container,
+        codec=track.codec,
+        extradata=track.extradata,
+        rate=_rate(track.pts, track.shown, track.timescale, _last_step(track.dts)),
+        time_base=Fraction(1, track.timescale),
+        offsets=track.offsets,
+        sizes=track.sizes,
+        pts=track.pts,
+        shown=track.shown,
+        sync=track.sync,
+        heads=[None] * count,
+        notes=("edit-list",) if not track.shown.all() else (),
+    )
+
+
+@dataclass(slots=True)
+class _Demuxed:
+    """Reads a file from end to end."""
+
+    file: FileReader
+    container: str
+    limits: Limits
+    offsets: list[int] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    pts: list[int] = field(default_factory=list)
+    shown: list[bool] = field(default_factory=list)
+    sync: list[bool] = field(default_factory=list)
+    heads: list[bytes | None] = field(default_factory=list)
+    checksums: list[int] = field(default_factory=list)
+    last: int = 0
+
+    def tables(self) -> Tables:
+        """Read the file."""
+        with open_demuxer(self.file, self.container) as source:
+            stream = video_stream(source)
+            context = stream.codec_context
+            name = context.codec.canonical_name
+            codec = _CODECS.get(name)
+            if codec is None:
+                raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+            _check_limits(context.width, context.height, 0, self.limits)
+            extradata = bytes(context.extradata or b"")
+            kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
+            fields = FieldPairs(codec.label, extradata)
+            try:
+                for packet in source.demux(stream):
+                    if packet.size:
+                        self._take(packet, fields, kept)
+            except MemoryError as error:
+                raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
+            except av.FFmpegError as error:
+                message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
+                raise SourceError(message, reason=Reason.DAMAGED) from error
+            time_base = fraction(stream.time_base) or Fraction(1, 1000)
+            nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
+        if not any(self.shown):
+            raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
+        pts, shown = np.asarray(self.pts, np.int64), np.asarray(self.shown, np.bool_)
+        rate = nominal.limit_denominator(100_000)
+        if time_base.numerator == 1:
+            measured = _rate(pts, shown, time_base.denominator, self.last or 1)
+            # Containers round times to their clock, so the nominal rate is kept if it explains the times.
+            rate = measured if abs(measured - rate) * 1000 > measured else rate
+        return Tables(
+            container=self.container,
+            codec=codec,
+            extradata=extradata,
+            rate=rate,
+            time_base=time_base,
+            offsets=np.asarray(self.offsets, np.int64),
+            sizes=np.asarray(self.sizes, np.int64),
+            pts=pts,
+            shown=shown,
+            sync=np.asarray(self.sync, np.bool_),
+            heads=self.heads,
+            checksums=np.asarray(self.checksums, np.uint32),
+            notes=("edit-list",) if not shown.all() else (),
+        )
+
+    def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
+        number = len(self.sizes)
+        if packet.is_corrupt:
+            raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
+        if number >= self.limits.max_frames:
+            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
+        if packet.pts is None:
+            raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        data = bytes(packet)
+        if fields.completes(memoryview(data)) and number:
+            raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+        end = self.offsets[-1] + self.sizes[-1] if number else 0
+        start = end if packet.pos is None or packet.pos < 0 else packet.pos
+        at = self.file.part(start, _HEADER_WINDOW + len(data)).find(data)
+        if at < 0:
+            raise SourceError(
+                f"packet {number} is not contiguous at byte {start} of the file",
+                reason=Reason.NO_INDEX,
+                hint=ENCODE_HINT,
+            )
+        self.offsets.append(start + at)
+        self.sizes.append(len(data))
+        self.pts.append(packet.pts)
+        self.shown.append(not packet.is_discard)
+        self.sync.append(packet.is_keyframe)
+        self.heads.append(data[:kept])
+        self.checksums.append(zlib.crc32(data))
+        self.last = packet.duration or self.last
+
+
+def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:
+    """Return tables whose packets were read as far as `heads`; with checksums if that is all of each."""
+    whole = all(head is not None and len(head) == size for head, size in zip(heads, tables.sizes.tolist(), strict=True))
+    checksums = np.asarray([zlib.crc32(head or b"") for head in heads], np.uint32) if whole else None
+    return replace(tables, heads=heads, checksums=checksums)
+
+
+def _check_limits(width: int, height: int, packets: int, limits: Limits) -> None:
+    if width * height > limits.max_pixels:
+        raise SourceError(
+            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
+        )
+    if packets > limits.max_frames:
+        raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
+
+
+def _rate(pts: IntArray, shown: BoolArray, ticks: int, last: int) -> Fraction:
+    return frame_rate(np.sort(pts[shown]), ticks, last=last)
+
+
+def _last_step(dts: IntArray) -> int:
+    """Return the usual duration of a packet in ticks, which stands for that of the last one."""
+    return int(np.median(np.diff(dts))) if len(dts) > 1 else 1
+
+
+CANDIDATES: Final = 8
+"""Key packets among which the one is chosen whose frames are compared."""
+
+NEAR: Final = 16
+"""Packets behind that key packet whose frames are compared."""
+
+SHORT: Final = 64
+"""Packets of a video whose last frame is compared as well."""
+
+
+class Comparison:
+    """Decodes frames of a file in two ways."""
+
+    def __init__(self, file: FileReader, tables: Tables) -> None:
+        self.file, self.tables = file, tables
+        self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
+
+    def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
+        """Decode packets; yield their numbers and frames, in display order."""
+        chosen = records[packets]
+        places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
+        context = open_context(self.tables.codec, self.tables.extradata)
+        try:
+            for number, data in [*zip(packets.tolist(), self.file.parts(places), strict=True), (None, b"")]:
+                packet = None
+                if number is not None:
+                    padded: Any = memoryview(data + bytes(INPUT_PADDING))[: len(data)]
+                    packet = av.Packet(padded)
+                    packet.pts = number
+                for frame in context.decode(packet):
+                    if frame.pts is None or frame.is_corrupt:
+                        raise SourceError("a packet decodes with errors", reason=Reason.DAMAGED)
+                    yield frame.pts, frame
+        except (av.FFmpegError, ValueError) as error:
+            raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+
+    def begun(self, head: bytes) -> VideoFrame | None:
+        """Return a picture of the size and colours of the video, decoded from the head of its first packet.
+
+        None if the decoder makes nothing of it. Its pixels mean nothing.
+        """
+        context = open_context(self.tables.codec, self.tables.extradata)
+        context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
+        try:
+            packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))
+            frames = [*context.decode(packet), *context.decode(None)]
+        except (av.FFmpegError, ValueError):
+            return None
+        return frames[0] if frames else None
+
+    def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:
+        """Return the first of some frames that differs from what FFmpeg makes of the file; None if none does.
+
+        `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
+        the stream.
+        """
+        table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        rows = np.flatnonzero(np.isin(records["frame"], frames)).tolist()
+        numbers = {row: self._numbers.get(packet_offsets(records[row : row + 1])[0]) for row in rows}
+        expected = self._played([number for number in numbers.values() if number is not None])
+        for row, number in numbers.items():
+            frame = int(records["frame"][row])
+            if number is None:
+                return frame  # the file has no packet there
+            try:
+                decoded = self.decoded(table.plan([frame]).packets, records)
+                found = next((given for place, given in decoded if place == row), None)
+            except SourceError:
+                return frame
+            if found is None or frame_digest(found) != expected[number]:
+                return frame
+        return None
+
+    def ends_alike(self) -> bool:
+        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
+        tables = self.tables
+        keys = np.flatnonzero(tables.sync & tables.shown)
+        times = np.sort(tables.pts[tables.shown]) - int(tables.pts[tables.shown].min())
+        since = int(tables.pts[keys[-1]] - tables.pts[tables.shown].min()) if len(keys) else 0
+        self.file.seek(0)
+        with open_demuxer(self.file, tables.container) as source:
+            stream = video_stream(source)
+            begin = stream.start_time or 0
+            try:
+                if since > 0:
+                    source.seek(begin + since, stream=stream)
+                found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
+            except av.FFmpegError as error:
+                raise SourceError(f"reading failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+        listed: list[int] = times[times >= since].tolist()
+        return sorted(time for time in found if time >= since) == listed
+
+    def _played(self, numbers: Sequence[int]) -> dict[int, bytes]:
+        """Return the digests of the frames that packets show, decoded by FFmpeg in one pass.
+
+        The pass begins at an earlier key packet than the plan of the last of them.
+        """
+        tables = self.tables
+        # Times since the first frame: an empty edit delays all of them, which only the demuxer applies.
+        times = tables.pts - int(tables.pts[tables.shown].min())
+        keys = np.flatnonzero(tables.sync)
+        first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
+        at = max(min(first, last - 1), 0)
+        # Frames that are shown before the key packet they follow are not decoded by who begins there.
+        if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
+            at -= 1
+        key = keys[at] if len(keys) else 0
+        missing, found = {int(times[number]): number for number in numbers}, dict[int, bytes]()
+        self.file.seek(0)
+        with open_demuxer(self.file, tables.container) as source:
+            stream = video_stream(source)
+            stream.codec_context.thread_count = 1
+            begin = stream.start_time or 0
+            try:
+                if times[key] > 0:
+                    source.seek(begin + int(times[key]), stream=stream)
+                for frame in source.decode(stream):
+                    number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
+                    if number is not None:
+                        found[number] = frame_digest(frame)
+                    if not missing:
+                        return found
+            except av.FFmpegError as error:
+                raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+        raise SourceError(
+            f"FFmpeg shows no frame at the time of packet {min(missing.values())}",
+            reason=Reason.NO_INDEX,
+            hint=ENCODE_HINT,
+        )
+
+
+def chosen_frames(records: RecordArray) -> list[int]:
+    """Return some frames around a key packet, always the same ones; of a short video also the last.
+
+    Frames before the key packet prove the plans inside a GOP, those after it that decoding may start there. Of several
+    key packets the one is taken before which the fewest packets have to be decoded.
+    """
+    rng = np.random.default_rng(zlib.crc32(records.tobytes()))
+    keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
+    start = stop = 0
+    if len(keys) > 1:
+        number = min(rng.integers(1, len(keys), CANDIDATES).tolist(), key=lambda key: keys[key] - keys[key - 1])
+        start, stop = int(keys[number - 1]), int(keys[number])
+    before, after = (
+        shown[shown >= 0].tolist() for shown in np.split(records["frame"][start : stop + NEAR], [stop - start])
+    )
+    drawn = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
+    return sorted({*after[:1], *drawn, *([last] if len(records) <= SHORT else [])})

@@ -1,1 +1,0 @@
-"""Indexes videos where they are, by ranges of their files."""

@@ -1,0 +1,298 @@
+"""Cut a part out of a video's index: the packets that its frames need, and nothing of the file changes.
+
+Index a video where it is: packets, sizes and dependencies, without reading more of the file than that takes.
+
+Three levels of proof. "none" believes the container and the headers of the packets that were read. "sample" also
+decodes some frames from their planned packets and compares them with what FFmpeg's demuxer and decoder make of the file
+by themselves. "all" reads the file once and proves every frame, as `fastvid.media.prove` does for the videos of tars.
+So do the other levels for containers other than MP4 and Matroska, whose times do not tell which packet shows which
+frame, and for codecs whose packets this package does not parse.
+
+What is not known is decoded from its key packet, or, where that is not proven, from the start of the stream.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from av.video.frame import VideoFrame
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.bitstream import can_plan
+from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
+from fastvid.format.schema import Codec, PacketFlag, StreamFlag
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.file_tables import Comparison, FileReader, Tables, chosen_frames, read_tables, with_heads
+from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
+from fastvid.media.probe import sniff
+from fastvid.media.prove import ENCODE_HINT, IndexedVideo, colours_of, frame_seconds, index_video
+from fastvid.media.timing import Reason
+from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
+
+_HIDDEN = np.uint8(PacketFlag.HIDDEN)
+
+
+def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
+    """Return the index of some consecutive frames of a video, numbered from 0.
+
+    Packets before the first frame on which it depends are kept, but show no frame of the part.
+
+    `count`: number of its frames, at least 1.
+    """
+    total = found.info.num_frames
+    if count < 1 or first < 0 or first + count > total:
+        raise SourceError(
+            f"the part of frames {first} to {first + count - 1} is not in the {total} frames of the video",
+            reason=Reason.OUT_OF_RANGE,
+        )
+    if (first, count) == (0, total):
+        return found
+    whole = bool(found.info.flags & StreamFlag.WHOLE)
+    packets = PacketTable(found.records, whole=whole).plan(range(first, first + count)).packets
+    records = found.records[packets].copy()
+    frames = records["frame"].astype(np.int64) - first
+    outside = (records["frame"] < 0) | (frames < 0) | (frames >= count)
+    records["frame"] = np.where(outside, -1, frames)
+    records["flags"] |= np.where(outside, _HIDDEN, 0)
+    info = replace(found.info, num_frames=count, flags=found.info.flags | StreamFlag.PART)
+    seconds = None if found.seconds is None else found.seconds[first : first + count]
+    return replace(found, info=info, records=records, seconds=seconds, digests=found.digests[first : first + count])
+
+
+def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
+    """Return the first frame and the number of frames that are shown from `start` until before `end`, in seconds."""
+    times = found.seconds
+    if times is None:
+        times = np.arange(found.info.num_frames) / float(found.info.fps)
+    # Times are fractions of a clock's ticks; a frame at the bound itself belongs to the part that it begins.
+    slack = 1e-6
+    first = 0 if start is None else int(np.searchsorted(times, start - slack))
+    stop = len(times) if end is None else int(np.searchsorted(times, end - slack))
+    if stop <= first:
+        raise SourceError(
+            f"no frame is shown between {start or 0:g} s and {'the end' if end is None else f'{end:g} s'}",
+            reason=Reason.OUT_OF_RANGE,
+        )
+    return first, stop - first
+
+
+SMALL_FILE: Final = 4 << 20
+"""Remote files up to this size are read whole, which takes one request."""
+
+KEYS_READ: Final = 16
+"""Key packets of a remote file of which the first bytes are read; of more, so many are chosen at random."""
+
+# Containers whose times say in which order frames are shown.
+_TIMED: Final = frozenset({"mov", "matroska"})
+_KEY: Final = np.uint8(PacketFlag.KEY)
+_DROPPABLE: Final = np.uint8(PacketFlag.DROPPABLE)
+_HIDDEN_index_video: Final = np.uint8(PacketFlag.HIDDEN)
+
+
+class Proof(StrEnum):
+    """How much of a video is compared with an independent decode."""
+
+    NONE = "none"
+    SAMPLE = "sample"
+    ALL = "all"
+
+
+def index_in_place(file: FileReader, limits: Limits, proof: Proof) -> IndexedVideo:
+    """Index the first video stream of a file.
+
+    `limits`: limits on its size and number of frames.
+    """
+    if proof is Proof.ALL or sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
+        return _index_whole(file, limits)
+    tables = read_tables(file, limits)
+    if not can_plan(tables.codec):
+        return _index_whole(file, limits)
+    return Indexing(file, _with_read_heads(tables, file), limits).indexed(proof)
+
+
+def _index_whole(file: FileReader, limits: Limits) -> IndexedVideo:
+    if file.size > limits.output_bytes:
+        raise SourceError(
+            f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
+            reason=Reason.TOO_LONG,
+            hint="an MP4 or Matroska file of another codec than MPEG-4 part 2 is indexed by --prove sample",
+        )
+    return index_video(file.whole(), limits)
+
+
+def _with_read_heads(tables: Tables, file: FileReader) -> Tables:
+    """Return tables with the first bytes of the packets that are worth reading."""
+    if tables.checksums is not None:
+        return tables
+    places = list(zip(tables.offsets.tolist(), tables.sizes.tolist(), strict=True))
+    if file.is_local or file.size <= SMALL_FILE:
+        most = file.size if tables.codec in WHOLE_PACKETS or file.size <= SMALL_FILE else HEAD_BYTES
+        longest = np.where(tables.sync, max(most, KEY_HEAD_BYTES), most).tolist()
+        ranges = [(offset, min(size, head)) for (offset, size), head in zip(places, longest, strict=True)]
+        heads: list[bytes | None] = list(file.parts(ranges))
+        return with_heads(tables, heads)
+    keys = np.flatnonzero(tables.sync)
+    if len(keys) > KEYS_READ:
+        # Always the same ones, and always the first.
+        rng = np.random.default_rng(zlib.crc32(tables.offsets.tobytes()))
+        keys = np.union1d(keys[:1], rng.choice(keys, KEYS_READ - 1, replace=False))
+    # Of HEVC the packet that follows tells whether decoding may start at the key packet.
+    following = keys + 1 if tables.codec is Codec.HEVC else keys
+    read = np.union1d(keys, following[following < len(places)]).tolist()
+    heads = [None] * len(places)
+    ranges = [(places[number][0], min(places[number][1], KEY_HEAD_BYTES)) for number in read]
+    for number, head in zip(read, file.parts(ranges), strict=True):
+        heads[number] = head
+    return with_heads(tables, heads)
+
+
+def choose_flags(tables: Tables) -> tuple[UInt8Array, list[str], str]:
+    """Return the PacketFlag of each packet, uint8 [P]; notes; and why the stream must be decoded whole, if known."""
+    try:
+        flags = flags_of_heads(tables.codec, tables.extradata, tables.heads, tables.sizes.tolist())
+    except FormatError as error:
+        return np.zeros(len(tables.heads), np.uint8), [], error.message
+    notes, read = list[str](), np.asarray([head is not None for head in tables.heads])
+    if not read.all():
+        # Key packets that were not read are believed if all that were read are what the container says.
+        if (flags[tables.sync & read] & _KEY).all():
+            flags[tables.sync] |= _KEY
+        notes.append("from-key-frames")
+    return flags, notes, "" if flags[0] & _KEY else "the first packet is no key packet"
+
+
+@dataclass(slots=True)
+class Indexing:
+    """Makes the index of a file of its tables."""
+
+    file: FileReader
+    tables: Tables
+    limits: Limits
+
+    def indexed(self, proof: Proof) -> IndexedVideo:
+        """Return the index."""
+        tables = self.tables
+        flags, notes, why = choose_flags(tables)
+        flags[0] |= _KEY
+        frames = self._frames(flags)
+        flags = np.where(frames < 0, flags | _HIDDEN_index_video, flags & ~_HIDDEN_index_video)
+        checksums = np.zeros(len(flags), np.uint32) if tables.checksums is None else tables.checksums
+        try:
+            records = packet_records(tables.offsets, tables.sizes, checksums, frames, flags)
+            PacketTable(records)
+        except FormatError as error:
+            raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+        first = self._first(records, proof)
+        if min(first.width, first.height) < 2:
+            raise SourceError(
+                f"{first.width}x{first.height} pixels are too few: cropping to even sizes leaves nothing",
+                reason=Reason.BAD_SHAPE,
+            )
+        range_, matrix = colours_of(first)
+        flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
+        info = StreamInfo(
+            codec=tables.codec,
+            width=first.width,
+            height=first.height,
+            num_frames=int((frames >= 0).sum()),
+            fps=tables.rate,
+            extradata=tables.extradata,
+            range=range_,
+            matrix=matrix,
+            flags=flag,
+        )
+        if proof is Proof.SAMPLE and not Comparison(self.file, tables).ends_alike():
+            raise SourceError(
+                "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+            )
+        if proof is Proof.SAMPLE and not why:
+            records, why = self._proved(info, records, notes)
+        if why:
+            info = replace(info, flags=info.flags | StreamFlag.WHOLE)
+            notes.append(f"whole: {why}")
+            compared = Comparison(self.file, tables)
+            if proof is Proof.SAMPLE and (wrong := compared.wrong(info, records, _early(records))) is not None:
+                raise SourceError(
+                    f"frame {wrong} decoded from its packets differs from what FFmpeg shows",
+                    reason=Reason.NO_INDEX,
+                    hint=ENCODE_HINT,
+                )
+        notes = [*tables.notes, *notes]
+        seconds = frame_seconds(tables.pts.tolist(), records["frame"].astype(np.int64), tables.time_base)
+        return IndexedVideo(info, records, first.format.name, tables.container, tuple(notes), seconds=seconds)
+
+    def _frames(self, flags: UInt8Array) -> IntArray:
+        """Return the frame that each packet shows, in display order, -1 for none; int64 [P]."""
+        tables = self.tables
+        shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN_index_video) == 0))
+        if not len(shown):
+            raise SourceError(f"none of the {len(flags)} packets shows a frame", reason=Reason.NO_FRAMES)
+        order = shown[np.argsort(tables.pts[shown], kind="stable")]
+        if (np.diff(tables.pts[order]) <= 0).any():
+            raise SourceError(
+                "two of its packets have the same time",
+                reason=Reason.NO_INDEX,
+                hint="use --prove all, which orders the frames by decoding them",
+            )
+        frames = np.full(len(flags), -1, np.int64)
+        frames[order] = np.arange(len(order))
+        return frames
+
+    def _first(self, records: RecordArray, proof: Proof) -> VideoFrame:
+        """Decode the first frame that is shown; without proof as much of it as was read anyway."""
+        compared, head = Comparison(self.file, self.tables), self.tables.heads[0]
+        if proof is Proof.NONE and head is not None and (begun := compared.begun(head)) is not None:
+            return begun
+        for _, frame in compared.decoded(PacketTable(records).plan([0]).packets, records):
+            return frame
+        raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
+
+    def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[RecordArray, str]:
+        """Compare some frames; return the records as far as they are proven, and why the stream is decoded whole."""
+        frames, compared = chosen_frames(records), Comparison(self.file, self.tables)
+        wrong = compared.wrong(info, records, frames)
+        if wrong is None:
+            return records, ""
+        if (records["flags"] & _DROPPABLE).any():
+            careful = records.copy()
+            careful["flags"] &= ~_DROPPABLE
+            if compared.wrong(info, careful, frames) is None:
+                notes.append("from-key-frames")
+                return careful, ""
+        return records, f"frame {wrong} differs if it is decoded from its key packet"
+
+
+def _early(records: RecordArray) -> list[int]:
+    """Return frames that take little decoding from the start."""
+    last = int(records["frame"].max())
+    return sorted({0, min(last, 7), min(last, 30)})
+
+
+def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits: Limits) -> Iterator[str]:
+    """Yield what is wrong with the index of a file, or of a part of it.
+
+    `records`: its PACKET_DTYPE records [P]. `limits`: limits on the size and number of frames.
+    """
+    for number, (offset, size, expected) in enumerate(
+        zip(packet_offsets(records), records["size"].tolist(), records["crc32"].tolist(), strict=True)
+    ):
+        if not info.flags & StreamFlag.UNCHECKED and zlib.crc32(file.part(offset, size)) != expected:
+            yield f"packet {number} differs from its checksum"
+            return
+    if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
+        found = _index_whole(file, limits)
+        places = dict(zip(packet_offsets(found.records), found.records["frame"].tolist(), strict=True))
+        shown = records[records["frame"] >= 0]
+        frames = [places.get(offset, -1) for offset in packet_offsets(shown)]
+        if len({frame - now for frame, now in zip(frames, shown["frame"].tolist(), strict=True)}) != 1:
+            yield "indexing the video again gives a different index"
+        return
+    wrong = Comparison(file, read_tables(file, limits)).wrong(info, records, chosen_frames(records))
+    if wrong is not None:
+        yield f"frame {wrong} decoded from its planned packets differs from the one that FFmpeg shows"

@@ -1,0 +1,174 @@
+"""File names as text that tables and logs can store: a name on a POSIX system may contain any bytes.
+
+Objects that a user names as ``module:name``, such as a model, a task or an optimizer of their own.
+
+Imports the public names of a package on first use.
+
+Parses command lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import inspect
+import os
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Final, cast
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+from fastvid.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.abc import InspectLoader
+    from importlib.machinery import ModuleSpec
+
+_RAW_NAME: Final = "bytes:"
+_LISTED: Final = re.compile(r"^    from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
+
+
+def encode_name(name: str) -> str:
+    """Return a file name as valid Unicode: unchanged if UTF-8, else ``bytes:`` and percent-encoding."""
+    raw = os.fsencode(name)
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return _RAW_NAME + quote_from_bytes(raw)
+    return _RAW_NAME + quote_from_bytes(raw) if text.startswith(_RAW_NAME) else text
+
+
+def decode_name(text: str) -> str:
+    """Return the file name that `encode_name` encoded."""
+    if text.startswith(_RAW_NAME):
+        return os.fsdecode(unquote_to_bytes(text[len(_RAW_NAME) :]))
+    return text
+
+
+def import_name(setting: str, name: str) -> Any:
+    """Return the object that a setting names.
+
+    Exceptions of the module's own code, such as a failing import in it, are not caught.
+    """
+    module_name, colon, path = name.partition(":")
+    if not (colon and module_name and path):
+        raise UsageError(f"{setting} is {name!r}", hint="write it as module:name, for example my_code:Mine")
+    found: Any = _module(setting, name, module_name)
+    for part in path.split("."):
+        if not hasattr(found, part):
+            public = [other for other in dir(found) if not other.startswith("_")]
+            raise UsageError(
+                f"{setting} is {name!r}, but module {module_name!r} has no {path!r}",
+                file=getattr(found, "__file__", None),
+                hint=_meant(part, public) or f"define {path} in {module_name}, or correct the name",
+            )
+        found = getattr(found, part)
+    return found
+
+
+def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, always: Collection[str] = ()) -> None:
+    """Check that a callable accepts options as keyword arguments, and has no other required arguments."""
+    parameters = _parameters(make)
+    if parameters is None:
+        return
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = [p.name for p in named if p.name not in always]
+    given = set(given)
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for option in sorted(given - set(known)):
+        if not anything or option in always:
+            hint = f"use one of {', '.join(known)}" if known else "remove it: it has no options"
+            raise UsageError(f"{setting}.{option}: {name!r} has no such option", hint=_meant(option, known) or hint)
+    missing = [p.name for p in named if p.default is p.empty and p.name not in {*given, *always}]
+    if missing:
+        raise UsageError(
+            f"{name!r} requires {', '.join(missing)}", hint=f"set {', '.join(f'{setting}.{one}' for one in missing)}"
+        )
+
+
+def accepted(make: Any, names: Iterable[str]) -> set[str]:
+    """Return those of the names that a callable accepts as keyword arguments."""
+    parameters = _parameters(make)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return set(names)
+    return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & set(names)
+
+
+def first_argument(make: Any) -> list[str]:
+    """Return the name of a callable's first positional argument; empty if it has none or none can be read."""
+    return [p.name for p in _parameters(make) or () if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:1]
+
+
+def _parameters(make: Any) -> list[inspect.Parameter] | None:
+    """Return the parameters of a callable; None if they cannot be read, as of some that are written in C."""
+    try:
+        return list(inspect.signature(make).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+def _module(setting: str, name: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # Translate only a missing named module: a missing import inside it has its own clear error.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        near = _meant(module_name, [module.name for module in pkgutil.iter_modules()])
+        raise UsageError(
+            f"{setting} is {name!r}, but there is no module {module_name!r}",
+            hint=" ".join([*([near] if near else []), "add the folder of the module to PYTHONPATH, or install it"]),
+        ) from error
+
+
+def _meant(name: str, known: Iterable[str]) -> str | None:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]}?" if near else None
+
+
+def listed_names(spec: ModuleSpec) -> dict[str, str]:
+    """Return the public names of a package by the lines ``from module import name as name`` of its source.
+
+    They stand below ``if TYPE_CHECKING:`` for type checkers, and are listed nowhere else.
+    """
+    source = cast("InspectLoader", spec.loader).get_source(spec.name) or ""
+    found = {public: (module, name) for module, name, public in _LISTED.findall(source)}
+    return {public: module if name == public else f"{module}:{name}" for public, (module, name) in found.items()}
+
+
+def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__``, which imports a name from its module and caches it."""
+
+    def get(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        from fastvid.errors import naming_extras
+
+        module, _, there = homes[name].partition(":")
+        with naming_extras():
+            value = getattr(importlib.import_module(module), there or name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get
+
+
+def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Namespace:
+    """Parse a command line with options anywhere among its arguments; a wrong one exits the process with code 2.
+
+    Words after ``--`` are arguments, not options. With ``--``, options may not be mixed with arguments.
+    """
+    if parser.usage is None:
+        # parse_intermixed_args stores the usage unescaped, and --help would fail at a "%" in it.
+        parser.usage = parser.format_usage().removeprefix("usage: ").replace("%", "%%")
+    # Python 3.11's parse_intermixed_args treats words after "--" as options.
+    return parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)
+
+
+def add_reason(parser: argparse.ArgumentParser) -> None:
+    """Add ``--reason`` to a command that changes a dataset: `fastvid.cli.main` records it in the new generation."""
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for `fastvid log`")

@@ -1,0 +1,351 @@
+"""Engines, which process sources, and the one that does it in processes on this machine.
+
+An engine takes tasks and yields one outcome for each, in any order, even if workers die. Consecutive tasks of one file
+should go to one worker, which then fetches and probes it once (`fastvid.sharding.work.tasks`). The engine decides
+nothing else: the job decides what is encoded, what is retried, where samples are written and what goes into the ledger,
+so every engine produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
+
+The child runs a module of fastvid in a new interpreter. Messages (`fastvid.runtime.processes`) go through its standard
+input and output; its standard error is stored. When the job dies, its children and their children die as well. If one
+crashes or hangs, only the task that it worked on gets a transient outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import queue
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any, Final, Protocol
+
+import fastvid
+from fastvid.errors import FormatError, UsageError, WorkerError
+from fastvid.media.timing import Reason
+from fastvid.runtime.processes import (
+    HEADER_BYTES,
+    SAFE_PATH,
+    Inbox,
+    available_cores,
+    how_it_ended,
+    pack,
+    piece_size,
+    unpack,
+)
+from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask, group_by_file
+
+
+class Engine(Protocol):
+    """Runs tasks in other processes or machines.
+
+    Tasks of one file are a call of `fastvid.sharding.work.encode.encode_clips`, which may crash, hang or return
+    garbage; bytes and verdicts are the same if each task is called by itself.
+    """
+
+    def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None: ...
+
+    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
+        """Encode the tasks' sources, taking a task only when a worker has room for it. May be called again.
+
+        If a task's process or machine died, its outcome is transient.
+        """
+        ...
+
+    def close(self) -> None:
+        """Stop all workers at once, even those with a task in flight."""
+        ...
+
+
+ENGINES: Final = {
+    "local": "fastvid.sharding.engines.local:LocalEngine",
+    "ray": "fastvid.sharding.job.ray_engine:RayEngine",
+}
+"""Import strings of the engines by name, so that an engine's dependencies are imported only when it is used."""
+
+
+def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
+    """Create an engine by name: an `Engine` or a `fastvid.sharding.job.run.ShardEngine`. It starts no process yet."""
+    if name not in ENGINES:
+        raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    module, _, attribute = ENGINES[name].partition(":")
+    return getattr(importlib.import_module(module), attribute)(settings, workers, address)
+
+
+_READ_BYTES: Final = 1 << 20
+_STDERR_TAIL_BYTES: Final = 4096
+_SUMMARY_CHARS: Final = 300
+_FRAME: Final = re.compile(r'File "(?:.*/)?([^"/]+)", line (\d+)')
+
+
+class Child:
+    """The job's end of the connection: starts a child process and exchanges messages with it."""
+
+    def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+        # A file, not a pipe, so that nothing has to read it while the child runs.
+        self._stderr: IO[bytes] = tempfile.TemporaryFile(prefix="fastvid-child-")  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=os.environ | SAFE_PATH | {"PYTHONPATH": _search_path()} | dict(environment or {}),
+            # A separate process group: killing it also kills what the child has started, and Ctrl-C reaches only the
+            # job.
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input, self.output = self._process.stdin, self._process.stdout
+        self._inbox = Inbox()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. If the child has died, do nothing: `receive` raises EOFError."""
+        with contextlib.suppress(BrokenPipeError):
+            self._input.write(pack(message))
+            self._input.flush()
+
+    def receive(self) -> Iterator[tuple[dict[str, Any], memoryview]]:
+        """Read once, blocking if `output` is empty, and yield the complete messages."""
+        data = os.read(self.output.fileno(), _READ_BYTES)
+        if not data:
+            raise EOFError
+        yield from self._inbox.add(data)
+
+    def wait(self, seconds: float) -> None:
+        """Wait at most this long for the child to exit by itself."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+    def kill(self) -> tuple[int, str]:
+        """Kill the child and its children; return its exit status and a summary of its standard error."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        status = self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._input.close()
+        self.output.close()
+        size = os.fstat(self._stderr.fileno()).st_size
+        tail = os.pread(self._stderr.fileno(), _STDERR_TAIL_BYTES, max(0, size - _STDERR_TAIL_BYTES))
+        self._stderr.close()
+        return status, _summarize_stderr(tail.decode("utf-8", "replace"))
+
+
+class Parent:
+    """The child's end of the connection.
+
+    It moves the pipes off the standard descriptors, out of reach of stray prints. When the input closes, because the
+    job has finished or died, the child's process group is killed at once.
+    """
+
+    def __init__(self) -> None:
+        source, self._sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null, 0)
+        os.dup2(null, 1)
+        os.close(null)
+        self.messages: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        threading.Thread(target=_read_messages, args=(source, self.messages), daemon=True).start()
+
+    def send(self, piece: bytes) -> None:
+        """Send a message made by `fastvid.runtime.processes.pack` or `Outcome.to_bytes`."""
+        self._sink.write(piece)
+        self._sink.flush()
+
+
+def _summarize_stderr(text: str) -> str:
+    """Summarise the end of a standard error: of a traceback, the error and where it was raised."""
+    frames, (*_, last) = _FRAME.findall(text), ("", *text.rstrip().splitlines())
+    if frames and not last.startswith(" "):
+        return f"{last[:_SUMMARY_CHARS]} ({':'.join(frames[-1])})"
+    return " ".join(text.split())[-_SUMMARY_CHARS:]
+
+
+def _read_messages(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]]) -> None:
+    try:
+        while start := source.read(HEADER_BYTES):
+            body = source.read(piece_size(start) - HEADER_BYTES)
+            messages.put(unpack(start + body)[0])
+    finally:
+        # The job is gone: nothing needs a result any more.
+        os.killpg(0, signal.SIGKILL)
+
+
+def _search_path() -> str:
+    """Return a PYTHONPATH with which a new interpreter imports this copy of fastvid."""
+    ours = str(Path(fastvid.__file__).parents[1])
+    theirs = os.environ.get("PYTHONPATH")
+    return ours if not theirs else os.pathsep.join([ours, theirs])
+
+
+# Time for a worker to import its libraries, before its first message.
+_START_SECONDS: Final = 120.0
+# Consecutive startup deaths tolerated: beyond that the machine is at fault, not the sources.
+_MAX_STARTUP_DEATHS: Final = 5
+# Time for a worker that has closed its output to exit by itself; killing it at once would hide its exit status.
+_EXIT_SECONDS: Final = 2.0
+
+
+class LocalEngine:
+    """Encodes in processes on this machine, one file at a time in each."""
+
+    def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:
+        if address is not None:
+            raise UsageError(
+                f"the local engine has no address, but {address!r} was given",
+                hint="use --ray-address with --engine ray",
+            )
+        self.settings = settings
+        self.workers = workers or available_cores()
+        self._pool: list[_WorkerProcess] = []
+        self._startup_deaths = 0
+        self._unfinished: list[list[SourceTask]] = []
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
+        """See `fastvid.sharding.engines.local.Engine`."""
+        waiting = group_by_file(tasks)
+        outcomes: list[Outcome] = []
+        with selectors.DefaultSelector() as selector:
+            for worker in self._pool:
+                selector.register(worker.child.output, selectors.EVENT_READ, worker)
+            while True:
+                # Assign before yielding, so that workers are busy while the job stores the outcomes.
+                self._assign(waiting, selector)
+                yield from outcomes
+                outcomes.clear()
+                busy = [worker for worker in self._pool if worker.tasks]
+                if not busy:
+                    return
+                pause = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
+                try:
+                    self._poll(selector, pause, outcomes)
+                except WorkerError:
+                    # Flush finished outcomes so that a resumed job does not repeat them.
+                    yield from outcomes
+                    raise
+
+    def close(self) -> None:
+        """See `fastvid.sharding.engines.local.Engine`."""
+        for worker in self._pool:
+            worker.child.kill()
+        self._pool = []
+
+    def _assign(self, waiting: Iterator[list[SourceTask]], selector: selectors.BaseSelector) -> None:
+        idle = [worker for worker in self._pool if not worker.tasks]
+        while idle or len(self._pool) < self.workers:
+            tasks = self._unfinished.pop() if self._unfinished else next(waiting, None)
+            if tasks is None:
+                return
+            if idle:
+                worker = idle.pop()
+            else:
+                worker = _WorkerProcess(self.settings)
+                self._pool.append(worker)
+                selector.register(worker.child.output, selectors.EVENT_READ, worker)
+            worker.assign(tasks)
+
+    def _poll(self, selector: selectors.BaseSelector, pause: float, outcomes: list[Outcome]) -> None:
+        """Wait for messages or a deadline, and append the finished outcomes."""
+        for key, _ in selector.select(pause):
+            worker: _WorkerProcess = key.data
+            try:
+                for outcome in worker.receive():
+                    outcomes.append(outcome)
+                    self._startup_deaths = 0
+            except (FormatError, EOFError):
+                outcomes += self._remove(worker, selector, stuck=False)
+        for worker in [worker for worker in self._pool if worker.overdue]:
+            outcomes += self._remove(worker, selector, stuck=True)
+
+    def _remove(self, worker: _WorkerProcess, selector: selectors.BaseSelector, *, stuck: bool) -> list[Outcome]:
+        """Remove a worker that has died or is stuck; return the outcomes of the tasks that it worked on."""
+        selector.unregister(worker.child.output)
+        self._pool.remove(worker)
+        if not stuck:
+            worker.child.wait(_EXIT_SECONDS)
+        status, error = worker.child.kill()
+        how = how_it_ended(status)
+        if worker.phase == "start":
+            self._startup_deaths += 1
+            if self._startup_deaths >= _MAX_STARTUP_DEATHS:
+                raise WorkerError(f"{_MAX_STARTUP_DEATHS} workers in a row died on startup: {error or how}")
+        spent = time.monotonic() - worker.since
+        reason, message = Reason.CRASHED, f"the worker {how} in phase {worker.phase}{f': {error}' if error else ''}"
+        if stuck:
+            reason, message = Reason.TIMEOUT, f"phase {worker.phase} exceeded its limit of {worker.allowed:.0f} s"
+        # Other clips of the file are not to blame, and go to another worker.
+        blamed = [index for index in worker.tasks if index in worker.current]
+        if worker.phase == "start":
+            blamed = blamed[:1]
+        rest = [task for index, task in worker.tasks.items() if index not in blamed]
+        if rest:
+            self._unfinished.append(rest)
+        return [Outcome(index, reason=reason, message=message, transient=True, seconds=spent) for index in blamed]
+
+
+class _WorkerProcess:
+    """One worker process, its unfinished tasks by index, those that it works on, and its phase."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.child = Child("fastvid.sharding.engines.worker")
+        self.tasks: dict[int, SourceTask] = {}
+        self.current: frozenset[int] = frozenset()
+        self.phase, self.allowed, self.since = "start", _START_SECONDS, time.monotonic()
+        self.child.send(asdict(settings))
+
+    @property
+    def deadline(self) -> float:
+        """The end of the phase's time limit, on the monotonic clock."""
+        return self.since + self.allowed
+
+    @property
+    def overdue(self) -> bool:
+        """Whether it has tasks and is past its deadline."""
+        return bool(self.tasks) and time.monotonic() > self.deadline
+
+    def assign(self, tasks: Sequence[SourceTask]) -> None:
+        """Send tasks of one file to the worker, which must be idle."""
+        self.tasks, self.since = {task.index: task for task in tasks}, time.monotonic()
+        self.current = frozenset(self.tasks)
+        if self.phase != "start":
+            self.phase, self.allowed = "wait", _START_SECONDS
+        self.child.send({"tasks": [asdict(task) for task in tasks]})
+
+    def receive(self) -> Iterator[Outcome]:
+        """Process the messages that have arrived; yield the outcomes that are complete."""
+        header: dict[str, Any]
+        for header, blobs in self.child.receive():
+            if not self.tasks:
+                raise FormatError("the worker sent data after its last outcome")
+            if "phase" in header:
+                self.phase, self.allowed, self.since = str(header["phase"]), float(header["seconds"]), time.monotonic()
+                continue
+            if "begins" in header:
+                self.current = frozenset(header["begins"])
+                continue
+            outcome = Outcome.from_parts(header, blobs)
+            if self.tasks.pop(outcome.index, None) is None:
+                raise FormatError("the worker replied to a task it was not given")
+            if not self.tasks:
+                self.phase = "idle"
+            yield outcome

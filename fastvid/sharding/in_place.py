@@ -1,0 +1,311 @@
+"""Videos in place: lists and indexes them where they are, and indexes again those that changed or were moved.
+
+Nothing of a video is copied or encoded.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Final
+
+import pyarrow as pa
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.dataset import change
+from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
+from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
+from fastvid.format.schema import IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
+from fastvid.format.shard import Shard, open_shard, write_in_place
+from fastvid.format.tar import TarMember
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.index_video import Proof
+from fastvid.runtime import faults
+from fastvid.runtime.names import decode_name, encode_name
+from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import things
+from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
+from fastvid.sharding.job.ledger import PackedSample, Part, Row
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
+from fastvid.sharding.job.run import How, Job, ShardWork, joined
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.work.index import unpack_found
+from fastvid.sharding.work.tasks import Outcome, Settings
+from fastvid.storage import LocalStorage, Storage, open_storage
+from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
+
+# No bytes of sources are copied, so their size does not limit a shard.
+_ANY_BYTES = 2**62
+
+
+class IndexFiles(ShardWork):
+    """Indexes sources in place, in shards that are lists of files. `seed`: seed of the order of samples in them."""
+
+    suffix = IN_PLACE_SUFFIXES[0]
+
+    def __init__(
+        self,
+        storage: Storage,
+        found: SourceList,
+        settings: Settings,
+        *,
+        samples_per_shard: int,
+        seed: int = 0,
+        shards: Sequence[Sequence[Source]] | None = None,
+    ) -> None:
+        for source in found.sources:
+            if is_remote(source.path) and FileUrl.parse(source.path).query:
+                raise UsageError(
+                    "a URL with a query cannot be listed in a dataset: it may be a signature, which expires",
+                    file=FileUrl.parse(source.path),
+                    hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
+                )
+        tried = [source for source in found.sources if source.problem is None]
+        if shards is None:
+            shards = plan_shards(tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
+        super().__init__(storage, found, settings, shards, seed)
+        root = common_root([source.path for source in tried]) if tried else ""
+        files = [(encode_name(s.id), s.size, s.start, s.end, s.key, s.tag) for s in tried]
+        self.identity = {
+            **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
+            "profile": {"name": IN_PLACE},
+            "proof": settings.proof,
+            "root": encode_name(root),
+        }
+        self.profile = {"name": IN_PLACE, "proof": settings.proof}
+        self.extras = {IN_PLACE: {"root": root}}
+        self.workers = _waiting_workers(found.sources)
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`."""
+        stem, rows = self.stems[shard], list[Row]()
+        packed, samples, files = list[PackedSample](), list[IndexedSample](), list[ListedFile]()
+        for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
+            for source, outcome in views:
+                # The video stays where it is.
+                rows.append(self.row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {}))
+            if views[0][1].reason is not None:
+                continue
+            made = [indexed_source(source, outcome) for source, outcome in views]
+            samples.append(replace(made[0][0], streams=tuple(one.streams[0] for one, _, _ in made)))
+            files += [file for _, file, _ in made]
+            packed.append(made[0][2])
+        digests = write_in_place(self.storage, stem, samples, files, self.streams) if samples else None
+        signals = self.write_signals(stem, packed)
+        faults.reach("ledger")
+        return Part(stem, rows, packed, digests, signals=signals)
+
+
+def indexed_source(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFile, PackedSample]:
+    """Return the sample of a source, the file that lists it, and its row for the annotations."""
+    info, records, facts = unpack_found(outcome.samples[0])
+    version, name = facts["version"], encode_name(source.id)
+    file = ListedFile(source.key, source.stream, source.path, version["size"], version["tag"], version["modified"])
+    place = {key: facts.get(key) for key in ("parent", "start_seconds", "end_seconds")}
+    meta = {
+        "source_id": name,
+        "source_sha256": outcome.source_sha256 or None,
+        "pix_fmt": facts["pix_fmt"],
+        **place,
+    }
+    member = TarMember(encode_name(source.path), source.key, "", 0, file.size)
+    sample = IndexedSample(source.key, meta, (IndexedStream(source.stream, member, info, records),))
+    row = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **place)
+    return sample, file, row
+
+
+# Added to the revision in names of shards, which `fastvid compact` uses as it is.
+_NAMES: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Reindexed:
+    """The result of `reindex`."""
+
+    generation: int
+    shards: Mapping[str, str]
+    changed: int
+
+
+def reindex(
+    url: str,
+    *,
+    root: str | None = None,
+    shards: Collection[str] | None = None,
+    workers: int | None = None,
+    limits: Limits | None = None,
+) -> Reindexed:
+    """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
+
+    Keys, labels and other annotations are kept. Without arguments, the shards that list a changed file are indexed.
+    """
+    storage = open_storage(url)
+    _, generation = read_generation(storage)
+    listed = [shard for shard in generation.shards if shard.is_in_place]
+    if root is not None and not listed:
+        raise UsageError("the dataset lists no videos in place, so they have no root", file=url)
+    old = generation.root or ""
+    place = parse_root(old, root)
+    opened = {shard.name: open_shard(storage, generation, generation.shards.index(shard)) for shard in listed}
+    changed = {name: _changed(shard, place) for name, shard in opened.items()}
+    chosen = [shard for shard in listed if root is not None or changed[shard.name] or shard.name in (shards or ())]
+    count = sum(changed.values())
+    if not chosen:
+        return Reindexed(generation.number, {}, count)
+    work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
+    with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
+        scratch = LocalStorage(folder)
+        parts = _index(scratch, chosen, work, workers, limits)
+        names = {}
+        for shard, part in zip(chosen, parts, strict=True):
+            names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
+            for suffix in shard.suffixes:
+                copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
+    digests = {shard.name: part.digest for shard, part in zip(chosen, parts, strict=True)}
+    samples = {sample.key: sample for part in parts for sample in part.samples}
+    everything = [*(source.path for sources in work for source in sources)]
+    kept = [f"{place.listed}/file"] if len(chosen) < len(listed) else []
+
+    def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
+        made = []
+        for record in current.shards:
+            digest = digests.get(record.name)
+            if digest is not None:
+                record = replace(record, name=names[record.name], bytes=digest.bytes, sha256=digest.sha256)
+            made.append(record)
+        extras = {**current.extras, IN_PLACE: {"root": common_root([*everything, *kept])}}
+        note = f"index {things(len(names), 'shard')} of videos in place again"
+        return replace(current, shards=tuple(made), extras=extras, note=note), _with_facts(table, samples)
+
+    return Reindexed(change(storage, edit).number, names, count)
+
+
+def _changed(shard: Shard, place: Root) -> int:
+    """Return how many files of a shard are not the version that was indexed."""
+    versions = {}
+    for row in range(shard.num_samples):
+        for stream in shard.streams[: shard.num_streams]:
+            listed = shard.file(row, stream)
+            versions[listed.file] = listed.version
+    count = 0
+    for file, version in versions.items():
+        storage, name = open_file(place.locate(file))
+        found = storage.version(name)
+        count += found is None or not found.same(version)
+    return count
+
+
+def _sources(storage: Storage, generation: Generation, record: ShardRecord, shard: Shard, place: Root) -> list[Source]:
+    """Return the samples of a shard as sources."""
+    if len(generation.streams) > 1 or record.signals:
+        raise UsageError(
+            "a dataset with cameras or signals is not indexed again",
+            file=storage.url,
+            hint="index its source again into a new folder with `fastvid index`",
+        )
+    table = read_annotations(storage, generation)
+    start = sum(one.samples for one in generation.shards[: generation.shards.index(record)])
+    rows = table.slice(start, record.samples).to_pylist()
+    sources = []
+    for number, row in enumerate(rows):
+        bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
+        if shard.info(number).flags & StreamFlag.PART and bounds == (None, None):
+            raise UsageError(
+                "the annotations do not say which part of its file a sample is",
+                key=row["key"],
+                file=storage.url,
+                hint="index its source again into a new folder with `fastvid index`",
+            )
+        path = place.locate(shard.file(number).file)
+        parent = None if bounds == (None, None) else row.get("parent")
+        name = decode_name(row["source_id"])
+        sources.append(Source(name, path, key=row["key"], start=bounds[0], end=bounds[1], parent=parent))
+    return sources
+
+
+def _index(
+    scratch: LocalStorage,
+    records: Sequence[ShardRecord],
+    work: Sequence[Sequence[Source]],
+    workers: int | None,
+    limits: Limits | None,
+) -> list[Part]:
+    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE))
+    found = SourceList(tuple(source for sources in work for source in sources), (), {})
+    files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
+    how = How(workers=workers, command="index")
+    parts = Job(scratch, files, how).run(how.open_engine(settings))
+    for row in (row for part in parts for row in part.rows):
+        if row["status"] != "packed":
+            raise FormatError(
+                f"video can no longer be indexed: {row['message']}",
+                file=row["path"],
+                hint="restore the file, or remove its samples with `fastvid remove`",
+            )
+    return parts
+
+
+def _with_facts(table: pa.Table, samples: Mapping[str, PackedSample]) -> pa.Table:
+    """Return annotations with the facts of samples that were indexed again."""
+    columns: dict[str, list[Any]] = {
+        name: table[name].to_pylist() for name in ("num_frames", "fps", "width", "height", "duration")
+    }
+    for row, key in enumerate(table["key"].to_pylist()):
+        sample = samples.get(key)
+        if sample is not None:
+            rate = Fraction(sample.fps)
+            facts = (sample.num_frames, float(rate), sample.width, sample.height, float(sample.num_frames / rate))
+            for values, fact in zip(columns.values(), facts, strict=True):
+                values[row] = fact
+    for name, values in columns.items():
+        field = table.schema.field(name)
+        table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
+    return table
+
+
+def index_videos(
+    sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    annotations: Sequence[str] | str | None = None,
+    columns: str | Mapping[str, str] | None = None,
+    class_names: Sequence[str] = (),
+    follow_links: bool = False,
+    proof: str = Proof.SAMPLE,
+    samples_per_shard: int = SAMPLES_PER_SHARD,
+    seed: int = 0,
+    limits: Limits | None = None,
+    **how: Any,
+) -> JobReport:
+    """Make a dataset of videos where they are, as ``fastvid index SOURCE --out DIR`` does.
+
+    Only lists, indexes and annotations are written. Run again with the same arguments after an interruption, it
+    resumes; those of `how` and ``limits`` may differ. They are ``engine``, ``ray_address``, ``workers``, ``part`` and
+    ``reject_unreadable``. Arguments that are not listed are those of `fastvid.sharding.job.job.run_job`.
+    """
+    chosen = How(**how, command="index")
+    check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
+    settings, storage = index_settings(limits, proof=proof), open_storage(out)
+    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
+    inside = next((source for source in found.sources if source.member is not None), None)
+    if inside is not None:
+        raise UsageError("videos inside tars are not indexed in place", file=inside.path, hint="name the tars alone")
+
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        known = replace(settings, blocked=blocked)
+        return IndexFiles(storage, found, known, seed=seed, samples_per_shard=samples_per_shard)
+
+    return run(storage, chosen, prepare)
+
+
+def _waiting_workers(sources: Sequence[Source]) -> int | None:
+    """Return how many workers index files: more than cores if they are remote; None for the usual number."""
+    if not any(is_remote(source.path) for source in sources):
+        return None
+    # Of a remote file a worker waits for five answers or more, one after another; each worker takes about 100 MB.
+    cores = available_cores()
+    return cores + min(3 * cores, 32)

@@ -1,1 +1,0 @@
-"""Datasets of videos in place: a list of files and their indexes instead of tars."""

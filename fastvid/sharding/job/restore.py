@@ -1,0 +1,438 @@
+"""Annotations of a sample as members of its tar, so that other tools need no other file of the dataset.
+
+Restores a dataset from fastvid's own tars alone: its records and annotations as the tars tell them.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Final
+
+import pyarrow as pa
+
+from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import annotation_table, fact_columns, read_signals, signals_file
+from fastvid.format.generations import Generation, ShardRecord, commit_generation
+from fastvid.format.in_place import IndexedSample
+from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, SIGNALS
+from fastvid.format.shard import index_shard
+from fastvid.format.tar import read_members, to_json
+from fastvid.runtime.values import sha256
+from fastvid.sharding.job.ledger import PackedSample, read_blocked
+from fastvid.sharding.job.lock import lock_folder
+from fastvid.sharding.job.plan import digest
+from fastvid.sharding.sources.sources import Source
+from fastvid.sharding.sources.tars import find_tars
+from fastvid.storage import LocalStorage, open_storage
+from fastvid.storage.urls import link_or_copy
+
+LABEL_MEMBER: Final = "cls"
+"""Suffix of the member with the label as decimal text, as webdataset's decoders and DALI read it."""
+
+CAPTION_MEMBER: Final = "txt"
+"""Suffix of the member with the caption, UTF-8."""
+
+_CAPTIONS: Final = ("caption", "text")  # columns that are the caption, the first that a sample has
+_PLAIN: Final = ("class", "label", "labels", "caption")  # top-level fields; also columns whose names begin with _SPLIT
+_SPLIT: Final = "split"
+_NESTED: Final = "annotations"
+_TYPES: Final = "annotation_types"
+_RECORD: Final = "dataset"
+_COPY: Final = "copy"  # codec of profiles that do not encode
+_MARK: Final = {"format": "fastvid"}  # tells our record from a field of the same name
+_SEGMENT: Final = ("parent", "start_seconds", "end_seconds", "bad_frames")  # the JSON of a segment has them anyway
+_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
+    "bytes": bytes.fromhex,
+    "datetime": datetime.datetime.fromisoformat,
+    "date": datetime.date.fromisoformat,
+    "time": datetime.time.fromisoformat,
+    "decimal": Decimal,
+}
+# Facts, which the JSON has anyway, and what is only true of one generation.
+_LEFT_OUT: Final = (*ANNOTATION_FIELDS, *FACT_FIELDS)
+
+
+def annotation_row(sample: PackedSample, source: Source, labels: Mapping[str, int]) -> dict[str, Any]:
+    """Return the annotations of one sample."""
+    row: dict[str, Any] = {
+        "key": sample.key,
+        "source_id": sample.source_id,
+        "label": None if source.label is None else labels[source.label],
+        "removed": False,
+        **fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height),
+    }
+    # A table may have a column of our names for something else, such as its own count of frames.
+    row |= {f"source_{name}" if name in row else name: value for name, value in source.columns.items()}
+    if sample.parent is not None:
+        row |= {"parent": sample.parent, "start_seconds": sample.start_seconds, "end_seconds": sample.end_seconds}
+    if sample.bad_frames is not None:
+        row["bad_frames"] = sample.bad_frames
+    asked = {"asked_start_seconds": source.start, "asked_end_seconds": source.end}
+    row |= {name: seconds for name, seconds in asked.items() if seconds is not None}
+    return row
+
+
+def annotate_members(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> dict[str, bytes]:
+    """Return a sample's members with its annotations in them, and without any that they had before.
+
+    The JSON gets ``class``, ``label``, ``labels``, ``caption`` and the split columns as far as they are not null, and
+    all other columns under ``annotations``. A member ``cls`` is added for a label and ``txt`` for a caption. What JSON
+    lacks is stored as text: dates in ISO 8601, bytes in hex; numbers that are not finite become null. What such a value
+    was is in ``annotation_types``, so that `stored_row` returns it.
+
+    `row`: the sample's row of annotations.
+    """
+    found = json.loads(members.get("json", b"{}"))
+    fields = found if isinstance(found, dict) else {"json": found}
+    meta = {name: value for name, value in fields.items() if not _is_ours(name) and not _is_record(name, value)}
+    label, caption = row.get("label"), next((row[name] for name in _CAPTIONS if row.get(name) is not None), None)
+    plain = {name: value for name, value in row.items() if _is_ours(name) and name not in (_NESTED, _TYPES)}
+    plain["caption"] = caption
+    if plain.get("class") is None and label is not None and label < len(classes):
+        plain["class"] = classes[label]
+    others = {
+        name: _json_value(value)
+        for name, value in row.items()
+        if name not in _LEFT_OUT
+        and not (name in plain and _is_told(name, row))
+        and not (name in _SEGMENT and meta.get(name) == value)
+    }
+    types = {name: kind for name, value in row.items() if name not in _LEFT_OUT and (kind := _lost_type(value))}
+    meta |= {name: _json_value(value) for name, value in plain.items() if value is not None}
+    if others:
+        meta[_NESTED] = others
+    if types:
+        meta[_TYPES] = types
+    made = {"json": to_json(meta)}
+    if label is not None:
+        made[LABEL_MEMBER] = str(label).encode()
+    if caption is not None:
+        made[CAPTION_MEMBER] = str(caption).encode()
+    return made | {
+        suffix: data for suffix, data in members.items() if suffix not in ("json", LABEL_MEMBER, CAPTION_MEMBER)
+    }
+
+
+def is_current(members: Mapping[str, bytes], row: Mapping[str, Any], classes: Sequence[str]) -> bool:
+    """Return whether a sample's members tell its annotations, as `annotate_members` would write them."""
+    made = annotate_members(members, row, classes)
+    told, current = (_told(one.get("json", b"{}")) for one in (members, made))
+    return told == current and {**members, "json": b""} == {**made, "json": b""}
+
+
+def _told(content: bytes) -> Any:
+    """Return what a JSON tells of its sample alone. A column that the tar lacks is null, as new columns are."""
+    meta = json.loads(content)
+    if not isinstance(meta, dict):
+        return meta
+    nested = {name: value for name, value in meta.get(_NESTED, {}).items() if value is not None}
+    return {name: value for name, value in meta.items() if not _is_record(name, value)} | {_NESTED: nested}
+
+
+def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a sample's JSON says of its annotations: the inverse of `annotate_members`, except for facts."""
+    nested, types = meta.get(_NESTED, {}), meta.get(_TYPES, {})
+    told = {name: meta[name] for name in meta if _is_ours(name) and name not in ("class", _NESTED, _TYPES)}
+    if nested.get("text") is not None and nested["text"] == told.get("caption"):
+        del told["caption"]
+    told |= {name: meta[name] for name in _SEGMENT if meta.get(name) is not None}
+    return {name: _from_json(value, types.get(name)) for name, value in (told | nested).items()}
+
+
+def dataset_record(
+    generation: int,
+    *,
+    streams: Sequence[str],
+    classes: Sequence[str],
+    extras: Mapping[str, Any],
+    profile: Mapping[str, Any],
+    encoder: Mapping[str, Any],
+    table: pa.Table | None = None,
+) -> dict[str, Any]:
+    """Return what the tar of a shard says of its dataset.
+
+    `classes`: class names, also those without samples. `table`: annotations with the columns of the dataset; None
+    while the rows are not complete.
+    """
+    record: dict[str, Any] = {**_MARK, "generation": generation, "streams": list(streams), "classes": list(classes)}
+    record |= {"extras": dict(extras), "profile": dict(profile)}
+    # A copy is the same with every build.
+    record["encoder"] = {} if profile.get("codec") == _COPY else dict(encoder)
+    if table is not None:
+        record["columns"] = [[field.name, str(field.type)] for field in table.schema]
+    return record
+
+
+def with_record(
+    samples: Iterator[tuple[str, Mapping[str, bytes]]], record: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, bytes]]]:
+    """Yield samples; the JSON of the first contains a record of the dataset as its field ``dataset``."""
+    for number, (key, members) in enumerate(samples):
+        if number:
+            yield key, members
+        else:
+            yield key, {**members, "json": to_json(json.loads(members["json"]) | {_RECORD: record})}
+
+
+def stored_record(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the record of the dataset in a sample's JSON; None if there is none."""
+    record = meta.get(_RECORD)
+    return record if _is_record(_RECORD, record) else None
+
+
+def _is_record(name: str, value: Any) -> bool:
+    return name == _RECORD and isinstance(value, dict) and _MARK.items() <= value.items()
+
+
+def _is_ours(name: str) -> bool:
+    return name in (*_PLAIN, _NESTED, _TYPES) or name.startswith(_SPLIT)
+
+
+def _is_told(name: str, row: Mapping[str, Any]) -> bool:
+    """Return whether a top-level field, or its absence, tells the value of a column: two may be made of others."""
+    if row[name] is None:
+        return True
+    return name != "class" and not (name == "caption" and row[name] == row.get("text"))
+
+
+def _lost_type(value: Any) -> str | None:
+    """Return the type of a value that JSON lacks; None for others."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    kinds = (
+        ("bytes", bytes),
+        ("datetime", datetime.datetime),
+        ("date", datetime.date),
+        ("time", datetime.time),
+        ("decimal", Decimal),
+    )
+    return next((name for name, kind in kinds if isinstance(value, kind)), None)
+
+
+def _from_json(value: Any, kind: str | None) -> Any:
+    if kind is None:
+        return value
+    return _FROM_TEXT[kind](value) if kind in _FROM_TEXT else float(kind)
+
+
+def _json_value(value: Any) -> Any:
+    """Return a value that JSON can contain."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(name): _json_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(one) for one in value]
+    if isinstance(value, bytes):
+        return value.hex()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+_LOG = logging.getLogger(__name__)
+
+_ID_DIGITS: Final = 32  # hex digits of the tars' digests that form the dataset's id
+_UNITS: Final = ("s", "ms", "us", "ns")
+_TYPES_restore: Final = {
+    str(kind): kind
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.binary()),
+        *(
+            pa.large_binary(),
+            pa.date32(),
+            pa.date64(),
+            pa.null(),
+            *map(pa.timestamp, _UNITS),
+            *map(pa.duration, _UNITS),
+        ),
+        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The result of `restore_dataset`."""
+
+    dataset: str
+    generation: Generation
+    replaced: tuple[str, ...]  # tars that were left out, because later ones contain their samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Tar:
+    folder: LocalStorage
+    stem: str
+    record: Mapping[str, Any]
+
+    @property
+    def age(self) -> tuple[int, str]:
+        return int(self.record["generation"]), self.stem
+
+
+def are_own(sources: Sequence[str]) -> bool:
+    """Return whether all tars of the sources say which dataset they are of."""
+    paths = find_tars(sources)
+    foreign = [path for path in paths if _read(path) is None]
+    if foreign and len(foreign) < len(paths):
+        raise UsageError(
+            f"{len(foreign)} of {len(paths)} tars are not a fastvid dataset's own",
+            file=foreign[0],
+            hint="index them into another folder",
+        )
+    return not foreign
+
+
+def restore_dataset(sources: Sequence[str], out: str | None = None) -> Restored:
+    """Make a dataset of fastvid's own tars without any other file of it.
+
+    Classes (also those without samples), streams, extras, profiles, encoders and annotations with their types are as
+    when the tars were written; signals are restored if
+    their files are beside the tars. Of what the tars tell about the whole dataset, the tar of the newest generation is
+    right. If a sample is in two tars, as after `fastvid compact`, the tar of the older generation is left out. Later
+    relabels are lost, and removed samples come back unless `fastvid compact` deleted them or they are blocked in the
+    folder.
+    """
+    tars = sorted(filter(None, map(_read, find_tars(sources))), key=lambda tar: tar.stem)
+    storage = open_storage(out if out is not None else tars[0].folder.url)
+    if not isinstance(storage, LocalStorage):
+        raise UsageError("tars are indexed on a local disk", file=storage.url)
+    stems = [tar.stem for tar in tars]
+    if len(set(stems)) < len(stems) or (out is None and len({tar.folder.url for tar in tars}) > 1):
+        raise UsageError("the tars are of several folders", file=storage.url, hint="restore one dataset at a time")
+    with lock_folder(storage):
+        if storage.exists(DATASET_JSON):
+            raise UsageError("a dataset exists already", file=storage.url, hint="name a new folder with --out")
+        chosen, replaced = _without_replaced(tars)
+        newest = max(chosen, key=lambda tar: tar.age).record
+        classes = list(newest["classes"])
+        for tar in sorted(chosen, key=lambda tar: tar.age, reverse=True):
+            classes += [name for name in tar.record["classes"] if name not in classes]
+        blocked, shards, rows = read_blocked(storage), list[ShardRecord](), list[dict[str, Any]]()
+        for tar in chosen:
+            if tar.folder.url != storage.url:
+                link_or_copy(tar.folder, f"{tar.stem}.tar", storage, f"{tar.stem}.tar", None)
+            view = storage.map(f"{tar.stem}.tar")
+            found = sha256(view)
+            samples = index_shard(storage, tar.stem, streams=tuple(newest["streams"]), tar_sha256=found)
+            rows += [_row(sample, tar, classes, sample.meta.get("source_sha256") in blocked) for sample in samples]
+            profile, encoder = tar.record["profile"], tar.record["encoder"]
+            frames = sum(sample.streams[0].info.num_frames for sample in samples)
+            signals = _signals(storage, tar, frames) if SIGNALS in newest["extras"] else ""
+            shards.append(ShardRecord(tar.stem, len(view), found, len(samples), profile, encoder, signals))
+        extras = dict(newest["extras"])
+        if not all(shard.signals for shard in shards) and extras.pop(SIGNALS, None) is not None:
+            _LOG.warning("the dataset is restored without signals: their files are not beside all of the tars")
+            shards = [replace(shard, signals="") for shard in shards]
+        generation = Generation(
+            1,
+            tuple(shards),
+            tuple(newest["streams"]),
+            tuple(classes),
+            note="fastvid index: restored from the tars",
+            extras=extras,
+        )
+        dataset_id = digest({"tars": [[shard.name, shard.sha256] for shard in shards]})[:_ID_DIGITS]
+        table = _typed(annotation_table(rows), newest.get("columns", ()))
+        made = commit_generation(storage, dataset_id, generation, table)
+    return Restored(storage.url, made, replaced)
+
+
+def _read(path: str) -> _Tar | None:
+    """Return a tar with its record of the dataset; None if it has none."""
+    folder, name = os.path.split(path)
+    storage = open_storage(folder)
+    assert isinstance(storage, LocalStorage)  # `find_tars` refuses others
+    view = storage.map(name)
+    try:
+        first = next((member for member in read_members(view) if member.suffix == "json"), None)
+        meta = json.loads(bytes(view[first.offset : first.offset + first.size])) if first else None
+    except (FormatError, ValueError, RecursionError):
+        return None
+    record = stored_record(meta) if isinstance(meta, dict) else None
+    return None if record is None else _Tar(storage, name.removesuffix(".tar"), record)
+
+
+def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:
+    """Take over the signals of a tar, which are in a file beside it; return their SHA-256, "" if there is no file."""
+    name = signals_file(tar.stem)
+    if not tar.folder.exists(name):
+        return ""
+    if tar.folder.url != storage.url:
+        link_or_copy(tar.folder, name, storage, name, None)
+    found = sha256(storage.map(name))
+    read_signals(storage, ShardRecord(tar.stem, 0, "", 0, signals=found), frames)
+    return found
+
+
+def _without_replaced(tars: Sequence[_Tar]) -> tuple[list[_Tar], tuple[str, ...]]:
+    """Return the tars without those whose samples a tar of a later generation has, and the names of these."""
+    known: set[str] = set()
+    chosen, replaced = [], []
+    for tar in sorted(tars, key=lambda tar: tar.age, reverse=True):
+        keys = {member.key for member in read_members(tar.folder.map(f"{tar.stem}.tar"))}
+        if known.isdisjoint(keys):
+            chosen.append(tar)
+            known |= keys
+        else:
+            _LOG.info("%s is left out: a later tar contains its samples", tar.stem)
+            replaced.append(tar.stem)
+    return sorted(chosen, key=lambda tar: tar.stem), tuple(sorted(replaced))
+
+
+def _row(sample: IndexedSample, tar: _Tar, classes: Sequence[str], is_blocked: bool) -> dict[str, Any]:
+    """Return the annotations of a sample; its label is numbered in `classes`."""
+    row, info = stored_row(sample.meta), sample.streams[0].info
+    label, names = row.pop("label", None), tar.record["classes"]
+    if label is not None and label < len(names):
+        label = classes.index(names[label])
+    facts = {
+        "key": sample.key,
+        "source_id": sample.meta.get("source_id", sample.key),
+        "label": label,
+        "removed": is_blocked,
+        **fact_columns(info.num_frames, info.fps, info.width, info.height),
+    }
+    return facts | row
+
+
+def _typed(table: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
+    """Return a table with columns in the order, and of the types, that the tars tell."""
+    for name, text in columns:
+        if name in ANNOTATION_FIELDS | FACT_FIELDS or (kind := _type(text)) is None:
+            continue
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows, kind))
+            continue
+        try:
+            made = table[name].cast(kind)
+        except pa.ArrowInvalid:  # a tar of an earlier generation has values of another type
+            continue
+        table = table.set_column(table.column_names.index(name), name, made)
+    told = [name for name, _ in columns if name in table.column_names]
+    return table.select([*told, *(name for name in table.column_names if name not in told)])
+
+
+def _type(text: str) -> pa.DataType | None:
+    """Return the type that pyarrow prints as `text`; None for a type that a column is not restored to."""
+    if text in _TYPES_restore:
+        return _TYPES_restore[text]
+    if found := re.fullmatch(r"list<\w+: (.*)>", text):
+        inner = _type(found[1])
+        return None if inner is None else pa.list_(inner)
+    if found := re.fullmatch(r"timestamp\[(\w+), tz=(.+)\]", text):
+        return pa.timestamp(found[1], found[2])
+    if found := re.fullmatch(r"decimal128\((\d+), (-?\d+)\)", text):
+        return pa.decimal128(int(found[1]), int(found[2]))
+    return None

@@ -1,0 +1,357 @@
+"""One video inside a tar of another tool, from bytes to its index: the work of a worker, and how its answer travels.
+
+One video where it is, and its clips: indexed once by ranges of its file. The work of a worker of any engine.
+
+Takes a source over without encoding it: the file as it is, or its packets in an MP4.
+
+What is written is proved like the tars of other tools (`fastvid.media.prove`): every frame must be the one that a
+player shows for the source, and a stream whose parts do not decode alone is marked to be decoded whole. What the index
+needs and an MP4's tables do not say stands in the sample's JSON, so that the tar alone gives the index again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from functools import partial
+from itertools import pairwise
+from math import ceil
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
+from fastvid.format.in_place import proved_info
+from fastvid.format.mp4 import index_mp4, read_track
+from fastvid.format.packets import StreamInfo
+from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.file_tables import BLOCK, FileReader
+from fastvid.media.index_video import Proof, cut_index, frames_between, index_in_place
+from fastvid.media.probe import OpenSource, unreadable
+from fastvid.media.prove import ENCODE_HINT, IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.remux import Promised, Remuxer, broken_tables
+from fastvid.media.timing import Reason
+from fastvid.runtime import faults
+from fastvid.runtime.values import sha256
+from fastvid.sharding.work.tasks import (
+    EncodedSample,
+    Outcome,
+    Report,
+    Settings,
+    SourceTask,
+    attempt,
+    bare_tag,
+    failure,
+    refuse_blocked,
+    verdict,
+)
+from fastvid.storage.protocol import CHANGED, Version
+from fastvid.storage.urls import is_remote, open_file
+
+# Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
+# two with packets left out.
+_DECODES = 5
+# How many packets a file may hold is known only by reading it; small pictures, which decode fast, have smaller ones.
+_PACKET_BYTES = 1000
+
+
+def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcome:
+    """Indexes the video at `task.member`. Never raises for what the video does."""
+    limits = settings.limits
+    seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
+    report("index", task.patience * _DECODES * seconds)
+
+    digest = ""
+
+    def index() -> Outcome:
+        nonlocal digest
+        data = _read(task, limits.output_bytes)
+        digest = sha256(data)
+        refuse_blocked(digest, settings.blocked)
+        found = index_video(data, limits)
+        return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
+
+    return replace(attempt(task, index), source_sha256=digest)
+
+
+def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
+    """An index as it travels."""
+    info = asdict(found.info)
+    extradata = info.pop("extradata")
+    meta = info | {"fps": str(found.info.fps), "pix_fmt": found.pix_fmt, "container": found.container}
+    return EncodedSample(key, meta, {"records": found.records.tobytes(), "extradata": extradata})
+
+
+def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
+    """The stream, its PACKET_DTYPE records [P] and other facts, from what travelled."""
+    meta = dict(sample.meta)
+    info = StreamInfo(
+        codec=Codec(meta.pop("codec")),
+        width=int(meta.pop("width")),
+        height=int(meta.pop("height")),
+        num_frames=int(meta.pop("num_frames")),
+        fps=Fraction(meta.pop("fps")),
+        extradata=sample.streams["extradata"],
+        range=Range(meta.pop("range")),
+        matrix=Matrix(meta.pop("matrix")),
+        flags=StreamFlag(meta.pop("flags")),
+    )
+    return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
+
+
+def _read(task: SourceTask, most: int) -> bytes:
+    assert task.member is not None
+    offset, size = task.member
+    if size > most:
+        raise SourceError(f"a video of {size} bytes, {most} at most", reason=Reason.TOO_LONG)
+    if not size:
+        raise SourceError("the file has no bytes", reason=Reason.EMPTY)
+    try:
+        with open(task.path, "rb") as file:
+            faults.reach("source")
+            file.seek(offset)
+            data = file.read(size)
+    except OSError as error:
+        raise unreadable(error) from error
+    if len(data) != size:
+        raise SourceError("the tar ends inside the video", reason=Reason.TRUNCATED)
+    return data
+
+
+# Requests before the first packet is read: the tables may be anywhere in the file.
+_ANSWER_SECONDS = 180.0
+
+
+def index_clips(
+    tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
+) -> Iterator[Outcome]:
+    """Index clips of one file, and yield the outcome of each. Never raises for what a source does."""
+    first, digest = tasks[0], ""
+    begin([task.index for task in tasks])
+    report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(first.size))
+    try:
+        file = _open(first)
+        report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(file.size))
+        try:
+            if settings.proof is Proof.ALL and file.size <= settings.limits.output_bytes:
+                digest = sha256(file.whole())
+                refuse_blocked(digest, settings.blocked)
+            assert settings.proof is not None
+            found = index_in_place(file, settings.limits, settings.proof)
+        except StorageError as error:
+            raise _verdict(first, error) from error
+    except (SourceError, MemoryError) as error:
+        for task in tasks:
+            yield replace(failure(task, error), source_sha256=digest)
+        return
+    for task in tasks:
+        outcome = attempt(task, partial(_cut, task, found, file.version))
+        yield replace(outcome, source_sha256=digest, bytes_in=file.size)
+
+
+def _open(task: SourceTask) -> FileReader:
+    """Open the file of a task."""
+    try:
+        faults.reach("source")
+        storage, name = open_file(task.path)
+        begun = storage.begin(name, BLOCK)
+    except StorageError as error:
+        raise _verdict(task, error) from error
+    except FastvidError as error:
+        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+    if begun is None:
+        raise SourceError("the file is not there", reason=Reason.MISSING)
+    version, head = begun
+    if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
+        raise SourceError("the file was replaced after the sources were listed", reason=Reason.CHANGED)
+    if not version.size:
+        raise SourceError("the file has no bytes", reason=Reason.EMPTY)
+    return FileReader(storage, name, version, head=head)
+
+
+def _verdict(task: SourceTask, error: StorageError) -> SourceError:
+    if is_remote(task.path):
+        return verdict(error)
+    if error.message == CHANGED:
+        return SourceError("the file changed while it was read", reason=Reason.CHANGED)
+    return SourceError(f"cannot read the file: {error.message}", reason=Reason.UNREADABLE, transient=True)
+
+
+def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
+    place: dict[str, object] = {}
+    if task.frames is not None:
+        found = cut_index(found, *task.frames)
+    elif task.start is not None or task.end is not None:
+        first, count = frames_between(found, task.start, task.end)
+        rate = float(found.info.fps)
+        start = first / rate if found.seconds is None else float(found.seconds[first])
+        stop = first + count
+        known = found.seconds is not None and stop < len(found.seconds)
+        end = float(found.seconds[stop]) if found.seconds is not None and known else start + count / rate
+        found = cut_index(found, first, count)
+        place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
+    sample = pack_found(task.key, found)
+    modified = None if version.tag else version.modified.isoformat()
+    meta = dict(sample.meta) | place | {"version": {"size": version.size, "tag": version.tag, "modified": modified}}
+    return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
+
+
+# Times come from clocks that round.
+_ROUNDING: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """A sample that was taken over."""
+
+    video: bytes
+    start: float | None  # seconds into the source at which it begins; None for the whole source
+    found: IndexedVideo
+    conforms: bool
+    remuxed: bool
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why it does not conform."""
+        return self.found.notes or (() if self.conforms else ("tables",))
+
+    def meta(self) -> dict[str, Any]:
+        """What the sample's JSON says of it."""
+        info = self.found.info
+        return {
+            "num_frames": info.num_frames,
+            "fps": str(info.fps),
+            "width": info.width,
+            "height": info.height,
+            "pix_fmt": self.found.pix_fmt,
+            "conforms": self.conforms,
+            "differs": list(self.notes),
+            "proved": _proved(self.found),
+        }
+
+
+class CopiedSource:
+    """A source that decodes without an error, to be taken over in parts."""
+
+    def __init__(self, source: OpenSource, limits: Limits) -> None:
+        if source.size > limits.output_bytes:
+            raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
+        self._data, self._container, self._limits = _contents(source), source.container, limits
+        self._remuxer: tuple[Playback, Remuxer] | None = None
+
+    def cut(
+        self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
+    ) -> list[Copied]:
+        """Take over the source, or a clip of it, in parts that keep a bound.
+
+        `start`: seconds where the clip begins; None for the beginning. `end`: seconds where the clip ends; None
+        for the end. `frames`: the first frame of the clip and their number, instead of seconds.
+        """
+        data, limits = self._data, self._limits
+        if start is None and end is None and frames is None and self._container == "mov":
+            found = _as_it_is(data, limits) if _seems_short(data, max_seconds) else None
+            if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
+                return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
+        played, muxer = self._remuxer = self._remuxer or self._play()
+        seconds = muxer.seconds
+        made = []
+        if frames is not None:
+            if sum(frames) > len(seconds):
+                raise SourceError(
+                    f"frames {frames[0]} to {sum(frames)} are not in a video of {len(seconds)}",
+                    reason=Reason.OUT_OF_RANGE,
+                )
+            parts = iter([(frames[0], sum(frames))])
+        else:
+            parts = _ranges(seconds, 1 / float(played.rate), start, end, max_seconds)
+        for first, last in parts:
+            video = muxer.part(first, last)
+            found = index_video(video, limits)
+            if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
+                raise SourceError(
+                    "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                )
+            begins = None if last - first == len(seconds) else float(seconds[first])
+            made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
+        return made
+
+    def _play(self) -> tuple[Playback, Remuxer]:
+        played = play(self._data, self._container, self._limits, unpack=True)
+        numbered = number_packets(played)
+        whole = bool(numbered.whole or why_decode_whole(played, numbered))
+        return played, Remuxer(self._data, self._container, played, numbered, whole=whole)
+
+
+def _ranges(
+    seconds: npt.NDArray[np.float64], step: float, start: float | None, end: float | None, max_seconds: float
+) -> Iterator[tuple[int, int]]:
+    """The frames of each part, half-open; the fewest parts of about equal numbers of frames that keep the bound."""
+    # A frame belongs to a clip when it is shown at most half a step before it begins.
+    first = 0 if start is None else int(np.searchsorted(seconds, start - step / 2))
+    last = len(seconds) if end is None else int(np.searchsorted(seconds, end - step / 2))
+    if first >= last:
+        raise SourceError(
+            f"the clip {start} s to {end} s is not in {seconds[-1] + step:.2f} s of video", reason=Reason.OUT_OF_RANGE
+        )
+    count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
+    yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
+
+
+def _seems_short(data: bytes, max_seconds: float) -> bool:
+    """Whether the header of an MP4 gives it about this length, or none; to prove a video by decoding is expensive."""
+    try:
+        info, _ = index_mp4(data, whole=False)
+    except FormatError:
+        return True
+    return info.num_frames / info.fps <= max_seconds + 1.0
+
+
+def _as_it_is(data: bytes, limits: Limits) -> IndexedVideo | None:
+    """The index of a source that can go into a shard unchanged."""
+    try:
+        found = index_video(data, limits)
+    except SourceError as error:
+        if error.reason == Reason.NO_INDEX:
+            return None
+        raise
+    return found if _agrees(data, found) else None
+
+
+def _agrees(video: bytes, found: IndexedVideo) -> bool:
+    """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
+    try:
+        info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
+        info = proved_info(replace(info, fps=found.info.fps), _proved(found))
+    except FormatError:
+        return False
+    return info == found.info and np.array_equal(records, found.records)
+
+
+def _proved(found: IndexedVideo) -> dict[str, Any]:
+    info = found.info
+    return {
+        "width": info.width,
+        "height": info.height,
+        "color_range": info.range.name.lower(),
+        "color_matrix": info.matrix.name.lower(),
+        "whole": bool(info.flags & StreamFlag.WHOLE),
+    }
+
+
+def _conforms(video: bytes, found: IndexedVideo) -> bool:
+    return not found.notes and not list(broken_tables(Promised.of(read_track(memoryview(video)), found.info)))
+
+
+def _contents(source: OpenSource) -> bytes:
+    data, position = bytearray(source.size), 0
+    view = memoryview(data)
+    while position < source.size:
+        got = os.preadv(source.descriptor, [view[position:]], position)
+        if not got:
+            break
+        position += got
+    return bytes(data[:position])

@@ -1,0 +1,336 @@
+"""Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed.
+
+One attempt at a task: what its source does wrong becomes an outcome, never an exception.
+
+Groups of tasks that read the same file, which a worker fetches, hashes and probes once.
+
+Sources that lie elsewhere: fetched whole to the local disk before anything looks into them.
+
+A video is read twice, by the probe and by ffmpeg, and both seek; so one copy costs less than ranges would. The copy has
+no name: whatever happens to this process, nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import groupby
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
+
+from fastvid.errors import FastvidError, FormatError, SourceError, StorageError, UsageError
+from fastvid.media.ffmpeg import FfmpegBuild, Limits, no_space, temporary_file
+from fastvid.media.index_video import Proof
+from fastvid.media.probe import OpenSource, open_source
+from fastvid.media.timing import MEANING, Reason
+from fastvid.runtime.processes import pack, unpack
+from fastvid.sharding.encode.flow import PICTURES, Streams
+from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.salvage import allowed_frames
+from fastvid.storage import RemoteOptions
+from fastvid.storage.protocol import Version
+from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
+
+Record = TypeVar("Record")
+
+
+def parse_record(value: object, kind: type[Record], what: str) -> Record:
+    """Return plain data as a dataclass. A FormatError says which field of `what` has not its declared type."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{what} does not parse: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all tasks of a job have in common."""
+
+    profile: Profile  # how samples are encoded
+    build: FfmpegBuild
+    limits: Limits
+    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
+    streams: Streams = PICTURES
+    blocked: tuple[str, ...] = ()
+    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
+    # every damaged source. See `fastvid.sharding.encode.salvage`.
+    max_bad_frames: str | None = None
+    proof: Proof | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bad_frames is not None:
+            allowed_frames(self.max_bad_frames, 0)
+            if self.profile.copies:
+                raise UsageError(
+                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
+                    hint="remove max_bad_frames, or use --profile compact",
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTask:
+    """One source to encode."""
+
+    index: int
+    source_id: str
+    path: str
+    key: str  # name of its samples
+    size: int = 0  # bytes; 0 where nobody has asked yet
+    start: float | None = None  # seconds where the clip begins, or None
+    end: float | None = None  # seconds where the clip ends, or None
+    patience: float = 1.0
+    member: tuple[int, int] | None = None  # first byte and bytes of the video when `path` is a tar
+    # first byte and bytes of the M4A with its sound when that is another member of the tar.
+    sound: tuple[int, int] | None = None
+    indexes: bool = False
+    tag: str | None = None
+    parent: str | None = None
+    # first frame and number of frames of a clip that is given in frames; None otherwise.
+    frames: tuple[int, int] | None = None
+    copies: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedSample:
+    """One sample, ready to be packed."""
+
+    key: str
+    meta: Mapping[str, Any]
+    streams: Mapping[str, bytes]
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of its first video stream."""
+        return int(self.meta["num_frames"])
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSample:
+    key: str
+    meta: dict[str, Any]
+    streams: dict[str, int]  # bytes of each stream
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a source: samples, or a reason."""
+
+    index: int
+    samples: tuple[EncodedSample, ...] = ()  # at least one when `reason` is None
+    reason: Reason | None = None
+    message: str = ""
+    transient: bool = False
+    seconds: float = 0.0
+    warnings: tuple[str, ...] = field(default=())
+    bytes_in: int = 0  # bytes of the source as it was read; 0 where that is not known
+    source_sha256: str = ""  # SHA-256 of those bytes, hex; empty where they were not hashed
+
+    def to_bytes(self) -> bytes:
+        """One self-checking piece of bytes."""
+        blobs = [data for sample in self.samples for data in sample.streams.values()]
+        samples = [
+            {
+                "key": sample.key,
+                "meta": dict(sample.meta),
+                "streams": {name: len(data) for name, data in sample.streams.items()},
+            }
+            for sample in self.samples
+        ]
+        header = asdict(replace(self, samples=())) | {"samples": samples}
+        return pack(header, *blobs)
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> Outcome:
+        """The outcome behind `to_bytes`' result."""
+        return cls.from_parts(*unpack(data))
+
+    @classmethod
+    def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
+        """The outcome of an unpacked piece."""
+        stored = parse_record(header.get("samples"), list[_StoredSample], "an outcome")
+        outcome = parse_record({**header, "samples": ()}, cls, "an outcome")
+        samples, position = [], 0
+        for sample in stored:
+            streams = {}
+            for name, size in sample.streams.items():
+                streams[name] = bytes(blobs[position : position + size])
+                position += size
+            samples.append(EncodedSample(sample.key, sample.meta, streams))
+        if position != len(blobs):
+            raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
+        return replace(outcome, samples=tuple(samples))
+
+
+Report = Callable[[str, float], None]
+"""Called when a phase begins, with its name and the seconds it may take."""
+
+
+def attempt(task: SourceTask, work: Callable[[], Outcome]) -> Outcome:
+    """Return what `work` returns, or the reason for which it raised, with the seconds that it took."""
+    started = time.monotonic()
+    try:
+        outcome = work()
+    except (SourceError, MemoryError) as error:
+        outcome = failure(task, error)
+    return replace(outcome, seconds=outcome.seconds + time.monotonic() - started)
+
+
+def failure(task: SourceTask, error: SourceError | MemoryError) -> Outcome:
+    """Return the outcome of a task that failed by an error."""
+    if isinstance(error, SourceError):
+        return Outcome(task.index, reason=Reason(error.reason), message=error.message, transient=error.transient)
+    return Outcome(task.index, reason=Reason.MEMORY, message="the worker ran out of memory")
+
+
+def refuse_blocked(digest: str, blocked: Collection[str]) -> None:
+    """Refuse a source that the dataset's block list names."""
+    if digest in blocked:
+        raise SourceError(MEANING[Reason.BLOCKED], reason=Reason.BLOCKED)
+
+
+def group_by_file(tasks: Iterable[SourceTask]) -> Iterator[list[SourceTask]]:
+    """Yield the consecutive tasks of each file together, lazily: one task further than the group is taken."""
+    for _, group in groupby(tasks, key=_file):
+        yield list(group)
+
+
+def _file(task: SourceTask) -> tuple[object, ...]:
+    # Indexing reads a video by itself.
+    return task.path, task.member, task.tag, task.patience, task.index if task.indexes else None
+
+
+_OPTIONS: Final = RemoteOptions(concurrency=4, patience_seconds=60.0, cache="")
+# What a request may take before its first answer: the library's tries, and one more that began just before the end.
+_ANSWER_SECONDS: Final = 180.0
+
+
+@contextmanager
+def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
+    """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
+    if not is_remote(task.path):
+        report("probe", task.patience * limits.read_seconds(task.size))
+        with open_source(task.path, task.member) as source:
+            _check_size(source.size, limits)
+            yield source
+        return
+    with temporary_file() as file:
+        if task.member is None:
+            size = _fetch(task, _Scratch(file), limits, report)
+        else:
+            size = _fetch_range(task, task.member, _Scratch(file), limits, report)
+        report("probe", task.patience * limits.read_seconds(size))
+        with open_source(f"/proc/self/fd/{file.fileno()}") as source:
+            yield replace(source, private=True)
+
+
+def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
+    """Read the sound of a task from its tar.
+
+    `place`: first byte and bytes of the sound.
+    """
+    with temporary_file() as file:
+        if is_remote(task.path):
+            _fetch_range(task, place, _Scratch(file), limits, report)
+            file.seek(0)
+            return file.read()
+    _check_size(place[1], limits)
+    with open(task.path, "rb") as tar:
+        tar.seek(place[0])
+        data = tar.read(place[1])
+    if len(data) < place[1]:
+        raise SourceError("file ends inside the sound", reason=Reason.TRUNCATED)
+    return data
+
+
+def _fetch_range(
+    task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
+) -> int:
+    """Fetches a member of a tar; returns its bytes."""
+    url, (offset, size) = FileUrl.parse(task.path), place
+    _check_size(size, limits)
+    report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(size))
+    try:
+        storage = open_root(url, _OPTIONS)
+        for start in range(0, size, PIECE_BYTES):
+            piece = memoryview(bytearray(min(PIECE_BYTES, size - start)))
+            storage.read_into(url.name, [(offset + start, piece)])
+            file.write(piece)
+    except SourceError:
+        raise
+    except StorageError as error:
+        raise verdict(error) from error
+    except FastvidError as error:
+        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+    return size
+
+
+def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:
+    url = FileUrl.parse(task.path)
+
+    def check(version: Version) -> None:
+        if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
+            raise SourceError(f"{url} was replaced after the sources were listed", reason=Reason.CHANGED)
+        _check_size(version.size, limits)
+        report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(version.size))
+
+    report("fetch", _ANSWER_SECONDS)
+    try:
+        return open_root(url, _OPTIONS).download(url.name, file, check).size
+    except SourceError:
+        raise
+    except StorageError as error:
+        raise verdict(error) from error
+    except FastvidError as error:
+        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+
+
+def _check_size(size: int, limits: Limits) -> None:
+    if size > limits.source_bytes:
+        raise SourceError(f"file has {size} bytes, at most {limits.source_bytes} are allowed", reason=Reason.TOO_LARGE)
+
+
+def verdict(error: StorageError) -> SourceError:
+    from fastvid.storage.client import is_missing, is_replaced
+
+    if is_missing(error):
+        return SourceError("the file is not there", reason=Reason.MISSING)
+    if is_replaced(error):
+        return SourceError("the file was replaced while it was being read", reason=Reason.CHANGED)
+    return SourceError(error.message, reason=Reason.UNREACHABLE, transient=True)
+
+
+def bare_tag(tag: str) -> str:
+    """A tag without its quotes: listings of some stores have them, others not."""
+    return tag.removeprefix("W/").strip('"')
+
+
+class _Scratch:
+    """A file whose writes fail with SourceError, so that nobody takes a full disk for a fault of the server."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> int:
+        try:
+            # Past the file's buffer: an error shows where it happens.
+            view, done = memoryview(data), 0
+            while done < len(view):
+                done += os.write(self._file.fileno(), view[done:])
+        except OSError as error:
+            raise no_space(error) from error
+        return done
+
+    def seek(self, position: int) -> int:
+        return os.lseek(self._file.fileno(), position, os.SEEK_SET)
+
+    def truncate(self) -> int:
+        position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
+        os.ftruncate(self._file.fileno(), position)
+        return position
+
+    def fileno(self) -> int:
+        return self._file.fileno()

@@ -1,0 +1,401 @@
+"""Policies that grow the global batch: by schedule, by gradient noise, or on a plateau of the loss.
+
+The 2018 system of Cong et al. has an adaptive batch size whose rule is not published; these policies do not
+reproduce it.
+
+    schedule   grows where the learning rate would decay, or at given epochs: AdaBatch (Devarakonda et al. 2017), Smith
+               et al. 2018
+    noise      grows while the gradient noise scale (`fastvid.train.strategies.shared.average`) exceeds the batch size:
+               McCandlish et al. 2018
+    plateau    grows when the evaluation loss has not improved for some evaluations
+
+A policy's inputs are the same on every rank, so its sizes are too. Sizes never decrease and are the first size times
+a power of the growth factor.
+
+Wraps a strategy whose ranks share batches, and grows its global batch during the run.
+
+Samples, positions and lineage stay exact: the batch size may change at any position of the epoch's order, and an epoch
+delivers the same samples as with the first size. If a large batch exceeds the rest of an epoch, the rest is delivered
+as a smaller multiple of the first size.
+
+The learning rate, option ``batch_lr``:
+    linear   the schedule's rate times the growth of the batch, so that the ratio of rate to batch size follows the
+             schedule: if batches double where the rate is halved, the rate stays constant. Default of "schedule".
+    keep     the schedule's rate; the ratio decreases with each growth. Default of "noise" and "plateau".
+
+A run resumes from a checkpoint with any world size and the batch sizes decided so far. Noise measurements made with a
+different world size are discarded, so the next decision may come later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from fastvid.errors import UsageError
+from fastvid.load.batch.batch import Batch
+from fastvid.train.loop.strategy import Round, Strategy
+from fastvid.train.parts.evaluate import Score
+from fastvid.train.parts.replica import Loader, Replica
+from fastvid.train.ranks import Member
+from fastvid.train.strategies.shared.average import GradientNorms, NoiseMeter
+from fastvid.train.tasks.task import Sums
+
+log = logging.getLogger(__name__)
+
+PolicyName = Literal["schedule", "noise", "plateau"]
+NAMES: Final = get_args(PolicyName)
+
+
+class BatchPolicy(ABC):
+    """Decides the size of the global batch. Every method is called on every rank with the same arguments.
+
+    `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first.
+    """
+
+    def __init__(self, growth: int = 2, largest: int | None = None) -> None:
+        if not isinstance(growth, int) or growth < 2:
+            raise UsageError(f"sync option batch_growth is {growth}, expected a whole number of at least 2")
+        self.growth, self.largest = growth, largest
+        self.first = 1
+        self.growths = 0
+
+    def begin(self, first: int, samples_per_epoch: int, milestones: Sequence[int]) -> None:  # noqa: ARG002
+        """Prepare the policy before the first batch of a new or resumed run.
+
+        `samples_per_epoch`: samples per epoch. `milestones`: samples at which the learning rate decays.
+        """
+        if self.largest is not None and self.largest < first:
+            raise UsageError(
+                f"sync option batch_max is {self.largest}, less than the first batch of {first} clips",
+                hint="raise sync_options.batch_max or lower data.global_batch_size",
+            )
+        self.first = first
+
+    @abstractmethod
+    def size(self, samples: int) -> int:
+        """Return the size of the batch that starts after `samples` samples of the run."""
+
+    def observe_noise(self, scale: float, samples: int) -> None:  # noqa: B027
+        """Handle the gradient noise scale since the last call, in clips; it may be infinite or nan."""
+
+    def observe_loss(self, loss: float, samples: int) -> None:  # noqa: B027
+        """Handle the mean loss of an evaluation; it may be nan."""
+
+    def grown(self, times: int) -> int:
+        """Return the size after growing `times` times, but no more than `largest`."""
+        size = self.first
+        for _ in range(times):
+            if self.largest is not None and size * self.growth > self.largest:
+                break
+            size *= self.growth
+        return size
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the decisions so far."""
+        return {"growths": self.growths}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self.growths = int(state["growths"])
+
+
+class Scheduled(BatchPolicy):
+    """Grows once at each of some milestones; a pure function of the samples seen."""
+
+    def __init__(self, growth: int = 2, largest: int | None = None, at: str | float | None = None) -> None:
+        super().__init__(growth, largest)
+        self._at = None if at is None else epochs_of(at)
+        self.milestones: tuple[int, ...] = ()
+
+    def begin(self, first: int, samples_per_epoch: int, milestones: Sequence[int]) -> None:
+        super().begin(first, samples_per_epoch, milestones)
+        if self._at is not None:
+            milestones = [round(epoch * samples_per_epoch) for epoch in self._at]
+        elif not milestones:
+            raise UsageError(
+                "batch=schedule has no epochs to grow at: the learning rate has no milestones",
+                hint="set sync_options.batch_at to epochs, or optim.decay=step and optim.milestones",
+            )
+        self.milestones = tuple(milestones)
+
+    def size(self, samples: int) -> int:
+        return self.grown(sum(samples >= milestone for milestone in self.milestones))
+
+
+class MeasuredPolicy(BatchPolicy):
+    """Base class of policies that grow after a measurement."""
+
+    def size(self, samples: int) -> int:  # noqa: ARG002
+        return self.grown(self.growths)
+
+    def _grow(self, samples: int, why: str) -> None:
+        before, after = self.grown(self.growths), self.grown(self.growths + 1)
+        if after > before:
+            self.growths += 1
+            log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
+
+
+class Noise(MeasuredPolicy):
+    """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size."""
+
+    def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 1.0) -> None:
+        super().__init__(growth, largest)
+        self.threshold = _positive("batch_threshold", threshold)
+
+    def observe_noise(self, scale: float, samples: int) -> None:
+        if scale > self.threshold * self.size(samples):
+            self._grow(samples, f"gradient noise scale is {scale:.3g}")
+
+
+class Plateau(MeasuredPolicy):
+    """Grows after `patience` consecutive evaluations that did not improve on the best loss."""
+
+    def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
+        super().__init__(growth, largest)
+        self.threshold = _positive("batch_threshold", threshold)
+        if patience < 1:
+            raise UsageError(f"sync option batch_patience is {patience}, expected at least 1 evaluation")
+        self.patience = patience
+        self.best, self.waited = math.inf, 0
+
+    def observe_loss(self, loss: float, samples: int) -> None:
+        if loss < self.best - self.threshold * abs(self.best) or (math.isinf(self.best) and math.isfinite(loss)):
+            self.best, self.waited = loss, 0
+            return
+        self.waited += 1
+        if self.waited >= self.patience:
+            self.waited = 0
+            self._grow(samples, f"loss is {loss:.4g}, the best was {self.best:.4g}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "best": self.best, "waited": self.waited}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.best, self.waited = float(state["best"]), int(state["waited"])
+
+
+def make_policy(
+    name: str,
+    *,
+    growth: int = 2,
+    largest: int | None = None,
+    at: str | float | None = None,
+    threshold: float | None = None,
+    patience: int | None = None,
+) -> BatchPolicy:
+    """Build the policy of that name; None keeps the policy's default."""
+    kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
+    if name not in kinds:
+        raise UsageError(f"sync option batch is {name!r}", hint=f"use one of {', '.join(kinds)}")
+    given = {"at": at, "threshold": threshold, "patience": patience}
+    options = {option: value for option, value in given.items() if value is not None}
+    known = inspect.signature(kinds[name]).parameters
+    for option in options:
+        if option not in known:
+            raise UsageError(f"batch={name} has no option batch_{option}", hint="remove it, or use another policy")
+    return kinds[name](growth=growth, largest=largest, **options)
+
+
+def epochs_of(text: str | float) -> tuple[float, ...]:
+    """Parse the epochs of an option, for example "30,60,80.5": ascending, above 0."""
+    try:
+        epochs = tuple(float(part) for part in str(text).split(","))
+    except ValueError:
+        epochs = ()
+    if not epochs or epochs[0] <= 0 or list(epochs) != sorted(set(epochs)):
+        raise UsageError(f"sync option batch_at is {text!r}, expected ascending epochs above 0, such as 30,60,80.5")
+    return epochs
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise UsageError(f"sync option {name} is {value}, expected more than 0")
+    return value
+
+
+LrRule = Literal["linear", "keep"]
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """A strategy that measures the gradient noise itself, instead of in DDP's buckets."""
+
+    def measure(self, meter: NoiseMeter) -> None:
+        """Start adding measurements to a meter."""
+        ...
+
+
+class AdaptiveBatch(Strategy):
+    """Adds the options ``batch...`` to a strategy whose ranks share batches.
+
+    `batch_growth`: growth factor, a whole number of at least 2.
+    """
+
+    def __init__(
+        self,
+        inner: Strategy,
+        member: Member,
+        *,
+        batch: str,
+        batch_growth: int = 2,
+        batch_max: int | None = None,
+        batch_lr: str | None = None,
+        batch_at: str | float | None = None,
+        batch_threshold: float | None = None,
+        batch_patience: int | None = None,
+        batch_window: int = 50,
+    ) -> None:
+        if batch_lr not in (None, *get_args(LrRule)):
+            raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
+        if batch_window < 1:
+            raise UsageError(f"sync option batch_window is {batch_window}, expected at least 1 measurement")
+        super().__init__(member)
+        self.inner = inner
+        self.policy: BatchPolicy = make_policy(
+            batch,
+            growth=batch_growth,
+            largest=batch_max,
+            at=batch_at,
+            threshold=batch_threshold,
+            patience=batch_patience,
+        )
+        self.meter: NoiseMeter | None = None
+        self._linear = isinstance(self.policy, Scheduled) if batch_lr is None else batch_lr == "linear"
+        self._window = batch_window
+        self._norms: GradientNorms | None = None
+        self._share = torch.zeros((), dtype=torch.float64, device=member.device)
+        self._clips = 0
+        if isinstance(self.policy, Noise):
+            self.meter = NoiseMeter(member.world.size, member.device, inner.total)
+            if isinstance(inner, Measuring):
+                inner.measure(self.meter)
+
+    def prepare(self, replica: Replica) -> None:
+        self.inner.prepare(replica)
+        measured = isinstance(self.inner, Measuring) or isinstance(replica.forward, DistributedDataParallel)
+        if self.meter is not None and self.world_size > 1 and not measured:
+            raise UsageError(
+                f"batch=noise does not support {type(self.inner).__name__}, which does not measure the gradient noise",
+                hint="add a method measure(meter) to it, or use batch=schedule or batch=plateau",
+            )
+
+    def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
+        schedule = replica.schedule
+        self.policy.begin(loader.global_batch_size, max(1, schedule.total // epochs), schedule.milestones)
+        resizing = ResizingLoader(
+            loader, lambda: self.policy.size(replica.samples), lambda batch: self._before_step(replica, batch)
+        )
+        yield from self.inner.rounds(replica, cast("Loader", resizing), epochs)
+
+    def _before_step(self, replica: Replica, batch: Batch) -> None:
+        """Set the rate and attach the noise measurement for the next step."""
+        self._clips = batch.stop - batch.start
+        if self._linear:
+            replica.lr_scale = self.policy.size(replica.samples) / self.policy.first
+        wrapped = replica.forward
+        if self.meter is not None and isinstance(wrapped, DistributedDataParallel):
+            if self._norms is None or self._norms.wrapped is not wrapped:
+                self._norms = GradientNorms(wrapped, self.member.device)
+        else:
+            self._norms = None
+
+    def accumulate(self, replica: Replica, *, last: bool) -> contextlib.AbstractContextManager[None]:
+        return self.inner.accumulate(replica, last=last)
+
+    def loss_scale(self, weight: Tensor) -> Tensor | float:
+        self._share = weight
+        return self.inner.loss_scale(weight)
+
+    def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
+        return self.inner.agree(requests)
+
+    def maybe_sync(self, replica: Replica, sums: Sums) -> None:
+        self.inner.maybe_sync(replica, sums)
+        if self.meter is not None:
+            if self._norms is not None:
+                self.meter.add(*self._norms.take(), self._share, self._clips)
+            self._decide(self.meter, replica)
+
+    def has_one_model(self) -> bool:
+        return self.inner.has_one_model()
+
+    def _decide(self, meter: NoiseMeter, replica: Replica) -> None:
+        if meter.count >= self._window:
+            self.policy.observe_noise(meter.scale(), replica.samples)
+            meter.clear()
+
+    def total(self, values: Tensor) -> Callable[[], Tensor]:
+        return self.inner.total(values)
+
+    def settle(self, replica: Replica) -> bool:
+        if not self.inner.settle(replica):
+            return False
+        if self.meter is not None:
+            self._decide(self.meter, replica)
+            self.meter.gather()
+        return True
+
+    def scored(self, replica: Replica, score: Score) -> None:
+        self.inner.scored(replica, score)
+        self.policy.observe_loss(score.loss, replica.samples)
+
+    def state_dict(self) -> dict[str, Any]:
+        meter = None if self.meter is None else self.meter.state_dict()
+        return {**self.inner.state_dict(), "batch": {"policy": self.policy.state_dict(), "meter": meter}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state; one written without a batch policy starts at the first size."""
+        self.inner.load_state_dict(state)
+        own = state.get("batch")
+        if own is not None:
+            self.policy.load_state_dict(own["policy"])
+            if self.meter is not None and own["meter"] is not None:
+                self.meter.load_state_dict(own["meter"])
+
+    def lineage(self) -> list[dict[str, int | str]] | None:
+        return self.inner.lineage()
+
+    def numbers(self) -> dict[str, float]:
+        return self.inner.numbers()
+
+
+class ResizingLoader:
+    """A loader whose global batch size may change before each batch."""
+
+    def __init__(self, loader: Loader, size: Callable[[], int], on_batch: Callable[[Batch], None]) -> None:
+        self._loader, self._size, self._on_batch = loader, size, on_batch
+        self._first = loader.global_batch_size
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the loader."""
+        return getattr(self._loader, name)
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self._loader.epoch
+        self._loader.set_batch_size(self._first)
+        fit = self._loader.steps_left  # remaining batches of the first size
+        while fit > 0:
+            size = self._size()
+            many = min(size // self._first, fit)
+            self._loader.set_batch_size(many * self._first)
+            left = self._loader.steps_left
+            for batch in self._loader:
+                self._on_batch(batch)
+                yield batch
+                fit, left = fit - many, left - 1
+                if left == 0 or self._size() != size:
+                    break
+        if self._loader.epoch == epoch:  # no batches remain: iterating ends the epoch
+            for _ in self._loader:
+                raise AssertionError

@@ -1,1 +1,0 @@
-"""A global batch that grows during the run."""

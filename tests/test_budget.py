@@ -1,0 +1,66 @@
+"""The budget: no room has more code lines than `tests/budget.py` allows, no file and no folder is too large."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests import budget
+from tests.budget import BUDGET, REPOSITORY, TESTS, code_lines
+
+MOST_LINES = 600
+MOST_FILES = 20
+
+
+def test_no_room_is_larger_than_its_budget():
+    found = budget.sizes()
+    assert set(found) == set(BUDGET)
+    above = {room: f"{found[room]} code lines, budget {limit}" for room, limit in BUDGET.items() if found[room] > limit}
+    assert not above, "\n".join(["a feature pays for its lines; these files grew:", *budget.grown(set(above))])
+
+
+def test_the_tests_are_not_larger_than_their_budget():
+    lines = sum(path.read_text().count("\n") for path in (REPOSITORY / "tests").rglob("*.py"))
+    assert lines <= TESTS
+
+
+def test_code_lines_are_those_with_a_token():
+    text = '''"""A docstring
+
+of three lines."""
+
+# a comment
+import os  # counted
+
+TEXT = """two
+lines"""
+"""What an attribute is for."""
+
+
+def function(
+    argument,
+):
+    """A sentence."""
+    return [
+        argument,
+
+    ]
+'''
+    # The import, 2 of the text, 3 of the head, 3 of the return: the blank line in the brackets has no token.
+    assert code_lines(text) == 9
+
+
+def test_a_larger_room_is_detected(monkeypatch):
+    room = max(BUDGET, key=lambda name: BUDGET[name])
+    monkeypatch.setitem(BUDGET, room, budget.sizes()[room] - 1)
+    with pytest.raises(AssertionError, match=room):
+        test_no_room_is_larger_than_its_budget()
+
+
+def test_files_and_folders_stay_small():
+    files = [path for top in ("fastvid", "bench", "tests") for path in (REPOSITORY / top).rglob("*.py")]
+    folders = Counter(path.parent.relative_to(REPOSITORY).as_posix() for path in files if path.stem != "__init__")
+    assert not {folder: number for folder, number in folders.items() if number > MOST_FILES}
+    long = {path: lines for path in files if (lines := path.read_text().count("\n")) > MOST_LINES}
+    assert not {path: lines for path, lines in long.items() if (REPOSITORY / "fastvid") in path.parents}
