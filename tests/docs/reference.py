@@ -45,7 +45,8 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     }),
     "loading": ("Loading", {
         "Loaders": """
-            fastvid.ClipLoader fastvid.Batch fastvid.Output fastvid.Workers fastvid.Skip fastvid.LoaderStats
+            fastvid.ClipLoader fastvid.Batch fastvid.Order fastvid.Extras fastvid.Output fastvid.Workers fastvid.Skip
+            fastvid.LoaderStats
             fastvid.load.workers.stats.Counters
         """,
         "In another DataLoader": "fastvid.ClipDataset fastvid.ExactSampler",
