@@ -68,7 +68,7 @@ _HOMES = {
     for name in names.split()
 }
 
-__all__ = [*_HOMES]
+__all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist
     __getattr__ = importer(__name__, _HOMES)

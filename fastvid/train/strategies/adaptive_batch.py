@@ -5,7 +5,7 @@ reproduce it.
 
     schedule   grows where the learning rate would decay, or at given epochs: AdaBatch (Devarakonda et al. 2017), Smith
                et al. 2018
-    noise      grows while the gradient noise scale (`fastvid.train.strategies.shared.average`) exceeds the batch size:
+    noise      grows while the gradient noise scale (`fastvid.train.strategies.average`) exceeds the batch size:
                McCandlish et al. 2018
     plateau    grows when the evaluation loss has not improved for some evaluations
 
@@ -47,7 +47,7 @@ from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.shared.average import GradientNorms, NoiseMeter
+from fastvid.train.strategies.average import GradientNorms, NoiseMeter
 from fastvid.train.tasks.task import Sums
 
 log = logging.getLogger(__name__)

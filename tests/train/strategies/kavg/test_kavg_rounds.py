@@ -11,7 +11,7 @@ from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.shared.average import Averager, Flat, moments, reset_moments
+from fastvid.train.strategies.average import Averager, Flat, moments, reset_moments
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
