@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_718,
     "sharding": 11_851,
     "load": 6_568,
-    "train": 7_608,
+    "train": 7_585,
     "models": 1_149,
     "cli": 1_857,
     "report": 549,

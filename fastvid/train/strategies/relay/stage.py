@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import IO, Any, Final, Protocol
+from typing import Any, Final, Protocol, cast
 
 import numpy as np
 import torch
@@ -93,14 +93,16 @@ class ResidentStorage:
     `bytes_moved`: bytes read from `inner` so far.
     """
 
-    copies = True
+    copies, units = True, None
 
     def __init__(self, inner: Storage) -> None:
-        self.inner = inner
-        self.url, self.gap, self.concurrency, self.units = inner.url, inner.gap, inner.concurrency, None
-        self.bytes_moved = 0
+        self.inner, self.bytes_moved = inner, 0
         self._files: dict[str, memoryview] = {}
         self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the storage."""
+        return getattr(self.inner, name)
 
     def map(self, name: str) -> memoryview:
         """Return a whole file, read-only."""
@@ -127,10 +129,6 @@ class ResidentStorage:
                 raise truncated_error(offset, view.nbytes, len(part), f"{self.url}/{name}")
             view.cast("B")[:] = part
 
-    def version(self, name: str) -> Version | None:
-        """Return the current version of a file, or None if it does not exist."""
-        return self.inner.version(name)
-
     def size(self, name: str) -> int:
         """Return the size of a file in bytes."""
         return len(self.map(name))
@@ -151,38 +149,6 @@ class ResidentStorage:
             self._files.pop(name, None)
         self.inner.discard(name)
         return True
-
-    def exists(self, name: str) -> bool:
-        """See `Storage`."""
-        return name in self._files or self.inner.exists(name)
-
-    def list(self, prefix: str = "") -> list[str]:
-        """See `Storage`."""
-        return self.inner.list(prefix)
-
-    def write(self, name: str, data: bytes) -> None:
-        """See `Storage`."""
-        self.inner.write(name, data)
-
-    def swap(self, name: str, data: bytes, expected: bytes | None) -> bool:
-        """See `Storage`."""
-        return self.inner.swap(name, data, expected)
-
-    def create(self, name: str) -> AbstractContextManager[IO[bytes]]:
-        """See `Storage`."""
-        return self.inner.create(name)
-
-    def delete(self, name: str) -> None:
-        """See `Storage`."""
-        self.inner.delete(name)
-
-    def sweep(self) -> None:
-        """See `Storage`."""
-        self.inner.sweep()
-
-    def close(self) -> None:
-        """See `Storage`."""
-        self.inner.close()
 
 
 def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, ...]]:
@@ -222,7 +188,7 @@ class Partition(Dataset):
             whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
         )  # fmt: skip
         # Set after the annotations are read, which the cache does not need to keep.
-        self.storage = cache
+        self.storage = cast("Storage", cache)
         self.shards = tuple(shards)
         owner, _ = self.locate(np.arange(len(self)))
         self.rows = self.rows[np.isin(owner, self.shards)]

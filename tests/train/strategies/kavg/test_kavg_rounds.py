@@ -236,6 +236,14 @@ def test_an_invalid_option_names_the_allowed_values(options: dict[str, object], 
         build_strategy("kavg", Member(World(1, 4), torch.device("cpu")), options)
 
 
+def test_none_on_the_command_line_is_the_name_none() -> None:
+    options = {"outer": None, "compress": None, "adapt": None}
+    made, plain = build_strategy("kavg", ALONE, options), build_strategy("kavg", ALONE, {})
+    assert made.state_dict() == plain.state_dict()
+    with pytest.raises(UsageError, match="moments is None"):
+        build_strategy("kavg", ALONE, {"moments": None})
+
+
 def test_a_node_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     build_strategy("kavg", Member(World(0, 8), torch.device("cpu")), {"group_size": "node"})
