@@ -17,15 +17,15 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_366,
-    "decode": 3_124,
+    "format": 3_364,
+    "decode": 2_942,
     "media": 2_127,
     "storage": 1_718,
-    "sharding": 11_851,
-    "load": 6_568,
-    "train": 7_585,
+    "sharding": 11_852,
+    "load": 6_573,
+    "train": 7_565,
     "models": 1_149,
-    "cli": 1_857,
+    "cli": 1_859,
     "report": 549,
     "runtime": 505,
     "demo": 466,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_850
+TESTS: Final = 56_338
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastvid.runtime.names import importer
+from fastvid.runtime.names import importer, listed_names
 
 if TYPE_CHECKING:
     from fastvid.load.after.augment import ColorJitter as ColorJitter
@@ -48,26 +48,7 @@ if TYPE_CHECKING:
     from fastvid.train.tasks.task import Phase as Phase
     from fastvid.train.tasks.task import Task as Task
 
-_HOMES = {
-    name: module
-    for module, names in {
-        "fastvid.load.after.augment": "ColorJitter Erasing GaussianBlur Grayscale RandAugment",
-        "fastvid.load.clips.crops": "CenterCrop HorizontalFlip MultiScaleCrop RandomCrop RandomResizedCrop Resize",
-        "fastvid.load.clips.sampling": "Dense Segments Uniform",
-        "fastvid.load.clips.timed_sampling": "AtFps Deltas Window",
-        "fastvid.train.config.config": "Config ModelConfig OptimConfig RunConfig",
-        "fastvid.train.config.data": "DataConfig DatasetConfig ShardConfig",
-        "fastvid.train.loop.strategy": "Round Strategy",
-        "fastvid.train.records.records": "Callback Logger RunInfo",
-        "fastvid.train.run.launch": "Result fit",
-        "fastvid.train.tasks.classification": "Classification",
-        "fastvid.train.tasks.multi_label": "MultiLabel",
-        "fastvid.train.tasks.regression": "Regression",
-        "fastvid.train.tasks.task": "Phase Task",
-    }.items()
-    for name in names.split()
-}
-
+_HOMES = listed_names(__spec__)
 __all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist
@@ -75,4 +56,4 @@ if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not 
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)
