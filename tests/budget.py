@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_718,
     "sharding": 11_852,
     "load": 6_573,
-    "train": 7_565,
+    "train": 7_545,
     "models": 1_149,
     "cli": 1_859,
     "report": 549,

@@ -61,7 +61,10 @@ def open_datasets(
         name: Dataset(source.path, split=source.split, where=source.where, generation=source.generation)
         for name, source in sources.items()
     }
-    train = opened[MAIN] if len(opened) == 1 else _mixture(opened, sources, data.epoch_samples)
+    weights = {name: source.weight for name, source in sources.items() if source.weight is not None}
+    train: Dataset | Mixture = opened[MAIN]
+    if len(opened) > 1:
+        train = Mixture(opened, weights=weights or None, num_samples=data.epoch_samples)
     evaluated = None
     if data.eval_split is not None:
         evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=main.generation)
@@ -91,11 +94,6 @@ def _at_generations(
     return {
         name: replace(source, generation=number) for (name, source), number in zip(sources.items(), wanted, strict=True)
     }
-
-
-def _mixture(opened: Mapping[str, Dataset], sources: Mapping[str, DatasetConfig], epoch_samples: int | None) -> Mixture:
-    weights = {name: source.weight for name, source in sources.items() if source.weight is not None}
-    return Mixture(opened, weights=weights or None, num_samples=epoch_samples)
 
 
 OF_A_NODE: Final = frozenset(
@@ -183,7 +181,8 @@ class Run:
     def of(cls, config: Config, member: Member, reader: Member, make: ModelSource | None = None) -> Run:
         """Build a run; `reader` determines the share of each batch that this process reads."""
         checkpoint, state = resumed_state(config, checkpoints_of(config), member)
-        loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
+        others = [name for name in config.run.loggers if name != "jsonl"]  # metrics.jsonl is always written
+        loggers = observers("run.loggers", others if member.leads else (), Logger, _LOGGERS)
         callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
         config, train_set, eval_set = open_datasets(config, state, member)
         loader = train_loader(config, train_set, reader)
@@ -197,11 +196,6 @@ class Run:
             loader.clips.close()
             raise
         return cls(config, checkpoint, state, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
-
-
-def _other_loggers(config: Config) -> list[str]:
-    """Return the loggers besides metrics.jsonl, which is always written."""
-    return [name for name in config.run.loggers if name != "jsonl"]
 
 
 def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Labelled:

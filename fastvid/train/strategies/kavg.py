@@ -67,6 +67,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
@@ -100,12 +101,6 @@ def ranks_per_group(size: int | str, world_size: int) -> int:
     return ranks
 
 
-def one_of(name: str, value: str, known: tuple[str, ...]) -> None:
-    """Raise a UsageError unless an option has one of the known values."""
-    if value not in known:
-        raise UsageError(f"sync option {name} is {value!r}", hint=f"use one of {', '.join(known)}")
-
-
 Kind = Literal["none", "block", "slowmo", "nesterov"]
 
 # DiLoCo (Douillard et al. 2023, arXiv 2311.08105), section 3.
@@ -132,8 +127,7 @@ class OuterMomentum:
     """
 
     def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
-        if kind not in get_args(Kind):
-            raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(get_args(Kind))}")
+        check_choice("sync option outer", kind, get_args(Kind))
         usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)
         momentum, lr = usual[0] if momentum is None else momentum, usual[1] if lr is None else lr
         if not 0 <= momentum < 1:
@@ -197,8 +191,7 @@ class Period:
     """
 
     def __init__(self, table: int | str, adapt: str = "none", adapt_epochs: float = 1.0) -> None:
-        if adapt not in get_args(Adapt):
-            raise UsageError(f"sync option adapt is {adapt!r}", hint=f"use one of {', '.join(get_args(Adapt))}")
+        check_choice("sync option adapt", adapt, get_args(Adapt))
         if not adapt_epochs > 0:
             raise UsageError(f"sync option adapt_epochs is {adapt_epochs}, expected more than 0")
         self.table = parse(table)
@@ -308,12 +301,10 @@ class Kavg(Strategy):
         local_after: float = 0.0,
         compress: str = "none",
     ) -> None:
-        one_of("moments", moments, get_args(Moments))
-        one_of("compress", compress, ("none", *CODECS))
-        if group_period < 1:
-            raise UsageError(f"sync option group_period is {group_period}, expected at least 1 step")
-        if local_after < 0:
-            raise UsageError(f"sync option local_after is {local_after}, expected at least 0 epochs")
+        check_choice("sync option moments", moments, get_args(Moments))
+        check_choice("sync option compress", compress, ("none", *CODECS))
+        check_least(1, **{"sync option group_period": group_period})
+        check_least(0, **{"sync option local_after": local_after})
         super().__init__(member)
         self.period = Period(period, adapt, adapt_epochs)
         self._outer = OuterMomentum(outer, outer_momentum, outer_lr)

@@ -50,6 +50,7 @@ from torch.optim import Optimizer
 
 from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.runtime.values import check_least
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Lineage, Loader, Replica
@@ -150,8 +151,7 @@ class Asgd(Strategy):
         timeout_s: float = 60.0,
     ) -> None:
         refuse_removed({"push": push})
-        if lease_batches < 1:
-            raise UsageError(f"sync option lease_batches is {lease_batches}, expected at least 1")
+        check_least(1, **{"sync option lease_batches": lease_batches})
         super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound)
         self._overlap, self._warm_up, self._shards, self._lease_batches = overlap, warm_up, shards, lease_batches

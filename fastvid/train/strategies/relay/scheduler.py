@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fastvid.errors import StateError, UsageError
+from fastvid.runtime.values import check_choice
 
 Order = Literal["ring", "hopper"]
 Status = Literal["training", "waiting", "failed", "over"]
@@ -50,8 +51,7 @@ class Scheduler:
         for name, value in (("models", num_models), ("partitions", num_partitions), ("epochs", epochs)):
             if value < 1:
                 raise UsageError(f"sweep has {value} {name}, expected at least 1")
-        if order not in get_args(Order):
-            raise UsageError(f"order is {order!r}", hint=f"use one of {', '.join(get_args(Order))}")
+        check_choice("order", order, get_args(Order))
         self.num_partitions, self.epochs, self.order = num_partitions, epochs, order
         self.models = [ModelProgress(model, arrived=model) for model in range(num_models)]
         self._running: dict[int, Unit] = {}

@@ -305,7 +305,6 @@ class Clips:
         self.cache = ResidentStorage(open_storage(self.train.storage.url))
         self._kept: dict[int, Partition] = {}
         self._held_out: Partition | None = None
-        self._decoders: dict[int, str] = {}
         for config in self.configs:
             assemble.check_device(config, device)
             self._samples_per_epoch(config)
@@ -345,26 +344,17 @@ class Clips:
         @contextlib.contextmanager
         def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
             seed = partition_seed(config.run.seed, unit.partition)
-            seeded = replace(self._decoding(model), run=replace(config.run, seed=seed))
+            seeded = replace(config, run=replace(config.run, seed=seed))
             loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
             try:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
-                self._decoders[model] = loader.clips.backend.name
             finally:
                 loader.clips.close()
 
-        return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(model))
+        return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(config))
 
-    def _decoding(self, model: int) -> Config:
-        """Return the settings with the decoder that "auto" chose in the model's first visit."""
-        config = self.configs[model]
-        decoder = self._decoders.get(model, config.data.decoder)
-        return replace(config, data=replace(config.data, decoder=decoder))
-
-    def _evaluate(self, model: int) -> Any:
-        config = self._decoding(model)
-
+    def _evaluate(self, config: Config) -> Callable[[Replica], Score]:
         def score(replica: Replica) -> Score:
             assert self._held_out is not None
             data = assemble.eval_data(config, self._held_out, self.member)

@@ -43,6 +43,7 @@ from torch.distributed.rendezvous import rendezvous
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_choice
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import device_of, fresh_store
@@ -99,10 +100,7 @@ class SweepOptions:
                 f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
                 hint=f"use one of {', '.join(sorted(known))}",
             )
-        if given.get("order", "ring") not in get_args(Order):
-            raise UsageError(
-                f"sync option order is {given['order']!r}", hint=f"use one of {', '.join(get_args(Order))}"
-            )
+        check_choice("sync option order", given.get("order", "ring"), get_args(Order))
         partitions = given.get("partitions")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
             raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
@@ -233,7 +231,7 @@ def sweep(configs: Sequence[Config]) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if options.hub is not None:
-        _work(configs, options.hub, options, device)
+        serve(options.hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
         return 0
     world, store = _rendezvous(options)
     if world.rank == 0:
@@ -244,13 +242,8 @@ def sweep(configs: Sequence[Config]) -> int:
         store.wait([_HUB], timedelta(seconds=options.timeout_s))
         hub = store.get(_HUB)
     if hub:
-        _work(configs, Address.decode(hub), options, device)
+        serve(Address.decode(hub), lambda plan: _clips(configs, plan, device), options.timeout_s)
     return 0
-
-
-def _work(configs: Sequence[Config], hub: Address, options: SweepOptions, device: torch.device) -> None:
-    """Run a stage until the sweep is finished."""
-    serve(hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
 
 
 def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.device) -> Clips:
