@@ -17,8 +17,8 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_364,
-    "decode": 2_942,
+    "format": 3_255,
+    "decode": 2_911,
     "media": 2_127,
     "storage": 1_633,
     "sharding": 11_851,

@@ -19,7 +19,7 @@ stream repeats the parameter sets at every packet where decoding may start, and 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import DecodeError, FormatError, UsageError
-from fastvid.format.bitstream import nal_length_size, nal_units
+from fastvid.format.bitstream import nal_length_size, nal_units, parameter_sets
 from fastvid.format.headers import declared_size
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range
@@ -279,38 +279,10 @@ def _parameter_sets(codec: Codec, extradata: bytes) -> bytes:
     """Return the parameter sets of an avcC or hvcC record with start codes; Annex B extradata has them already."""
     if nal_length_size(codec, extradata) is None:
         return extradata
-    units = _avcc(extradata) if codec is Codec.H264 else _hvcc(extradata)
     try:
-        return b"".join(_START_CODE + unit for unit in units)
+        return b"".join(_START_CODE + unit for unit in parameter_sets(codec, extradata))
     except IndexError as error:
         raise FormatError(f"extradata of {codec.label}, {len(extradata)} bytes, ends inside a parameter set") from error
-
-
-def _avcc(record: bytes) -> Iterator[bytes]:
-    """Yield the units of an AVCDecoderConfigurationRecord (14496-15, 5.3.3.1.2): sequence, then picture sets."""
-    at = 5
-    for mask in (0x1F, 0xFF):
-        count, at = record[at] & mask, at + 1
-        for _ in range(count):
-            unit, at = _unit(record, at)
-            yield unit
-
-
-def _hvcc(record: bytes) -> Iterator[bytes]:
-    """Yield the units of an HEVCDecoderConfigurationRecord (14496-15, 8.3.3.1.2), array by array."""
-    at = 23
-    for _ in range(record[22]):
-        count, at = record[at + 1] << 8 | record[at + 2], at + 3
-        for _ in range(count):
-            unit, at = _unit(record, at)
-            yield unit
-
-
-def _unit(record: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 2 + (record[at] << 8 | record[at + 1])
-    if end > len(record):
-        raise IndexError(end)
-    return record[at + 2 : end], end
 
 
 def _type(codec: Codec, header: int) -> int:

@@ -27,7 +27,8 @@ from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.filter import Graph
 
-from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.decode.clips import reading
+from fastvid.errors import DecodeError, UsageError
 from fastvid.format.mp4 import AudioTrack, load_track
 from fastvid.format.shard import Shard
 from fastvid.format.tar import BlockReader
@@ -157,12 +158,9 @@ class EncodedAudio:
 
 def fetch_audio(shard: Shard, row: int, window: AudioWindow, *, key: str) -> EncodedAudio | None:
     """Read and check the packets of a window of a sample; None if the sample has no audio."""
-    try:
+    with reading(shard.stem, key):
         reader = shard.audio(row)
         return None if reader is None else read_packets(reader, load_track(reader), window)
-    except FastvidError as error:
-        error.at_sample(shard.stem, key)
-        raise
 
 
 def read_packets(reader: BlockReader, track: AudioTrack, window: AudioWindow) -> EncodedAudio:
