@@ -18,9 +18,9 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_255,
-    "decode": 2_911,
-    "media": 2_127,
-    "storage": 1_633,
+    "decode": 2_906,
+    "media": 2_112,
+    "storage": 1_628,
     "sharding": 11_851,
     "load": 6_568,
     "train": 8_378,

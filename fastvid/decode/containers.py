@@ -1,19 +1,16 @@
-"""Write a minimal MP4 around chosen packets, for decoders that only accept containers.
+"""Give a clip's packets to decoders that take a container, or an elementary stream.
 
-One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets are in decode order;
-the frame with the n-th lowest index among those given is shown n-th, at n frame times.
+For the former they are wrapped in a minimal MP4. One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC
+14496-12 and 14496-15). Packets are in decode order; the frame with the n-th lowest index among those given is shown
+n-th, at n frame times.
 
 Readers require the following; each point, when missing, broke one of them: unique presentation times from 0 (DALI omits
 earlier frames from its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
 (otherwise seeks go wrong), and the true size in ``stsd`` (otherwise DALI decodes frames to find it).
 
-Wrap a clip in a minimal MP4 for decoders that only accept containers.
-
-Rewrite a clip's H.264 or HEVC packets with start codes, for decoders that read an elementary stream (Annex B).
-
-MP4 stores parameter sets once, outside the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary
-stream repeats the parameter sets at every packet where decoding may start, and has a start code before each NAL unit
-(ITU-T H.264 and H.265, annex B).
+For the latter H.264 and HEVC packets are rewritten with start codes (Annex B). MP4 stores parameter sets once, outside
+the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary stream repeats the parameter sets at
+every packet where decoding may start, and has a start code before each NAL unit (ITU-T H.264 and H.265, annex B).
 """
 
 from __future__ import annotations

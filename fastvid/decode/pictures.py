@@ -1,9 +1,4 @@
-"""Make small pictures of frames: reduce, arrange and encode them.
-
-Show a dataset, a video or frames to a person: in a notebook, as a picture, or as a page.
-
-Translate what a user asks of a video, by number or by time, to frame indices.
-"""
+"""Show frames to a person: which frames are meant, as small pictures, as a contact sheet, or in a notebook."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Decode frames of a stream to a batch that people can look at.
-
-One video stream of a sample: its facts, its frames, and what a notebook shows of it.
-
-Write files of a sample: a clip as an MP4, a frame as PNG or JPEG, the sound as stored.
-"""
+"""One video stream of a sample: its facts, its frames, what a notebook shows of it, and files made of it."""
 
 from __future__ import annotations
 

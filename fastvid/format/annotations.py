@@ -1,30 +1,22 @@
-"""Build the table of a generation's annotations from rows.
-
-Arrow tables in files that are mapped into memory without a copy.
-
-    an Arrow IPC file, uncompressed
-    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
-
-Every file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
-that lost pages, without reading all of it.
-
-The rows of a generation's annotations with the arrays that selections and look-ups need.
+"""What a dataset knows of its samples besides their packets: a row of annotations each, and signals of their frames.
 
 Small annotations are in each process's memory. From MAPPED_ROWS on, the first process of a node writes them to Arrow
 files in the node's cache, named by the SHA-256 in the generation; it and all others map these files, so that their
 pages exist once per node, and pickling carries no rows. Without a usable cache, they are in memory as well.
 
-Statistics over all frames of a dataset, as LeRobot names them: ``min``, ``max``, ``mean``, ``std``, ``count``.
+    an Arrow IPC file, uncompressed
+    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
 
-Signals: numbers that a dataset has for every frame, such as the actions and the state of a robot.
+Such a file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
+that lost pages, without reading all of it.
+
+Signals are numbers that a dataset has for every frame, such as the actions and the state of a robot.
 
     data-000000.signals.parquet   one row per frame of each sample of the shard, in the order of the samples
 
 A signal is a column of numbers, or of lists of equally many. The generation says which signals there are, with what is
-known of each: the names of its values, and statistics over all frames.
-
-Small shards are in each process's memory, up to `MEMORY`. From `MAPPED_FRAMES` on, the first process of a node writes a
-shard's signals to a file in the node's cache, which all processes map.
+known of each: the names of its values, and statistics over all frames as LeRobot names them. Small shards are in each
+process's memory, up to `MEMORY`; from `MAPPED_FRAMES` on they are mapped like annotations.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""Read the PacketFlags of AV1 temporal units from their OBU headers.
-
-Section numbers refer to the AV1 bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in no
-reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from these
-slots, so nothing refers to such a frame.
-
-Read from each packet's own headers whether it is a key packet, droppable or hidden.
+"""Read from each packet's own headers whether it is a key packet, droppable or hidden.
 
 Containers do not mark the packets that nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
 produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
+
+AV1's section numbers refer to its bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in
+no reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from
+these slots, so nothing refers to such a frame.
 """
 
 from __future__ import annotations

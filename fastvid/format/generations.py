@@ -1,9 +1,6 @@
-"""The commit record of a dataset, ``dataset.json``: which generation is current, and the tags of others.
+"""Generations of a dataset: read them, and commit a new one atomically.
 
-It is replaced atomically and only while it is still the record that a change started from, so of two changes that start
-from the same record one wins. Like a generation's record it contains a SHA-256 of its other fields.
-
-Generations of a dataset: read them, and commit a new one atomically.
+The commit record, ``dataset.json``, says which generation is current, and names the tags that fastvid 0.2 gave others.
 
 A commit has four steps, and readers see only the last one:
 

@@ -1,17 +1,14 @@
-"""Find the two packets of a field-coded H.264 frame (PAFF), as camcorders and broadcasters write it.
+"""Read what a packet's first bytes tell: its flags, the picture size, and whether it is a field of a frame.
 
-Each field of such a frame has a packet of its own, except in MP4. A decoder shows one frame for both. Section numbers
-refer to ITU-T H.264.
+Flags of heads are for videos that are indexed without being read whole. As in `fastvid.format.bitstream`, whatever the
+bytes at hand do not tell counts as a reference that is no key packet: such a packet is decoded more often than
+necessary, never left out wrongly.
 
-Read the picture size from a packet's own headers.
+Each field of a field-coded H.264 frame (PAFF, as camcorders and broadcasters write it) has a packet of its own, except
+in MP4; a decoder shows one frame for both. Section numbers refer to ITU-T H.264.
 
-For decoders that trust the container: DALI on a CPU writes past its buffer if VP9 pictures are larger than the
-container says.
-
-Read the PacketFlags of packets from their first bytes only, for videos that are indexed without being read whole.
-
-As in `fastvid.format.bitstream`, whatever the bytes at hand do not tell counts as a reference that is no key
-packet: such a packet is decoded more often than necessary, never left out wrongly.
+The picture size is for decoders that trust the container: DALI on a CPU writes past its buffer if VP9 pictures are
+larger than the container says.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Read the position and presentation time of each packet from an MP4's sample tables.
+"""Read the position and time of each packet from the sample tables of an MP4 or M4A.
 
 Supports the plain files that muxers write by default (ISO/IEC 14496-12): one `moov`, no fragments. Fragmented files are
 rejected; the indexer for tars of other tools uses a full demuxer instead.
 
-The audio track of a sample: an M4A in the tar, with its own packet tables. No packet is decoded.
-
-Audio has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has the M4A's position and the checksum of
-each of its blocks, so that a reader checks what it reads of the tables and of the packets.
+The sound of a sample is an M4A in the tar. It has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has
+the M4A's position and the checksum of each of its blocks, so that a reader checks what it reads of the tables and of
+the packets.
 """
 
 from __future__ import annotations

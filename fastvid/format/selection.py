@@ -1,10 +1,9 @@
-"""Build the facts of a shard: one Parquet row per stream of each sample, for people and queries.
+"""Facts of samples, one Parquet row per stream, and the selection of samples by split or by a condition in SQL.
 
-Select rows of a table by split, or by a condition in SQL such as ``fps >= 24 and class = 'archery'``.
-
-DuckDB parses and evaluates the condition, so its whole expression language works: ``LIKE``, ``IN``, ``BETWEEN``,
-``IS NULL``, ``'x' IN labels`` for a list column, arithmetic, ``length(caption)``, regular expressions. A condition
-reads the table alone: it sees no file, no network and no variable of the program.
+A condition is written like ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates the condition, so its whole
+expression language works: ``LIKE``, ``IN``, ``BETWEEN``, ``IS NULL``, ``'x' IN labels`` for a list column, arithmetic,
+``length(caption)``, regular expressions. A condition reads the table alone: it sees no file, no network and no variable
+of the program.
 """
 
 from __future__ import annotations
