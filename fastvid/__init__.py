@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastvid.load.after.augment import GaussianBlur as GaussianBlur
     from fastvid.load.after.augment import Grayscale as Grayscale
     from fastvid.load.after.augment import RandAugment as RandAugment
+    from fastvid.load.batch.labels import Extras as Extras
     from fastvid.load.batch.labels import MultiHot as MultiHot
     from fastvid.load.batch.labels import Text as Text
     from fastvid.load.clip_dataset import ClipDataset as ClipDataset
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fastvid.load.order.epoch import BlockShuffle as BlockShuffle
     from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
     from fastvid.load.order.epoch import EveryFrame as EveryFrame
+    from fastvid.load.order.epoch import Order as Order
     from fastvid.load.order.mixture import Mixture as Mixture
     from fastvid.load.order.packed import Packed as Packed
     from fastvid.load.workers.stats import LoaderStats as LoaderStats

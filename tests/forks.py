@@ -17,6 +17,8 @@ import warnings
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from bench.common.ports import reserved_port
+
 ROOT = Path(__file__).parents[1]
 _SERVER = multiprocessing.get_context("forkserver")
 # Otherwise torch imports _dynamo with the first optimizer, which takes two seconds.
@@ -110,6 +112,24 @@ def fastvid(*arguments: object, fault: str = "", **environment: str) -> subproce
 def start_fastvid(*arguments: object, fault: str = "", **environment: str) -> Command:
     """Start the command ``fastvid``."""
     return Command("fastvid", *arguments, FASTVID_FAULT=fault, **environment)
+
+
+def ranks(
+    world: int, module: str, *arguments: object, folder: Path = ROOT, **environment: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run a module to its end as the processes of one world, with the variables that torchrun sets."""
+    with reserved_port() as port:
+        shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(world)}
+        shared |= {"WORLD_SIZE": str(world)} | environment
+        started = [
+            Command(module, *arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank), **shared)
+            for rank in range(world)
+        ]
+        said = [command.communicate() for command in started]
+    return [
+        subprocess.CompletedProcess(command.args, command.wait(), *texts)
+        for command, texts in zip(started, said, strict=True)
+    ]
 
 
 def _run(module: str, words: list[str], variables: dict[str, str], folder: str, kept: str = "") -> None:

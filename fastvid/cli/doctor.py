@@ -91,7 +91,7 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
 def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
     """Run users' first steps on a tiny video; test the default decoder even if it cannot be loaded."""
     try:
-        from fastvid.sharding.verify.audit import self_test
+        from fastvid.sharding.verify.self_test import self_test
     except ImportError as error:  # PyAV may be what is broken
         return [{"name": "shard", "seconds": 0.0, "found": "", "problem": f"import failed: {error}", "hint": None}]
     rest = [one for one in runs if one.name != REFERENCE]

@@ -12,7 +12,7 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
-from fastvid.sharding.job import index
+from fastvid.sharding.job import run
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.verify.verify import verify_dataset
 from tests import forks
@@ -89,7 +89,7 @@ def test_resumed_index_does_not_repeat_finished_tars(source, undisturbed, tmp_pa
     killed.communicate(timeout=240)
     assert killed.returncode == -9
     tried = []
-    real = index.open_engine
+    real = run.open_engine
 
     def counting(*arguments, **options):
         engine = real(*arguments, **options)
@@ -106,7 +106,7 @@ def test_resumed_index_does_not_repeat_finished_tars(source, undisturbed, tmp_pa
         engine.run = record
         return engine
 
-    monkeypatch.setattr(index, "open_engine", counting)
+    monkeypatch.setattr(run, "open_engine", counting)
     index_tars([str(source)], str(out), workers=1)
     assert set(tried) <= {"3-0", "3-1"}, "videos of the first three tars were indexed before the kill"
     same(out, undisturbed)
