@@ -15,20 +15,12 @@ from typing import Any, Final
 from fastvid.errors import FormatError, error_from_json, error_to_json
 from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root
-from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack
 from fastvid.sharding.engines.local import Child, Parent
-from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check_foreign, check_in_place, check_shard
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"
-
-
-def check(task: ShardTask) -> Findings:
-    """Run a task in this process; see `check_shard`."""
-    if task.record.is_in_place:
-        return check_in_place(task)
-    return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
