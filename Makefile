@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# What a user has, and what developers have on top of it.
+# Bytecode is compiled at the first import: most modules of torch are never imported.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
+# What the demo needs, and what developers have on top of it.
 USER_STAMP := $(VENV)/.user
 DEV_STAMP := $(VENV)/.dev
 
@@ -20,8 +21,8 @@ check: $(DEV_STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The core tests with Debian's ffmpeg, the newest and the lowest versions, in throw-away environments (noxfile.py).
-# SESSIONS names some of them: make matrix SESSIONS="lowest newest-3.13".
+# What depends on versions, with Debian's ffmpeg, the newest and the lowest versions, in throw-away environments
+# (noxfile.py). SESSIONS names some of them: make matrix SESSIONS="lowest newest-3.13".
 matrix: $(DEV_STAMP)
 	$(BIN)/nox $(if $(SESSIONS),--session $(SESSIONS))
 
@@ -43,7 +44,7 @@ release-check: $(DEV_STAMP)
 
 $(USER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[torch,dali-cuda13]'
+	$(PIP) -e '.[torch]'
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)

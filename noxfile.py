@@ -1,9 +1,10 @@
-"""The core tests in throw-away environments: `make matrix` for all of them, `nox -s lowest` for one.
+"""What depends on versions, in throw-away environments: `make matrix` for all of them, `nox -s lowest` for one.
 
-Every session runs a user's first steps (`tests/test_first_steps.py`: doctor, shard, index, verify, load) and the tests
-of decoding; those with other versions also the tests of the format and of loading, and the one with Debian's ffmpeg
-those of sharding and, because Chromium is there, of pages. The last line it prints is the environment: versions and
-counts.
+Python, torch, PyAV, NumPy, pyarrow and DALI can change how files are read, how videos are probed and decoded, and what
+a model computes. The sessions with other versions run the tests of these (`VERSIONS`), a user's first steps (doctor,
+shard, index, verify, load) and one run of training. Another ffmpeg can change what is encoded (`ENCODING`), and the
+session that has Debian's has Chromium too, for the pages. The rest is the same everywhere, and `make test` runs it. The
+last line a session prints is the environment: versions and counts.
 """
 
 from __future__ import annotations
@@ -19,23 +20,26 @@ nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
 
 PRODUCT = ".[torch,dali-cuda13,object-stores,flow]"
-TOOLS = ".[dev]"
-TESTS = (
+# What those tests import, of the extra dev; its other packages take minutes to install.
+TOOLS = (
+    "aiohttp", "boto3", "hypothesis", "moto[server]", "psutil", "PyNvVideoCodec", "pytest", "pytest-timeout",
+    "pytest-xdist", "torchcodec", "webdataset",
+)  # fmt: skip
+VERSIONS = (
     "tests/test_first_steps.py",
-    "tests/test_package.py",
     "tests/format",
+    "tests/media",
     "tests/decode",
     "tests/conformance",
-    "tests/load",
+    "tests/train/run/test_run.py::test_lineage_contains_every_sample_at_its_position",
+    "tests/train/run/test_run.py::test_separate_evaluation_equals_the_evaluation_of_the_run",
 )
-# What depends on the ffmpeg that encodes: sharding itself, and the decoders, which get its videos.
 ENCODING = (
     "tests/test_first_steps.py",
-    "tests/decode",
-    "tests/conformance",
     "tests/media",
-    "tests/sharding",
-    "tests/demo",
+    "tests/decode/test_planned.py",
+    "tests/decode/test_shown.py",
+    "tests/sharding/encode",
     "tests/report/test_page_in_a_browser.py",
 )
 
@@ -52,16 +56,16 @@ def debian(session: nox.Session) -> None:
 @nox.session(python=["3.12", "3.13"])
 def newest(session: nox.Session) -> None:
     """The newest version of everything that pyproject.toml admits."""
-    session.install("--upgrade", PRODUCT, TOOLS)
-    _test(session, TESTS)
+    session.install("--upgrade", PRODUCT, *TOOLS)
+    _test(session, VERSIONS)
 
 
 @nox.session(python="3.11")
 def lowest(session: nox.Session) -> None:
     """The lowest versions that pyproject.toml admits."""
     session.install("--resolution", "lowest-direct", PRODUCT)
-    session.install(TOOLS)  # leaves what is installed as it is
-    _test(session, TESTS)
+    session.install(*TOOLS)  # leaves what is installed as it is
+    _test(session, VERSIONS)
 
 
 @nox.session(default=False, reuse_venv=True)

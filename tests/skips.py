@@ -1,15 +1,25 @@
-"""With CI=true a skipped test fails unless its reason is listed in ``allowed_skips.txt``."""
+"""Which tests run: with CI=true a skip fails unless ``allowed_skips.txt`` lists its reason; ``make soak`` runs more."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 
 import pytest
 
 ALLOWED = Path(__file__).with_name("allowed_skips.txt")
+
+
+def soak_but(values: Iterable[object], *kept: object) -> list[object]:
+    """Return values for `pytest.mark.parametrize` of which all but those kept run in ``make soak`` only."""
+    return [
+        value
+        if value in kept
+        else pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=pytest.mark.soak)
+        for value in values
+    ]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -27,7 +27,7 @@ _PARTS: Final = ("core", "custom_ops", "pybind_ops", "image")
 def video_decoder() -> Any:
     """Import and return torchcodec's ``VideoDecoder``."""
     prepare()
-    from fastvid.decode.torchcodec import VideoDecoder
+    from torchcodec.decoders import VideoDecoder
 
     return VideoDecoder
 
@@ -37,12 +37,12 @@ def prepare() -> None:
     """Prepare the import of torchcodec; does nothing if it is not installed or needs no preparation."""
     import torch
 
+    engines.expose_ffmpeg()
     spec = importlib.util.find_spec("torchcodec")
     runtime = _runtime()
     if sys.platform != "linux" or torch.version.cuda or spec is None or spec.origin is None or runtime is None:
         return
     package = Path(spec.origin).parent
-    engines.expose_ffmpeg()
     engines.expose({_RUNTIME: runtime, **dict.fromkeys(_EMPTY)})
     ffmpeg = av.library_versions["libavcodec"][0] - 54  # libavcodec 58 came with FFmpeg 4
     for part in _PARTS:

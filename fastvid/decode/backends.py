@@ -141,21 +141,6 @@ _BUILT_IN = (
         install="fastvid-toolkit",
         bound=0.0,
     ),
-    Backend(
-        name="torchcodec-cpu",
-        target="fastvid.decode.torchcodec:TorchcodecCpuDecoder",
-        device="cpu",
-        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
-        install="torchcodec",
-        bound=1.5,
-    ),
-    Backend(
-        name="torchcodec-cuda",
-        target="fastvid.decode.torchcodec:TorchcodecCudaDecoder",
-        device="cuda",
-        codecs=frozenset({Codec.H264, Codec.HEVC, Codec.VP9}),
-        install="torchcodec>=0.14",
-    ),
 )
 
 

@@ -1,23 +1,8 @@
-"""Pools of host memory for batches, private to the process or shared with worker processes.
+"""Host memory of batches: pools, private to the process or shared with worker processes, and the layout of a row in it.
 
 A user may keep a batch for any time, so a later batch must not overwrite its memory; and newly mapped memory costs a
 page fault every 4 kB, about 0.1 ms per clip. So an array returns to its pool when its last view is freed, whether a
 slice, a torch tensor or a tensor saved by autograd.
-
-The device of a loader's batches, and the CUDA stream on which it allocates, fills and finishes them.
-
-A block of CUDA memory that is freed goes at once to the next allocation on the stream that allocated it, even if work
-on it is still queued; only that stream is in order with it. So everything is allocated on the loader's stream, and
-whoever uses it on another one is put in order:
-
-- Decoders wait for an event of the loader's stream before they write, see `LoaderStream.mark`.
-- They return after their writes, so whatever is queued later, on any stream, follows them.
-- The consumer's stream waits for the finished batch, and the allocator keeps its memory until that stream has used it,
-  see `LoaderStream.hand_over`.
-
-The host never waits for the device.
-
-Layout of a clip in a batch on the host: axes, dtype, and conversion from pixel values.
 
 Does not import torch, because worker processes write batches too.
 """
@@ -30,17 +15,13 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from fastvid.errors import UsageError, WorkerError
+from fastvid.errors import WorkerError
 from fastvid.runtime.arrays import UInt8Array
 
 _TIMES_MEMORY: Final = 4
@@ -160,79 +141,6 @@ class SharedBufferPool(BufferPool):
         self._empty.append(block)
 
 
-_PRIORITY: Final = -1
-"""Above a training step's stream (0): finishing a batch is short, and the next step waits for it. Not measured."""
-
-
-def resolve(device: str | torch.device) -> torch.device:
-    """Return a device with its index, which for "cuda" is the calling thread's current one.
-
-    Other threads have a current device of their own, GPU 0 at first, so the index has to be known before they start.
-    """
-    device = torch.device(device)
-    if device.type != "cuda":
-        return device
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    index = torch.cuda.current_device() if count and str(device) == "cuda" else device.index
-    if not count or index >= count:
-        raise UsageError(
-            f"device {str(device)!r} does not exist: torch finds {count or 'no'} CUDA devices",
-            hint="use device='cpu', or run `fastvid doctor` to see what is missing",
-        )
-    return torch.device("cuda", index)
-
-
-def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device on the current stream, without waiting; on a CPU return it."""
-    if device.type != "cuda":
-        return host.to(device)
-    # torch gives pinned memory to nobody else before the copy has completed.
-    return (host if host.is_pinned() else host.pin_memory()).to(device, non_blocking=True)
-
-
-class LoaderStream:
-    """The stream of a loader's batches. On a CPU every method returns at once."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = _stream(device) if device.type == "cuda" else None
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether work is queued on a device, so that a thread can queue it ahead of the consumer."""
-        return self._stream is not None
-
-    def enter_thread(self) -> None:
-        """Make the device the calling thread's current one."""
-        if self._stream is not None:
-            torch.cuda.set_device(self.device)
-
-    def use(self) -> AbstractContextManager[None]:
-        """Return a context in which the calling thread allocates and works on this stream."""
-        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-
-    def mark(self) -> torch.cuda.Event | None:
-        """Return an event behind everything queued so far; None on a CPU."""
-        return None if self._stream is None else self._stream.record_event()
-
-    def upload(self, host: Tensor) -> Tensor:
-        """Copy a tensor of the host to the device, see `upload`. Call it within `use`."""
-        return upload(host, self.device)
-
-    def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
-        """Give tensors of this stream to the calling thread's current stream."""
-        if done is None:
-            return
-        consumer = torch.cuda.current_stream(self.device)
-        consumer.wait_event(done)
-        for tensor in tensors:
-            tensor.record_stream(consumer)
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=_PRIORITY)  # type: ignore[no-untyped-call]
-
-
 @dataclass(frozen=True, slots=True)
 class RowLayout:
     """Layout of one row of a batch."""
@@ -274,13 +182,9 @@ class RowLayout:
         """Return `nbytes` bytes of memory as a row that decoders write directly, viewed as [3, T, H, W]."""
         return memory.reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
 
-    def view(self, memory: UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
+    def view(self, memory: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
-        return self.channels_first(memory.view(self.dtype).reshape(self.shape))
-
-    def channels_first(self, row: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
-        """Return the row viewed as [3, T, H, W]."""
-        return row.transpose([self.order.index(axis) for axis in "CTHW"])
+        return memory.view(self.dtype).reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
 
     def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
         """Convert decoded values and write them to the row.

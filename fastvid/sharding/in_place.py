@@ -1,8 +1,6 @@
-"""Lists and indexes videos in place: the work of jobs that neither encode nor copy a video.
+"""Videos in place: lists and indexes them where they are, and indexes again those that changed or were moved.
 
-Indexes the videos of a dataset in place again: those that changed, or all of them where they are now.
-
-Makes a dataset of videos in place: nothing of them is copied or encoded.
+Nothing of a video is copied or encoded.
 """
 
 from __future__ import annotations
@@ -20,35 +18,23 @@ from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
-from fastvid.format.schema import (
-    DATASET_JSON,
-    FORMAT_VERSION,
-    IN_PLACE,
-    IN_PLACE_SUFFIXES,
-    PICTURES,
-    StreamFlag,
-    later_stem,
-    shard_stem,
-)
+from fastvid.format.schema import IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
 from fastvid.format.tar import TarMember
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.runtime import faults
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
-from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.local import open_engine
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, check_amounts, commit_job, finished_ledger
-from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, read_blocked, rows_table
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, digest, file_order, plan_shards
-from fastvid.sharding.job.run import Job
+from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
+from fastvid.sharding.job.ledger import PackedSample, Part, Row
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
+from fastvid.sharding.job.run import How, Job, ShardWork, joined
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.index import unpack_found
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import Outcome, Settings
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 
@@ -56,15 +42,10 @@ from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 _ANY_BYTES = 2**62
 
 
-class IndexFiles:
-    """Indexes sources in place: a `ShardWork` whose shards are lists of files.
-
-    `seed`: seed of the order of samples in the shards.
-    """
+class IndexFiles(ShardWork):
+    """Indexes sources in place, in shards that are lists of files. `seed`: seed of the order of samples in them."""
 
     suffix = IN_PLACE_SUFFIXES[0]
-    encoder: Mapping[str, Any] = {}
-    scratch: LocalStorage | None = None
 
     def __init__(
         self,
@@ -72,12 +53,10 @@ class IndexFiles:
         found: SourceList,
         settings: Settings,
         *,
-        seed: int,
         samples_per_shard: int,
+        seed: int = 0,
         shards: Sequence[Sequence[Source]] | None = None,
     ) -> None:
-        self._storage, self._seed = storage, seed
-        self.blocked = settings.blocked
         for source in found.sources:
             if is_remote(source.path) and FileUrl.parse(source.path).query:
                 raise UsageError(
@@ -86,57 +65,39 @@ class IndexFiles:
                     hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
                 )
         tried = [source for source in found.sources if source.problem is None]
-        self.root = common_root([source.path for source in tried]) if tried else ""
         if shards is None:
             shards = plan_shards(tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
-        self.shards = shards
-        self.stems = [shard_stem(number) for number in range(len(self.shards))]
+        super().__init__(storage, found, settings, shards, seed)
+        root = common_root([source.path for source in tried]) if tried else ""
         files = [(encode_name(s.id), s.size, s.start, s.end, s.key, s.tag) for s in tried]
-        notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
-        self.identity: Mapping[str, Any] = {
-            "format": ".".join(map(str, FORMAT_VERSION)),
+        self.identity = {
+            **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
             "profile": {"name": IN_PLACE},
             "proof": settings.proof,
-            "root": encode_name(self.root),
-            "sources": {"number": len(tried), "bytes": sum(s.size for s in tried), "sha256": digest(files)},
-            "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
-            "order": {"seed": seed, "samples_per_shard": samples_per_shard},
+            "root": encode_name(root),
         }
-
-    def order(self, shard: int) -> Sequence[int]:
-        # Clips of a file follow each other, also across shards, so that a worker reads its tables once.
-        sources = self.shards[shard]
-        return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
-
-    def task(self, index: int, source: Source) -> SourceTask:
-        parent = None if source.parent is None else encode_name(source.parent)
-        return SourceTask(
-            index,
-            encode_name(source.id),
-            source.path,
-            source.key,
-            size=source.size,
-            start=source.start,
-            end=source.end,
-            tag=source.tag,
-            parent=parent,
-        )
+        self.profile = {"name": IN_PLACE, "proof": settings.proof}
+        self.extras = {IN_PLACE: {"root": root}}
+        self.workers = _waiting_workers(found.sources)
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`."""
         stem, rows = self.stems[shard], list[Row]()
         packed, samples, files = list[PackedSample](), list[IndexedSample](), list[ListedFile]()
-        for source, outcome in zip(self.shards[shard], outcomes, strict=True):
-            rows.append(ledger_row(source, outcome, stem))
-            if outcome.reason is not None:
+        for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
+            for source, outcome in views:
+                # The video stays where it is.
+                rows.append(self.row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {}))
+            if views[0][1].reason is not None:
                 continue
-            rows[-1]["bytes_out"] = 0  # the video stays where it is
-            sample, file, row = indexed_source(source, outcome)
-            samples.append(sample)
-            files.append(file)
-            packed.append(row)
-        made = write_in_place(self._storage, stem, samples, files, (PICTURES,)) if samples else None
+            made = [indexed_source(source, outcome) for source, outcome in views]
+            samples.append(replace(made[0][0], streams=tuple(one.streams[0] for one, _, _ in made)))
+            files += [file for _, file, _ in made]
+            packed.append(made[0][2])
+        digests = write_in_place(self.storage, stem, samples, files, self.streams) if samples else None
+        signals = self.write_signals(stem, packed)
         faults.reach("ledger")
-        return Part(stem, rows, packed, made)
+        return Part(stem, rows, packed, digests, signals=signals)
 
 
 def indexed_source(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFile, PackedSample]:
@@ -198,7 +159,7 @@ def reindex(
     work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
-        parts = _index(scratch, chosen, work, workers, limits or Limits())
+        parts = _index(scratch, chosen, work, workers, limits)
         names = {}
         for shard, part in zip(chosen, parts, strict=True):
             names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
@@ -271,14 +232,13 @@ def _index(
     records: Sequence[ShardRecord],
     work: Sequence[Sequence[Source]],
     workers: int | None,
-    limits: Limits,
+    limits: Limits | None,
 ) -> list[Part]:
-    proof = Proof(records[0].profile.get("proof", Proof.SAMPLE))
-    # The profile is irrelevant, because nothing is encoded.
-    settings = Settings(get_profile("compact"), find_ffmpeg(), limits, MAX_SECONDS, proof=proof)
+    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE))
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
-    files = IndexFiles(scratch, found, settings, seed=0, samples_per_shard=1, shards=work)
-    parts = Job(scratch, files, command="index").run(open_engine("local", settings, workers=workers), lambda: None)
+    files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
+    how = How(workers=workers, command="index")
+    parts = Job(scratch, files, how).run(how.open_engine(settings))
     for row in (row for part in parts for row in part.rows):
         if row["status"] != "packed":
             raise FormatError(
@@ -314,63 +274,35 @@ def index_videos(
     annotations: Sequence[str] | str | None = None,
     columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
+    follow_links: bool = False,
     proof: str = Proof.SAMPLE,
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     seed: int = 0,
-    follow_links: bool = False,
-    part: JobPart | str | None = None,
-    reject_unreadable: bool = False,
     limits: Limits | None = None,
+    **how: Any,
 ) -> JobReport:
     """Make a dataset of videos where they are, as ``fastvid index SOURCE --out DIR`` does.
 
     Only lists, indexes and annotations are written. Run again with the same arguments after an interruption, it
-    resumes; ``engine``, ``workers``, ``part`` and ``limits`` may differ. Arguments that are not listed are those of
-    `fastvid.sharding.job.job.run_job`.
+    resumes; those of `how` and ``limits`` may differ. They are ``engine``, ``ray_address``, ``workers``, ``part`` and
+    ``reject_unreadable``. Arguments that are not listed are those of `fastvid.sharding.job.job.run_job`.
     """
-    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=MAX_SECONDS)
-    if proof not in list(Proof):
-        raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
-    mine = JobPart.parse(part) if isinstance(part, str) else part
+    chosen = How(**how, command="index")
+    check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
+    settings, storage = index_settings(limits, proof=proof), open_storage(out)
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     inside = next((source for source in found.sources if source.member is not None), None)
     if inside is not None:
         raise UsageError("videos inside tars are not indexed in place", file=inside.path, hint="name the tars alone")
-    storage = open_storage(out)
-    with lock_folder(storage, mine) as check:
-        blocked = read_blocked(storage)
-        # The profile is irrelevant, because nothing is encoded.
-        settings = Settings(
-            get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS, blocked=blocked, proof=Proof(proof)
-        )
-        work = IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
-        job = Job(storage, work, part=mine, reject_unreadable=reject_unreadable, command="index")
-        if storage.exists(DATASET_JSON):
-            ledger = finished_ledger(storage, job.identity)
-        else:
-            if workers is None and engine == "local":
-                workers = waiting_workers(found.sources)
-            parts = job.run(open_engine(engine, settings, workers=workers, address=ray_address), check)
-            if mine is not None:
-                rows = rows_table(row for part in parts for row in part.rows)
-                return JobReport(storage.url, rows, found.ignored, mine)
-            ledger = commit_job(
-                storage,
-                job.identity,
-                found,
-                parts,
-                profile={"name": IN_PLACE, "proof": proof},
-                extras={IN_PLACE: {"root": work.root}},
-                note="fastvid index",
-            )
-        job.end()
-    return JobReport(storage.url, ledger, found.ignored)
+
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        known = replace(settings, blocked=blocked)
+        return IndexFiles(storage, found, known, seed=seed, samples_per_shard=samples_per_shard)
+
+    return run(storage, chosen, prepare)
 
 
-def waiting_workers(sources: Sequence[Source]) -> int | None:
+def _waiting_workers(sources: Sequence[Source]) -> int | None:
     """Return how many workers index files: more than cores if they are remote; None for the usual number."""
     if not any(is_remote(source.path) for source in sources):
         return None

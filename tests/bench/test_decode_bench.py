@@ -154,6 +154,7 @@ def test_dali_delivers_the_same_pictures_from_a_plan_and_from_whole_videos(vp9, 
             assert contest.check(rival(name, vp9, settings | {knob: value}, 1, False), vp9) is None
 
 
+@pytest.mark.soak
 def test_dali_on_planned_packets_is_compared_with_whole_videos(vp9, tmp_path, monkeypatch):
     pytest.importorskip("nvidia.dali")
     # Use the existing dataset instead of sharding.

@@ -31,6 +31,7 @@ def test_two_videos_with_the_same_stem_are_refused(tmp_path):
     assert list(videos(tmp_path, "*.mp4")) == ["a"]
 
 
+@pytest.mark.soak
 def test_encodings_of_a_video_have_equal_ssim_and_are_cached(tmp_path, monkeypatch):
     footage, cache = tmp_path / "footage", tmp_path / "cache"
     footage.mkdir()

@@ -33,6 +33,7 @@ def made(tmp_path_factory):
     return found
 
 
+@pytest.mark.soak
 def test_footage_has_the_size_and_length_of_its_kind(made):
     for profile, folder in made.items():
         videos = list(fastvid.open(folder))
@@ -42,6 +43,7 @@ def test_footage_has_the_size_and_length_of_its_kind(made):
     assert one.plan([30]).packets_from_keys > other.plan([30]).packets_from_keys == 1
 
 
+@pytest.mark.soak
 def test_a_video_repeats_itself_after_its_loop(made):
     video = fastvid.open(made["intra"])[0]
     first, second = video.frames([5]).data, video.frames([5 + 36]).data
@@ -55,6 +57,7 @@ def test_footage_that_is_not_there_is_an_error(tmp_path):
         next(footage.frames(tmp_path, 0, 1, (96, 128)))
 
 
+@pytest.mark.soak
 def test_clips_of_one_visit_are_one_request_that_decodes_a_packet_once(made):
     corpus = Corpus(str(made["intra"]), "tsn8", repeats=1, crop=64, together=4)
     for request in corpus.requests:

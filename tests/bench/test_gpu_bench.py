@@ -35,6 +35,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "pack"
 
 
+@pytest.mark.soak
 def test_a_pack_contains_odd_sizes_and_the_digests_of_every_frame(data: Path) -> None:
     rows = json.loads((data / MANIFEST).read_text())["datasets"]
     assert [row["name"] for row in rows] == ["compact-64", "intra-64", "hevc-64", "copy-86x64", "copy-170x96"]
@@ -51,6 +52,7 @@ def test_the_standard_pack_has_sizes_that_decoders_pad() -> None:
     assert all(width % 16 or height % 16 for width, height in sizes)
 
 
+@pytest.mark.soak
 def test_a_rehearsal_runs_every_section_and_meets_every_proof(data: Path, tmp_path: Path) -> None:
     assert command.main(["gpu", "--all", "--fake", "--data", str(data), "--out", str(tmp_path)]) == 0, (
         tmp_path / "gpu.log"
@@ -69,6 +71,7 @@ def test_a_rehearsal_runs_every_section_and_meets_every_proof(data: Path, tmp_pa
     assert charts.charts(record)[0].title.startswith("Rehearsal")
 
 
+@pytest.mark.soak
 def test_a_frame_that_differs_from_its_packed_digest_fails_a_proof(data: Path, tmp_path: Path, capsys) -> None:
     copy = tmp_path / "pack"
     shutil.copytree(data, copy)
@@ -81,6 +84,7 @@ def test_a_frame_that_differs_from_its_packed_digest_fails_a_proof(data: Path, t
     assert "MISSED     proof conformance: PyAV's frames have the packed digests: 1" in capsys.readouterr().out
 
 
+@pytest.mark.soak
 def test_a_section_that_takes_too_long_is_stopped_and_fails(data: Path, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setitem(gpu.LIMITS, "pixels", 0.01)
     words = ["gpu", "--only", "pixels", "--fake", "--data", str(data), "--out", str(tmp_path)]
@@ -90,6 +94,7 @@ def test_a_section_that_takes_too_long_is_stopped_and_fails(data: Path, tmp_path
     assert record["ended"]["pixels"].startswith("stopped after its limit")
 
 
+@pytest.mark.soak
 def test_broken_decoders_are_refused_and_a_right_one_is_not(data: Path) -> None:
     dataset, decoder = Settings(data).smallest()[1], PyAvDecoder()
     length = dataset[0].num_frames
@@ -138,6 +143,7 @@ def test_growth_ignores_the_first_quarter() -> None:
     assert growth([float(number) for number in range(100)]) == 50.0
 
 
+@pytest.mark.soak
 def test_a_pack_that_is_too_large_or_has_no_data_is_refused(data: Path, tmp_path: Path, monkeypatch, capsys) -> None:
     assert command.main(["gpu", "--all", "--fake", "--data", str(tmp_path), "--out", str(tmp_path)]) == 1
     assert "--pack" in capsys.readouterr().err

@@ -22,6 +22,7 @@ def test_cost_is_the_mean_of_paired_differences():
     assert cost([90.0], [91.0])["standard_error"] is None
 
 
+@pytest.mark.soak
 def test_the_command_trains_and_scores_every_arm_on_the_same_videos(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(quality, "INSTANCES", {"train": 1, "test": 1})
     # Two kinds of texture suffice to check that every arm has the same videos.

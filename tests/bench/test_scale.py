@@ -47,6 +47,7 @@ def record(recipe):
     return json.loads(out.read_text())
 
 
+@pytest.mark.soak
 def test_every_rank_reports_all_parts_and_they_add_up_to_the_step(record):
     assert [world["world_size"] for world in record["worlds"]] == [1, 2]
     assert record["changes"] == ["run.seed=3"]
@@ -78,6 +79,7 @@ def test_replicas_are_averaged_once_per_round(recipe, monkeypatch):
     assert len(averages) == 3
 
 
+@pytest.mark.soak
 def test_predictions_use_the_measured_parts_and_never_the_runs(record):
     measured = scale.measurements(record)
     honest = scale.complete(record)["prediction"]
@@ -93,6 +95,7 @@ def test_predictions_use_the_measured_parts_and_never_the_runs(record):
         assert b["measured_step_seconds"] == pytest.approx(10 * a["measured_step_seconds"])
 
 
+@pytest.mark.soak
 def test_only_files_of_the_same_recipe_are_merged(record, tmp_path):
     worlds = record["worlds"]
     for name, changes in (("a", ["run.seed=3"]), ("b", ["run.seed=4"])):

@@ -41,6 +41,7 @@ def runs() -> dict[str, list[dict[str, Any]]]:
         }
 
 
+@pytest.mark.soak
 def test_a_slow_network_delays_messages_and_changes_no_result(runs: dict[str, list[dict[str, Any]]]) -> None:
     for fast, slow, counted in zip(runs["fast"], runs["slow"], runs["counted"], strict=True):
         assert fast["steps"] == slow["steps"] == counted["steps"] == 16
@@ -52,6 +53,7 @@ def test_a_slow_network_delays_messages_and_changes_no_result(runs: dict[str, li
     assert len(runs["fast"][0]["curve"]) == 4
 
 
+@pytest.mark.soak
 def test_counted_time_is_that_of_computation_and_messages(runs: dict[str, list[dict[str, Any]]]) -> None:
     kavg, ddp = runs["counted"][0], runs["ddp"][0]
     none, slow, narrow = kavg["seconds"]
@@ -71,6 +73,7 @@ def test_counted_time_never_goes_back() -> None:
     assert clock.now().tolist() == [2.0, 3.0]
 
 
+@pytest.mark.soak
 def test_models_that_move_and_data_that_move_end_with_the_same_weights(runs: dict[str, list[dict[str, Any]]]) -> None:
     relay, moved, kept = (runs[name] for name in ("relay", "migrate", "kept"))
     assert relay[0]["digests"] == moved[0]["digests"] == kept[0]["digests"]

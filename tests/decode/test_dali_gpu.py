@@ -166,3 +166,15 @@ def test_size_that_dali_caches_no_decoder_for_is_warned_about_once(decoder, vide
             decoder.decode([video.clip([3])], [empty(video.clip([3]), DeviceRgb, "cuda:1")])
     (line,) = [record.getMessage() for record in caplog.records]
     assert "an NVDEC decoder for every clip of 160x90 vp9" in line
+
+
+def test_machine_whose_gpu_fails_says_why(monkeypatch):
+    fake_cuda.install(monkeypatch)
+
+    def full(device_id):
+        raise RuntimeError("CUDA error: out of memory\nmore lines")
+
+    monkeypatch.setattr(engines, "capabilities", full)
+    why = backend("dali-gpu").why_unavailable(0)
+    assert why == "check of decoder 'dali-gpu' failed: RuntimeError: CUDA error: out of memory"
+    assert torch.cuda.is_available()

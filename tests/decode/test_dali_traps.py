@@ -94,7 +94,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 import numpy as np
-from fastvid.decode import container, dali
+from fastvid.decode import containers as container, dali
 from fastvid.decode.request import Box, Rgb
 from tests.makers import Video
 

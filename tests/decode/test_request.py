@@ -57,7 +57,7 @@ def test_built_in_backends_are_listed():
     assert backend("pyav").why_unavailable() is None
     decoder = backend("pyav").open(max_contexts=3)
     decoder.close()
-    with pytest.raises(UsageError, match="use one of dali-cpu, dali-gpu, nvdec, pyav, torchcodec-cpu, torchcodec-cuda"):
+    with pytest.raises(UsageError, match="use one of dali-cpu, dali-gpu, nvdec, pyav"):
         backend("nvenc")
 
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import statistics
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.decode import goals
-from bench.load import goals as load_goals
 from bench.strategies import tables
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
+CODECS = {
+    "h264": "H.264", "hevc": "HEVC", "vp9": "VP9", "vp8": "VP8", "av1": "AV1", "mpeg4": "MPEG-4", "wmv2": "WMV 8",
+    "mpeg2video": "MPEG-2", "mpeg1video": "MPEG-1", "mjpeg": "MJPEG", "theora": "Theora",
+}  # fmt: skip
 
 
 def result(name: str) -> dict[str, Any]:
@@ -37,6 +43,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
+def spans(text: str) -> str:
+    """Return a text whose ranges of numbers are written shorter: 1.2 to 1.5 as 1.2-1.5, with an en dash."""
+    return re.sub(r"(?<=\d) to (?=\d)", "\u2013", text)
+
+
 def clock(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{round(seconds) // 60} min {round(seconds) % 60} s"
@@ -57,60 +68,17 @@ def loops() -> str:
 def summit() -> str:
     """Return perfect scaling, the model's prediction and the paper's measurement of training on Summit."""
     record = result("summit")
-    rows = {
-        row["gpus"]: row for row in record["rows"] if (row["strategy"], row["algorithm"]) == ("ddp", "auto")
-    }  # fmt: skip
+    (one,) = (
+        row for row in record["rows"] if (row["gpus"], row["strategy"], row["algorithm"]) == (6, "ddp", "auto")
+    )  # fmt: skip
     times, efficiency = record["references"]
-    gpus, measured, share = times["gpus"], times["reference"], efficiency["reference"]
-    one = rows[6]["train_seconds"]["p50"]
-    perfect = one * 6 / gpus
-    found, found_share = times["predicted"], efficiency["predicted"]
-    explained = (found["p50"] - perfect) / (measured - perfect)
-    lines = table(
-        ("", f"time on {gpus:,} GPUs", "efficiency against one node of 6"),
-        (
-            ("perfect scaling", clock(perfect), "100 %"),
-            (
-                "model, median (5 to 95 %)",
-                f"{clock(found['p50'])} ({clock(found['p05'])} to {clock(found['p95'])})",
-                f"{found_share['p50']:.1%} ({found_share['p05']:.0%} to {found_share['p95']:.0%})".replace("%", " %"),
-            ),
-            ("Lin et al., measured", clock(measured), f"{100 * share:.1f} %"),
-        ),
+    found, share = times["predicted"], efficiency["predicted"]
+    return paragraph(
+        f"On {times['gpus']:,} GPUs it predicts {clock(found['p50'])} (5 to 95 %: {clock(found['p05'])} to "
+        f"{clock(found['p95'])}) and an efficiency of {100 * share['p50']:.1f} % against one node of 6; Lin et al. "
+        f"measured {clock(times['reference'])} and {100 * efficiency['reference']:.1f} %; perfect scaling would take "
+        f"{clock(one['train_seconds']['p50'] * 6 / times['gpus'])}. The one fitted input is the step on 6 GPUs."
     )
-    text = (
-        f"The one fitted input is the step on 6 GPUs ({rows[6]['step_seconds']['p50']:.3f} s, from the paper's time "
-        f"for one node). Of the {measured - perfect:.0f} s that the measurement takes longer than perfect scaling, the "
-        f"median of the model explains {found['p50'] - perfect:.0f} s, {100 * explained:.0f} %. The measurement is "
-        "inside the interval only because of the interval's end at the bandwidth of the file system."
-    )
-    return f"{lines}\n\n{paragraph(text)}"
-
-
-def adamw() -> str:
-    """Return loss and bytes of K-step averaging with AdamW, beside averaged gradients."""
-    record = result("moments")
-    rows = {row["contender"]: row for row in record["rows"]}
-    names = ["ddp adamw", *(name for name in rows if name.startswith("kavg adamw"))]
-
-    def interval(values: Sequence[float]) -> str:
-        return f"{statistics.mean(values):.3f} ({min(values):.3f} to {max(values):.3f})"
-
-    lines = [
-        (
-            f"`{name.removeprefix('kavg adamw ')}`" if name.startswith("kavg") else "gradients averaged in every step",
-            interval(rows[name]["train_losses"]), f"{100 * rows[name]['accuracy']:.1f} %",
-            rows[name]["all_reduces"], f"{rows[name]['all_reduced_mb']:.1f}",
-        )
-        for name in names
-    ]  # fmt: skip
-    text = (
-        f"{record['ranks']} ranks, {record['steps']} steps with AdamW at rate {record['adam_lr']:g}, a net of "
-        f"{rows['ddp adamw']['parameters']:,} parameters that learns a random teacher's classes with 10 % wrong "
-        f"labels, {record['seeds']} seeds (`python -m bench moments`):"
-    )
-    heads = ("kavg", "training loss, mean (lowest to highest)", "held-out accuracy", "messages", "MB a rank")
-    return f"{paragraph(text)}\n\n{table(heads, lines)}"
 
 
 def floor() -> str:
@@ -142,57 +110,70 @@ def floor() -> str:
 
 
 def rivals() -> str:
-    """Return every rival decoder beside fastvid, with the memory of what it keeps open, and the goals."""
-    record = result("decode")
-    rows = []
-    for row in record["rows"]:
+    """Return how many times faster fastvid decodes to RGB than each rival at its best, by clips, and the goals."""
+    rows = result("decode")["rows"]
+    lines: dict[str, list[str]] = {}
+    for row in rows:
+        best: dict[str, dict[str, float]] = {}
         for one in row["contenders"]:
-            if "fastvid_is_faster_by" in one:
-                times = one["fastvid_is_faster_by"]["rgb from memory"]
-                spread = f"{times['cpu']:.2f}x ({times['cpu_min']:.2f} to {times['cpu_max']:.2f})"
-                kept = f"{max(0.0, one['megabytes_kept']) / row['videos']:.1f}"
-                rows.append(
-                    (f"`{row['dataset']}`, {row['sampling']}", one["name"], f"{one['cpu_ms']:.1f}", spread, kept)
-                )
-    heads = ("clips", "rival", "CPU ms a clip", "fastvid RGB is faster by", "MB a video kept")
-    verdicts = "\n".join(f"- {line}" for line in goals.lines(record["rows"]))
-    return f"{table(heads, rows)}\n\n{verdicts}"
+            times = one.get("fastvid_is_faster_by", {}).get("rgb from memory")
+            name = one["name"].removesuffix(" kept open")
+            if times and one["name"] != "spdl-yuv" and times["cpu"] < best.get(name, times | {"cpu": math.inf})["cpu"]:
+                best[name] = times
+        for name, times in best.items():
+            cell = f"{times['cpu']:.2f} ({times['cpu_min']:.2f} to {times['cpu_max']:.2f})"
+            lines.setdefault(name, []).append(cell)
+        goal = f"{row['goal']['wanted']}, {'met' if row['goal']['met'] else '**missed**'}"
+        lines.setdefault("goal against the best", []).append(goal)
+    goals = lines.pop("goal against the best")
+    heads = ("rival", *(f"`{row['dataset']}`, {row['sampling']}" for row in rows))
+    return spans(table(heads, [*((name, *cells) for name, cells in lines.items()), ("goal against the best", *goals)]))
 
 
 def footage() -> str:
-    """Return how clips of other footage compare with the best rival."""
-    rows, schema = [], result("decode")["schema"]
+    """Return how clips of other footage compare with the best rival: the medians, by kind of footage."""
+    found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("decode_*.json")):
         record = result(path.stem)
-        if record["schema"] != schema:
-            continue
-        for row in record["rows"]:
+        for row in record["rows"] if record["schema"] == result("decode")["schema"] else ():
             goal = row.get("goal")
             if goal is not None and ("kind" in row or row["together"] > 1):
-                low, high = goal["range"]
                 together = f", {row['together']} clips of each video" if row["together"] > 1 else ""
-                planned, keys = (row["packets_a_clip"][name] for name in ("planned", "from_keys"))
-                rows.append((
-                    f"{row['dataset']}, {row['sampling']}{together}", f"{planned:.0f} of {keys:.0f}",
-                    goal["rival"].split(",")[0], f"{goal['found']:.2f}x ({low:.2f} to {high:.2f})",
-                    "met" if goal["met"] else "**missed**",
-                ))  # fmt: skip
-    return table(("clips", "packets", "best rival", "fastvid RGB is faster by, CPU time", "ahead"), rows)
+                found.setdefault(f"{row['dataset']}{together}", []).append(goal)
+    parts = []
+    for name, verdicts in found.items():
+        low, high = (f"{pick(goal['found'] for goal in verdicts):.2f}" for pick in (min, max))
+        parts.append(f"{name} {low}" if low == high else f"{name} {low} to {high}")
+    behind = [name for name, verdicts in found.items() if not all(goal["met"] for goal in verdicts)]
+    ahead = f"behind on {', '.join(behind)}" if behind else "ahead of every rival"
+    return paragraph(f"There fastvid is {ahead}, by these factors of CPU time: {'; '.join(parts)}.")
 
 
 def loaders() -> str:
-    """Return whole loaders of uint8 batches beside ``ClipLoader``, and their goals."""
-    record = result("load_uint8")
-    rows, verdicts = [], []
-    for row in record["rows"]:
-        for one in row["page-cached"]:
+    """Return whole loaders of uint8 batches beside ``ClipLoader``, by profile, and their goals."""
+    rows = result("load_uint8")["rows"]
+    profiles = {row["profile"]: {one["pipeline"]: one for one in row["page-cached"]} for row in rows}
+    lines = []
+    for name in [name for name in next(iter(profiles.values())) if not re.search("epochs|processes", name)]:
+        cells: list[str] = []
+        for entries in profiles.values():
+            one = entries[name]
             times = one.get("fastvid_is_faster_by") or one.get("long_over_short") or one.get("fastvid_reaches")
-            spread = f"{times['wall']:.2f}x ({times['wall_min']:.2f} to {times['wall_max']:.2f})" if times else ""
-            rate, cpu = f"{one['clips_a_second']:.0f}", f"{one['cpu_ms_a_clip']:.1f}"
-            rows.append((f"`{row['profile']}`", one["pipeline"], rate, cpu, spread))
-        verdicts += [f"- `{row['profile']}`: {load_goals.sentence(goal)}" for goal in row["goals"]]
-    heads = ("shards", "loader", "clips/s", "CPU ms a clip", "fastvid is faster by")
-    return f"{table(heads, rows)}\n\n" + "\n".join(verdicts)
+            spread = f"{times['wall']:.2f} ({times['wall_min']:.2f} to {times['wall_max']:.2f})" if times else ""
+            cells += [f"{one['clips_a_second']:.0f}", spread]
+        lines.append((name, *cells))
+    heads = [head for profile in profiles for head in (f"`{profile}`, clips/s", "times slower than fastvid")]
+    goals = [goal for row in rows for goal in row["goals"]]
+    missed = (
+        f"{goal['found']:.2f} {goal['what']} for `{row['profile']}` (goal {goal['wanted']})"
+        for row in rows
+        for goal in row["goals"]
+        if not goal["met"] and goal["what"].startswith("times ")
+    )
+    text = (
+        f"Goals met: {sum(goal['met'] for goal in goals)} of {len(goals)}. Missed against rivals: {'; '.join(missed)}."
+    )
+    return f"{spans(table(('loader', *heads), lines))}\n\n{paragraph(text)}"
 
 
 def far_storage() -> str:
@@ -206,42 +187,28 @@ def far_storage() -> str:
             (
                 f"{http['latency_ms']:.0f} ms", f"`{http['profile']}`", f"{http['http']['clips_a_second']:.0f}",
                 f"{ratio['wall']:.2f} ({ratio['wall_min']:.2f} to {ratio['wall_max']:.2f})",
-                f"{clip['requests']:.1f}", f"{clip['bytes'] / 1e3:.0f}", f"{http['a_whole_file']['bytes'] / 1e3:.0f}",
+                f"{clip['requests']:.1f}", f"{clip['bytes'] / 1e3:.0f}",
             )
         )  # fmt: skip
-    heads = ("each response late by", "shards", "clips/s", "of local", "requests a clip", "kB", "kB of a whole file")
-    return table(heads, rows)
+    heads = ("each response late by", "shards", "clips/s", "of local", "requests a clip", "kB a clip")
+    return spans(table(heads, rows))
 
 
 def release() -> str:
     """Return size, import time and licences of a bare install."""
     record = result("release")
     size = sum(record["bytes_installed"].values()) / 1e6
-    text = (
-        f"The wheel of {record['version']} has {record['wheel_bytes'] / 1e6:.1f} MB. Installed without extras, with "
-        f"what it needs, it takes {size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms, "
-        "because names are imported on first use."
+    # The program says "GNU General Public License as published by ...; either version 3 of the License, or ..."
+    ffmpeg = re.sub(
+        r"GNU General Public License.*either version (\d).*", r"the GPL, version \1 or later", record["ffmpeg_licence"]
     )
-    rows = [
-        (f"`{name}`", f"{record['bytes_installed'][name] / 1e6:.0f}", licence)
-        for name, licence in sorted(record["licences"].items())
-    ]
-    inside = (
-        f"The ffmpeg program in `imageio-ffmpeg` says: {record['ffmpeg_licence']}. FFmpeg's libraries in `av` say: "
-        f"{record['av_ffmpeg_licence']}. fastvid runs the one as a program and uses the other through `av`."
-    )
-    return f"{paragraph(text)}\n\n{table(('package', 'MB', 'licence, as it states it'), rows)}\n\n{paragraph(inside)}"
-
-
-def ten_million_rows() -> str:
-    """Return the sentence on opening ten million rows."""
-    record = result("annotations")
-    plain = record["plain"]
+    kinds = {str(licence).split()[0].split("-")[0] for name, licence in record["licences"].items() if name != "numpy"}
     return paragraph(
-        f"Opening {record['rows'] // 10**6} million rows (`python -m bench annotations`) takes "
-        f"{plain['first_open_s']:.0f} s in the first process of a node and {plain['later_open_s']:.1f} s in later "
-        f"ones; {plain['node_processes']} processes together take {plain['node_pss_mb'] / 1000:.1f} GB, instead of "
-        f"{plain['memory_pss_mb'] / 1000:.1f} GB each."
+        f"Installed without extras and without torch, {record['version']} and the packages that it needs take "
+        f"{size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these "
+        f"packages state are {', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in "
+        f"`imageio-ffmpeg`, which fastvid runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the "
+        f"{record['av_ffmpeg_licence']}."
     )
 
 
@@ -253,49 +220,52 @@ def indexing() -> str:
     return paragraph(
         f"Over a network `none` costs least: {files:,} videos of {min(seconds)} to {max(seconds)} seconds, behind "
         f"{record['latency_ms']:.0f} ms and {record['megabits'] / 1000:.0f} Gbit/s, were indexed in "
-        f"{files * statistics.median(none['seconds_a_file']):.0f} s on {record['machine']['cores']} cores, which took "
-        f"{record['times_faster']['none']['median']:.1f} times as long to download, with "
-        f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; `sample` took "
+        f"{files * statistics.median(none['seconds_a_file']):.0f} s on {record['machine']['cores']} cores, with "
+        f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; downloading took "
+        f"{record['times_faster']['none']['median']:.1f} times as long, and `sample` "
         f"{statistics.median(sample['seconds_a_file']):.2f} s a file (`python -m bench index`)."
     )
 
 
 def which_averaging() -> str:
-    """Return the contest of rounds on several networks."""
-    return _with_conditions(result("averaging"), tables.over_networks, tables.contest_table)
-
-
-def which_motion() -> str:
-    """Return the contest on the motion dataset over slow wires."""
-    return _with_conditions(result("motion_wire"), tables.over_networks, tables.contest_table)
-
-
-def which_wire() -> str:
-    """Return counted time beside time over a real network."""
-    return tables.wire_table(result("averaging"))
-
-
-def which_one_rank() -> str:
-    """Return what several ranks need beside one."""
-    return tables.than_one_rank(result("averaging"))
+    """Return how many times sooner than ddp K-step averaging reaches a loss, on several networks."""
+    record = result("averaging")
+    record["rows"] = [
+        row
+        for row in record["rows"]
+        if not re.search("fragments|noise", row["contender"]) and row["network"] != "1 Gbit/s" and row["reached"]
+    ]
+    text = f"{record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
+    return f"{paragraph(text)}\n\n{spans(tables.over_networks(record))}"
 
 
 def which_clients() -> str:
-    """Return the contest of asynchronous clients."""
-    return _with_conditions(result("clients"), tables.clients_table)
+    """Return how many times sooner than one client four clients and ddp on four ranks reach a loss."""
+    record = result("clients")
+    rows = {row["contender"]: row for row in record["rows"]}
+
+    def sooner(name: str) -> str:
+        return tables.times(rows[name], rows["one client"])
+
+    return paragraph(
+        f"Where a batch includes {record['step_ms']:g} ms of sleep, four clients reached the goal, a loss of "
+        f"{record['goal']['value']:g}, {sooner('gradients, 4 clients')} times sooner than one, and `ddp` on four ranks "
+        f"{sooner('ddp, 4 ranks')} times; with one slow rank among the four, "
+        f"{sooner('gradients, 4 clients, one slow')} and {sooner('ddp, 4 ranks, one slow')} times "
+        f"({record['seeds']} seeds, mean and 95 % interval)."
+    )
 
 
-def which_migration() -> str:
-    """Return the sweeps whose models or data move."""
-    record = result("migration")
-    return f"{paragraph(tables.migration_conditions(record))}\n\n{tables.migration_table(record)}"
-
-
-def model_speed() -> str:
-    """Return the speed of TSM and I3D."""
-    text, _, lines = tables.speed_table(result("model_speed")).partition("\n\n")
-    return f"{paragraph(text)}\n\n{lines}"
-
-
-def _with_conditions(record: dict[str, Any], *made: Callable[[dict[str, Any]], str]) -> str:
-    return "\n\n".join([paragraph(tables.conditions(record)), *(make(record) for make in made)])
+def damaged_files() -> str:
+    """Return what happened to damaged files of each codec; `tests.sharding.job.test_mutated_files_soak` measures it."""
+    record = result("mutated_files")
+    sums = sum((Counter(counts) for profiles in record["outcomes"].values() for counts in profiles.values()), Counter())
+    compact = {name: record["outcomes"][codec]["compact"] for codec, name in CODECS.items()}
+    packed = ", ".join(f"{name} {one['damaged']} of {one['packed']}" for name, one in compact.items())
+    return paragraph(
+        f"{record['files']:,} files were truncated, flipped or spliced at random and packed by `compact` and `copy`. "
+        f"Jobs that hung: {record['hangs']}; that ended early: {record['job_ends']}. Of {sums['compared']:,} packed "
+        f"samples, {sums['other']} show other pictures than ffmpeg's decode of the damaged file, or another order; in "
+        f"{sums['unsettled']} more, ffmpeg decodes other pixels in each run. Many decoders report no error for damage. "
+        f"Then pictures are packed that the intact file does not have, by `compact` in so many samples: {packed}."
+    )

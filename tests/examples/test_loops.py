@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests import forks
 from tests.datasets import REPOSITORY
 from tests.examples import kit
 
@@ -34,14 +33,11 @@ assert left == [[]], left
 @pytest.mark.parametrize("name", ["ddp", "accelerate_loop"])
 def test_two_processes_train_on_each_clip_once_and_a_stopped_run_continues(tmp_path, name):
     url = kit.dataset(tmp_path, 18)
-    (tmp_path / "run.py").write_text(RUN)
 
     def run(world, out, steps=0):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-        example, seen = str(REPOSITORY / "examples" / f"{name}.py"), str(tmp_path / "seen")
-        arguments = [str(tmp_path / "run.py"), example, url, str(tmp_path / out), str(steps), seen]
-        environment = kit.environment(ACCELERATE_USE_CPU="true")
-        subprocess.run([*command, *arguments], cwd=REPOSITORY, env=environment, check=True, timeout=400)
+        example, seen = REPOSITORY / "examples" / f"{name}.py", tmp_path / "seen"
+        done = forks.ranks(world, "-c", RUN, example, url, tmp_path / out, steps, seen, ACCELERATE_USE_CPU="true")
+        assert [rank.returncode for rank in done] == [0] * world, done
         ranks = [json.loads((tmp_path / f"seen-{rank}").read_text()) for rank in range(world)]
         return [
             tuple(sorted((step[0], position) for step in steps for position in step[1:]))

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import FormatError, SampleNotFoundError, UsageError
-from fastvid.format.annotations import annotation_table, mapped_table
-from fastvid.format.annotations import annotations as opening
+from fastvid.format import annotations as opening
+from fastvid.format.annotations import annotation_table, map_table, write_table
 from fastvid.format.dataset import Dataset, Generation, ShardRecord, commit_generation
 from fastvid.storage import LocalStorage
 
@@ -209,7 +209,7 @@ def test_datasets_share_the_cache_by_content(url, tmp_path, cache):
 
 def test_killed_writer_leaves_nothing_that_others_use(url, cache):
     program = (
-        "import os, signal, sys; from fastvid.format.annotations import annotations as a; a.MAPPED_ROWS = 1\n"
+        "import os, signal, sys; from fastvid.format import annotations as a; a.MAPPED_ROWS = 1\n"
         "from fastvid.format.dataset import Dataset\n"
         "def write(path, table, **_):\n"
         "    path.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -227,8 +227,8 @@ def test_killed_writer_leaves_nothing_that_others_use(url, cache):
 def test_dictionary_columns_and_chunks_keep_their_values(tmp_path, monkeypatch):
     parts = [pa.array(values).dictionary_encode() for values in (["a", "b"], ["c", "a", None])]
     table = pa.table({"word": pa.chunked_array(parts), "list": [["x"], [], None, ["y", "z"], ["x"]]})
-    mapped_table.write_table(tmp_path / "file", table, chunk=2)
-    found = mapped_table.map_table(tmp_path / "file")
+    write_table(tmp_path / "file", table, chunk=2)
+    found = map_table(tmp_path / "file")
     assert found.schema == table.schema
     assert found.to_pylist() == table.to_pylist()
 

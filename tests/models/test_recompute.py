@@ -13,9 +13,8 @@ from fastvid.models.zoo import build
 
 NETS = [
     ("tsm-r18", 4, {"width": 8}),
-    ("tsm-r50", 4, {"width": 8, "shift_inplace": True, "non_local": "embedded_gaussian"}),
+    ("tsm-r50", 4, {"width": 8, "shift_inplace": True}),
     ("i3d-r18", 8, {"width": 8}),
-    ("tsm-mobilenetv2", 4, {"width_mult": 0.25, "shift_div": 4}),
 ]
 
 
@@ -79,6 +78,7 @@ def test_evaluation_runs_each_block_once():
 
 # The compiler instantiates autograd functions while it traces them, against torch's own advice.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.soak
 def test_compiles_as_one_graph_with_the_same_result():
     model = build("tsm-r18", 3, 2, width=8, dropout=0.0, shift_inplace=True, recompute=True)
     eager = copy.deepcopy(model)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.datasets import REPOSITORY
 from tests.sharding.shardtools import make
+from tests.skips import soak_but
 
 MODULES = ("av", "numpy", "argparse", "secrets", "pyarrow", "tempfile")
 
@@ -42,7 +43,7 @@ def test_a_python_that_is_not_protected_imports_them(hostile):
     assert run(hostile, "-c", "import av", safe=False)[1] == "av"
 
 
-@pytest.mark.parametrize("engine", ["local", "ray"])
+@pytest.mark.parametrize("engine", soak_but(["local", "ray"], "local"))
 def test_sharding_imports_nothing_from_the_folder(engine, hostile):
     words = ["shard", ".", "--out", "../out", "--workers", "1", "--engine", engine]
     done, imported = run(hostile, "-m", "fastvid", *words)
@@ -81,7 +82,7 @@ def test_measuring_in_processes_imports_nothing_from_the_folder(hostile):
     "code",
     [
         "from fastvid.demo import run; run._command([sys.executable, '-c', 'import av'])",
-        "from fastvid.demo import run; run._fastvid('doctor', '--help')",
+        pytest.param("from fastvid.demo import run; run._fastvid('doctor', '--help')", marks=pytest.mark.soak),
         "from fastvid.cli.main import main; main(['bench', 'report', '--help'])",
     ],
 )

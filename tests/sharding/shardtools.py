@@ -20,6 +20,7 @@ from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import Transcoded, transcode
+from tests import forks
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -83,18 +84,12 @@ def other_build(path: Path) -> str:
 def command(
     *arguments: object, fault: str = "", preexec_fn: Callable[[], object] | None = None, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """``fastvid shard`` in a process of its own."""
-    variables = {name: value for name, value in os.environ.items() if name != "FASTVID_FAULT"}
-    variables |= {"PYTHONPATH": str(REPOSITORY), **({"FASTVID_FAULT": fault} if fault else {}), **environment}
-    return subprocess.run(
-        [sys.executable, "-m", "fastvid", "shard", *map(str, arguments)],
-        env=variables,
-        preexec_fn=preexec_fn,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    """``fastvid shard`` in a process of its own; in a fresh interpreter if something has to be done before it."""
+    if preexec_fn is None:
+        return forks.fastvid("shard", *arguments, fault=fault, **environment)
+    words = [sys.executable, "-m", "fastvid", "shard", *map(str, arguments)]
+    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | environment
+    return subprocess.run(words, env=variables, preexec_fn=preexec_fn, capture_output=True, text=True, check=False)
 
 
 def tars(folder: Path) -> dict[str, str]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fastvid.errors import UsageError
-from fastvid.load.memory import upload
+from fastvid.load.device import upload
 from fastvid.load.order.draws import Draws, Purpose
 
 _WORDS: Final = 2**32  # random words reserved for each transform of each view of a clip

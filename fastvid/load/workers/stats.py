@@ -4,9 +4,7 @@ Seconds of fetch, decode and finish are sums over all threads; wait and compute 
 wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
 stream waits for it is copy.
 
-Shows loader statistics during a run: on the terminal, as JSON lines; and times the waits for copies to a device.
-
-Handles failed clips: raises their error, or masks and counts them up to a maximum rate.
+Shows them during a run, on the terminal or as JSON lines. Does not import torch, because worker processes count too.
 """
 
 from __future__ import annotations
@@ -17,16 +15,12 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
-import torch
-
-from fastvid.errors import FastvidError, UnavailableError, UsageError
-from fastvid.load.options import OnError, Skip
 from fastvid.storage.protocol import TRAFFIC, Prices
 
 _BOUND: Final = 0.1
@@ -36,8 +30,6 @@ free data would speed the run up by less than a ninth."""
 _IDLE: Final = 0.6
 """Fraction of its threads' time from which a loader counts as busy. If a run waits while threads are idle, the loader
 prefetches too little or a batch has too few clips to share."""
-
-_STAGES: Final = ("fetch", "decode", "finish")
 
 
 @dataclass(slots=True)
@@ -111,6 +103,11 @@ class Counters:
         return cls(**dict(zip(_SUMS, sums, strict=True)))  # type: ignore[arg-type]
 
     @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage of a clip, over all threads."""
+        return {"fetch": self.fetch_seconds, "decode": self.decode_seconds, "finish": self.finish_seconds}
+
+    @property
     def wait_share(self) -> float:
         """Fraction of wall-clock time spent waiting, 0 to 1, without the first batches of iterations."""
         clock = self.wait_seconds + self.compute_seconds
@@ -160,7 +157,7 @@ class LoaderStats:
         """Fraction of the decode threads' time spent on clips, 0 to 1; 0 if unknown."""
         total = self.total
         clock = total.fill_seconds + total.wait_seconds + total.compute_seconds
-        spent = sum(getattr(total, f"{stage}_seconds") for stage in _STAGES)
+        spent = sum(total.stages.values())
         return min(1.0, spent / (clock * self.num_threads)) if clock and self.num_threads else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -191,7 +188,7 @@ class LoaderStats:
                 f"copy-bound: {copying:.0%} of the time the device waits for copies to it; use a decoder that"
                 " writes planes (pyav) or decodes on the device, which copies half as much or nothing"
             )
-        stages = {stage: getattr(total, f"{stage}_seconds") for stage in _STAGES}
+        stages = total.stages
         stage = max(stages, key=lambda name: stages[name])
         part = stages[stage] / (sum(stages.values()) or 1.0)
         faster = f"{clock / total.compute_seconds:.1f} times as fast" if total.compute_seconds else "without a model"
@@ -235,29 +232,16 @@ BatchCallback = Callable[[LoaderStats, int, int, int], None]
 
 def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[BatchCallback]:
     """Return the callbacks to run after each batch."""
-    callbacks: list[BatchCallback] = []
-    if show_stats:
-        callbacks.append(LiveView())
-    if stats_file is not None:
-        callbacks.append(JsonLines(Path(stats_file)))
-    return callbacks
+    callbacks: list[BatchCallback] = [LiveView()] if show_stats else []
+    return callbacks if stats_file is None else [*callbacks, partial(append_line, Path(stats_file))]
 
 
-class JsonLines:
-    """Appends a line for each batch to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
-        """Append one line in a single write, so that a killed process leaves no partial line."""
-        line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
-        data = (json.dumps(line | stats.as_dict()) + "\n").encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+def append_line(path: Path, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+    """Append a line of JSON in a single write, so that a killed process leaves no partial line."""
+    line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
+    data = (json.dumps(line | stats.as_dict()) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
 
 
 class LiveView:
@@ -298,7 +282,7 @@ class LiveView:
         rate = (position - before) / (now - since) if now > since else 0.0
         left = f", {(num_samples - position) / rate:.0f} s left" if rate else ""
         clips = max(1, total.clips)
-        stages = {"fetch": total.fetch_seconds, "decode": total.decode_seconds, "finish": total.finish_seconds}
+        stages = total.stages
         whole = sum(stages.values()) or 1.0
         parts = " ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items())
         kilobytes = f"{total.bytes_read / clips / 1e3:.0f} of {total.bytes_whole / clips / 1e3:.0f} kB"
@@ -310,91 +294,3 @@ class LiveView:
             f"{stats.num_threads} threads {stats.busy:.0%} busy: {parts}; {reads}; skipped: {skips}",
             stats.verdict(),
         ]
-
-
-class CopyClock:
-    """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
-
-    The host never waits: each measurement is read after the stream has passed it.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device if device.type == "cuda" else None
-        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
-        self._free: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    def __enter__(self) -> None:
-        if self._device is not None:
-            pair = self._free.pop() if self._free else (_event(), _event())
-            self._pending.append(pair)
-            pair[0].record(torch.cuda.current_stream(self._device))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._device is not None:
-            self._pending[-1][1].record(torch.cuda.current_stream(self._device))
-
-    def seconds(self) -> float:
-        """Return the seconds of the waits that have ended since the last call."""
-        spent = 0.0
-        while self._pending and self._pending[0][1].query():  # type: ignore[no-untyped-call]
-            start, stop = pair = self._pending.popleft()
-            spent += start.elapsed_time(stop) / 1e3
-            self._free.append(pair)
-        return spent
-
-
-def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
-SKIP_SLACK: Final = 5
-"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
-fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
-
-
-class Skips:
-    """A loader's policy for failed clips."""
-
-    def __init__(self, on_error: OnError) -> None:
-        if on_error != "raise" and not isinstance(on_error, Skip):
-            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
-        self._skip = None if on_error == "raise" else on_error
-
-    def take(
-        self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
-    ) -> dict[int, Exception]:
-        """Count the failed clips of a batch.
-
-        `errors`: by row of the canvas, see `fastvid.load.batch.canvas`. `rows`: rows of the batch. `views`:
-        canvas rows for each row of each stream. Returns the first error of each masked row.
-        """
-        first: dict[int, Exception] = {}
-        for row in sorted(errors):
-            # If one stream or view of a clip fails, the whole clip fails.
-            first.setdefault(row // views % rows, errors[row])
-        for error in first.values():
-            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
-            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
-            if self._skip is None or not own:
-                raise error
-            step.skips[type(error).__name__] += 1
-            _log.warning("clip skipped: %s", error)
-        step.clips -= len(first)
-        if first:
-            assert self._skip is not None
-            _check(self._skip.max_rate, first, step, total)
-        return first
-
-
-def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
-    skips = total.skips + step.skips
-    skipped = skips.total()
-    seen = total.clips + step.clips + skipped
-    if skipped > SKIP_SLACK + max_rate * seen:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
-        raise FastvidError(
-            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
-            hint="run `fastvid verify` to find damaged samples and exclude them with where=",
-        ) from errors[max(errors)]

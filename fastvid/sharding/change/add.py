@@ -42,9 +42,16 @@ from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import IndexFiles
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotation_rows, check_amounts, hide_sources, shard_records
+from fastvid.sharding.job.job import (
+    MAX_SECONDS,
+    JobReport,
+    annotation_rows,
+    check_amounts,
+    hide_sources,
+    part_report,
+    shard_records,
+)
 from fastvid.sharding.job.ledger import (
     Part,
     Row,
@@ -54,13 +61,12 @@ from fastvid.sharding.job.ledger import (
     read_blocked,
     read_ledger,
     read_part,
-    rows_table,
     settle_rows,
     write_ledger,
 )
 from fastvid.sharding.job.lock import Staging, lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences
-from fastvid.sharding.job.run import EncodeShards, Job
+from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.tasks import Settings
@@ -303,15 +309,15 @@ def add_sources(
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
-    mine = JobPart.parse(part) if isinstance(part, str) else part
-    with lock_folder(storage, mine) as check:
+    how = How(engine, ray_address, workers, part, reject_unreadable, allow_encoder_change, "add")
+    with lock_folder(storage, how.mine) as check:
         _, generation = read_generation(storage)
         settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
         bad = None if max_bad_frames is None else str(max_bad_frames)
         settings = replace(settings, blocked=read_blocked(storage), max_bad_frames=bad)
         scratch = open_storage(f"{storage.url}/{_FOLDER}")
         # While other parts run, what has no ledger row yet may be theirs.
-        if mine is None and _is_merged(storage, scratch, generation):
+        if how.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
         every = gather_sources(
@@ -322,7 +328,7 @@ def add_sources(
         if not found.sources:
             return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
         classes, labels = number_labels(generation, found)
-        work: EncodeShards | IndexFiles
+        work: ShardWork
         if settings.proof is not None:
             work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
         else:
@@ -337,19 +343,10 @@ def add_sources(
                 labels=labels,
                 generation=generation.number + 1,
             )
-        job = Job(
-            scratch,
-            work,
-            part=mine,
-            reject_unreadable=reject_unreadable,
-            added_to=storage,
-            command="add",
-        )
-        place = open_engine(engine, settings, workers=workers, address=ray_address)
-        parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
-        if mine is not None:
-            rows = rows_table(row for part in parts for row in part.rows)
-            return Added(JobReport(storage.url, rows, found.ignored, mine), generation.number, known)
+        job = Job(scratch, work, how, added_to=storage)
+        parts = job.run(how.open_engine(settings), check)
+        if how.mine is not None:
+            return Added(part_report(storage, work, parts, how), generation.number, known)
         faults.reach("encoded")
         profile = generation.shards[-1].profile if settings.proof is not None else settings.profile.to_json()
         number, ledger = merge_parts(storage, scratch, parts, found, profile, drop_duplicates=drop_duplicates)

@@ -19,10 +19,7 @@ import pyarrow.compute as pc
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
-from fastvid.format.schema import (
-    ANNOTATION_FIELDS,
-    FACT_FIELDS,
-)
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows

@@ -1,16 +1,13 @@
-"""The protocol of engines, which encode sources, and the list of engines.
+"""Engines, which process sources, and the one that does it in processes on this machine.
 
 An engine takes tasks and yields one outcome for each, in any order, even if workers die. Consecutive tasks of one file
 should go to one worker, which then fetches and probes it once (`fastvid.sharding.work.tasks`). The engine decides
 nothing else: the job decides what is encoded, what is retried, where samples are written and what goes into the ledger,
 so every engine produces the same bytes. A new engine is a class with `run` and `close`, and a line in ENGINES.
 
-Both ends of the connection between a job and a child process; see `fastvid.runtime.processes`.
-
-The child runs a module of fastvid in a new interpreter. Messages go through its standard input and output; its standard
-error is stored. When the job dies, its children and their children die as well.
-
-Encode in local processes. If one crashes or hangs, only the task that it worked on gets a transient outcome.
+The child runs a module of fastvid in a new interpreter. Messages (`fastvid.runtime.processes`) go through its standard
+input and output; its standard error is stored. When the job dies, its children and their children die as well. If one
+crashes or hangs, only the task that it worked on gets a transient outcome.
 """
 
 from __future__ import annotations
@@ -28,6 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Final, Protocol
 
@@ -70,18 +68,17 @@ class Engine(Protocol):
 
 ENGINES: Final = {
     "local": "fastvid.sharding.engines.local:LocalEngine",
-    "ray": "fastvid.sharding.engines.ray_engine:RayEngine",
+    "ray": "fastvid.sharding.job.ray_engine:RayEngine",
 }
 """Import strings of the engines by name, so that an engine's dependencies are imported only when it is used."""
 
 
-def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Engine:
-    """Create an engine by name; it starts no process before `run`."""
+def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
+    """Create an engine by name: an `Engine` or a `fastvid.sharding.job.run.ShardEngine`. It starts no process yet."""
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")
-    kind: type[Engine] = getattr(importlib.import_module(module), attribute)
-    return kind(settings, workers, address)
+    return getattr(importlib.import_module(module), attribute)(settings, workers, address)
 
 
 _READ_BYTES: Final = 1 << 20
@@ -314,7 +311,7 @@ class _WorkerProcess:
         self.tasks: dict[int, SourceTask] = {}
         self.current: frozenset[int] = frozenset()
         self.phase, self.allowed, self.since = "start", _START_SECONDS, time.monotonic()
-        self.child.send(settings.to_json())
+        self.child.send(asdict(settings))
 
     @property
     def deadline(self) -> float:
@@ -332,7 +329,7 @@ class _WorkerProcess:
         self.current = frozenset(self.tasks)
         if self.phase != "start":
             self.phase, self.allowed = "wait", _START_SECONDS
-        self.child.send({"tasks": [task.to_json() for task in tasks]})
+        self.child.send({"tasks": [asdict(task) for task in tasks]})
 
     def receive(self) -> Iterator[Outcome]:
         """Process the messages that have arrived; yield the outcomes that are complete."""

@@ -17,7 +17,7 @@ from fastvid.runtime.processes import pack
 from fastvid.sharding.engines.local import Parent
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.index import index_clips, index_member
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import Settings, SourceTask, parse_record
 
 _FETCH_THREADS: Final = "2"
 
@@ -25,7 +25,7 @@ _FETCH_THREADS: Final = "2"
 def main() -> None:
     """Process tasks until the input closes."""
     parent = Parent()
-    settings = Settings.from_json(parent.messages.get())
+    settings = parse_record(parent.messages.get(), Settings, "settings")
     # Threads of the library that fetches sources: by default one per core, and each reserves 64 MiB or more of the
     # address space, which is limited here.
     os.environ.setdefault("TOKIO_WORKER_THREADS", _FETCH_THREADS)
@@ -38,7 +38,7 @@ def main() -> None:
         parent.send(pack({"begins": list(indices)}))
 
     while True:
-        tasks = [SourceTask(**record) for record in parent.messages.get()["tasks"]]
+        tasks = parse_record(parent.messages.get()["tasks"], list[SourceTask], "tasks")
         if tasks[0].indexes:
             (task,) = tasks
             parent.send(index_member(task, settings, report).to_bytes())

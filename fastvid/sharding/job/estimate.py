@@ -12,20 +12,18 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.media.ffmpeg import Limits
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import count, duration, size, things
-from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.job import MAX_SECONDS, check_amounts, choose_settings
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, plan_shards
-from fastvid.sharding.job.run import EncodeShards, Job
+from fastvid.sharding.job.run import EncodeShards, How, Job
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import LocalStorage
@@ -165,19 +163,13 @@ def estimate_job(
     annotations: Sequence[str] | str | None = None,
     columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
-    profile: str | Profile = "compact",
-    streams: Sequence[str] | str = ("rgb",),
-    audio: str = "drop",
-    flow: str = "dis",
-    flow_bound: float | None = None,
+    follow_links: bool = False,
     workers: int | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     max_seconds: float = MAX_SECONDS,
-    max_bad_frames: int | str | None = None,
     seed: int = 0,
-    follow_links: bool = False,
     sampled: int = SAMPLED,
-    limits: Limits | None = None,
+    **encoding: Any,
 ) -> DryRun:
     """Find the sources of a job, encode a random sample of them in a temporary folder, and estimate the whole.
 
@@ -190,6 +182,7 @@ def estimate_job(
         workers: Sources encoded in parallel, and the cores that the estimate is for; by default all.
         seed: Seed of the sample, and of the order in the shards.
         sampled: Maximum number of sources to encode.
+        encoding: ``profile``, ``streams``, ``audio``, ``flow``, ``flow_bound``, ``max_bad_frames`` and ``limits``.
 
     Raises:
         UsageError: If an argument is wrong, or there is nothing to do.
@@ -199,16 +192,7 @@ def estimate_job(
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     if sampled < 1:
         raise UsageError(f"{sampled} videos in the sample", hint="use at least 1")
-    settings = choose_settings(
-        profile,
-        streams=streams,
-        audio=audio,
-        flow=flow,
-        flow_bound=flow_bound,
-        max_seconds=max_seconds,
-        max_bad_frames=max_bad_frames,
-        limits=limits,
-    )
+    settings = choose_settings(max_seconds=max_seconds, **encoding)
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     tried = [source for source in found.sources if source.problem is None]
     if not tried:
@@ -218,9 +202,9 @@ def estimate_job(
     _LOG.info("encoding %d of %d videos", len(sample), len(tried))
     with tempfile.TemporaryDirectory(prefix="fastvid-estimate-") as folder:
         storage, drawn = LocalStorage(folder), SourceList(tuple(sample), found.classes, {})
-        job = Job(storage, EncodeShards(storage, drawn, settings, seed=seed, samples_per_shard=samples_per_shard))
+        work = EncodeShards(storage, drawn, settings, seed=seed, samples_per_shard=samples_per_shard)
         before = children_seconds()
-        parts = job.run(LocalEngine(settings, cores), lambda: None)
+        parts = Job(storage, work, How()).run(LocalEngine(settings, cores))
         spent = children_seconds() - before
     rows = {row["source_id"]: row for part in parts for row in part.rows}
     lengths: defaultdict[str, Fraction] = defaultdict(Fraction)

@@ -1,9 +1,7 @@
 """Indexes the videos of tars that other tools wrote: one shard for each tar, which stays as it is.
 
-Makes datasets of tars that other tools wrote, without changing them; and rebuilds sidecars of any dataset.
-
-Each video is indexed and verified in a worker process (`fastvid.media.prove`); one that cannot be indexed gets a row in
-the ledger. The dataset becomes visible with the last write, as in every job.
+Makes a dataset of such tars, and rebuilds the sidecars of any dataset. Each video is indexed and verified in a worker
+process (`fastvid.media.prove`); one that cannot be indexed gets a row in the ledger.
 """
 
 from __future__ import annotations
@@ -33,28 +31,17 @@ from fastvid.format.schema import (
 from fastvid.format.selection import with_facts
 from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.timing import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
 from fastvid.runtime.values import sha256
-from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.local import Engine, open_engine
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, commit_job, shard_records
-from fastvid.sharding.job.ledger import (
-    PackedSample,
-    Part,
-    Row,
-    ledger_row,
-    problem_row,
-    read_blocked,
-    read_ledger,
-    rows_table,
-)
-from fastvid.sharding.job.lock import lock_folder
-from fastvid.sharding.job.plan import JobPart, digest
-from fastvid.sharding.job.run import Job
+from fastvid.sharding.job.job import JobReport, index_settings, run, shard_records
+from fastvid.sharding.job.ledger import PackedSample, Part, Row, problem_row
+from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.plan import digest
+from fastvid.sharding.job.run import How, Job, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, name_classes, read_tar, sample_keys
 from fastvid.sharding.work.index import unpack_found
@@ -83,38 +70,34 @@ def open_tar(storage: LocalStorage, stem: str, path: str) -> IndexedTar:
         return IndexedTar(stem, path, version, problem=error.message)
 
 
-class IndexShards:
-    """Indexes the videos of tars: a `ShardWork` whose shards are the tars.
+class IndexShards(ShardWork):
+    """Indexes the videos of tars, which are its shards.
 
-    `tars`: the tars; keys are unique among the samples of all. `sources`: the samples of all tars as sources, for
-    the annotations.
+    `tars`: the tars; keys are unique among the samples of all. `chosen`: of those to index, the keys that a dataset
+    lists; None for any.
     """
 
-    suffix = "tar"
-    encoder: Mapping[str, Any] = {}
-    scratch: LocalStorage | None = None
+    profile: Mapping[str, Any] = {"name": FOREIGN}
 
     def __init__(
         self,
         storage: LocalStorage,
         tars: Sequence[IndexedTar],
+        settings: Settings,
         *,
         chosen: Mapping[str, Sequence[str] | None] | None = None,
         classes: Sequence[str] = (),
-        blocked: Collection[str] = (),
     ) -> None:
-        self._storage, self.blocked = storage, blocked
+        self._folder = storage
         self._wanted = dict.fromkeys(tar.stem for tar in tars) if chosen is None else chosen
         keys = sample_keys({tar.stem: tar.samples for tar in tars})
         self._sources: dict[tuple[str, int], Source] = {}
         for tar in tars:
             for sample in tar.samples:
                 self._sources[tar.stem, sample.first] = _source(tar, sample, *keys[tar.stem, sample.first])
-        self.sources = tuple(self._sources.values())
         self._tars = [tar for tar in tars if tar.stem in self._wanted]
-        self.stems = [tar.stem for tar in self._tars]
         # A worker reads the tar, whose folder tells a missing disk from a missing file.
-        self.shards = [
+        shards = [
             [
                 replace(self._sources[tar.stem, sample.first], path=str(storage.path(f"{tar.stem}.tar")))
                 for sample in tar.samples
@@ -122,22 +105,31 @@ class IndexShards:
             ]
             for tar in self._tars
         ]
+        sources = tuple(self._sources.values())
+        super().__init__(storage, SourceList(sources, tuple(classes), {}), settings, shards)
+        self.stems = [tar.stem for tar in self._tars]
         tried = [source for shard in self.shards for source in shard]
-        notes = [(encode_name(s.id), s.key, s.member, s.label, dict(s.columns)) for s in self.sources]
-        self.identity: Mapping[str, Any] = {
+        notes = [(encode_name(s.id), s.key, s.member, s.label, dict(s.columns)) for s in sources]
+        self.identity = {
             "format": ".".join(map(str, FORMAT_VERSION)),
-            "profile": {"name": FOREIGN},
+            "profile": self.profile,
             "tars": {"number": len(tars), "sha256": digest([(tar.stem, tar.version) for tar in tars])},
             "sources": {"number": len(tried), "bytes": sum(source.size for source in tried)},
             "annotations": {"number": len(notes), "sha256": digest([notes, list(classes)])},
         }
 
     def order(self, shard: int) -> Sequence[int]:
+        """See `ShardWork`: as they lie in the tar."""
         return range(len(self.shards[shard]))
 
     def task(self, index: int, source: Source) -> SourceTask:
-        name = encode_name(source.id)
-        return SourceTask(index, name, source.path, source.key, size=source.size, member=source.member, indexes=True)
+        """See `ShardWork`."""
+        return replace(super().task(index, source), indexes=True)
+
+    def committed_identity(self, parts: Sequence[Part]) -> Mapping[str, Any]:
+        """Return what tells the tars, wherever they lie."""
+        records = shard_records(parts, self.profile)
+        return {"tars": [[record.name, record.bytes, record.sha256] for record in records], "profile": FOREIGN}
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """Write the sidecars of a tar; its part has no digest if there is nothing to index."""
@@ -152,7 +144,7 @@ class IndexShards:
         for sample in tar.samples:
             source, problem = self._sources[tar.stem, sample.first], missing_video(sample)
             outcome = next(outcomes) if problem is None else Outcome(-1, reason=problem[0], message=problem[1])
-            row = ledger_row(source, outcome, tar.stem)
+            row = self.row(source, outcome, tar.stem)
             # The video stays unchanged; the blobs of the outcome are its index.
             row["bytes_out"] = source.size if outcome.reason is None else None
             row["warnings"] = [*outcome.warnings, *sample.notes]
@@ -173,9 +165,9 @@ class IndexShards:
         ) -> IndexedSample | None:
             return found.get(members[0].offset)
 
-        view = self._storage.map(f"{tar.stem}.tar")
+        view = self._folder.map(f"{tar.stem}.tar")
         tar_sha256 = sha256(view)
-        samples = index_shard(self._storage, tar.stem, indexer=indexer, tar_sha256=tar_sha256)
+        samples = index_shard(self._folder, tar.stem, indexer=indexer, tar_sha256=tar_sha256)
         faults.reach("ledger")
         return Part(tar.stem, rows, packed, TarDigest(len(view), tar_sha256, len(samples)))
 
@@ -215,29 +207,22 @@ def index_tars(
     out: str | None = None,
     *,
     class_names: Sequence[str] = (),
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
-    part: JobPart | str | None = None,
     limits: Limits | None = None,
+    **how: Any,
 ) -> JobReport:
     """Make a dataset of tars that other tools wrote, as ``fastvid index`` does.
 
     Run again with the same arguments after an interruption, it resumes: finished tars are not indexed again.
-    ``engine``, ``workers``, ``part`` and ``limits`` may differ.
+    ``how`` and ``limits`` may differ.
 
     Args:
         sources: Tars, or folders of tars.
         out: Folder of the dataset: the tars are linked into it as ``data-000000.tar`` and so on. By default the dataset
             is made in the folder of the tars, which keep their names.
         class_names: Names for integer labels.
-        engine: Where to index: "local", or "ray" for all nodes of a Ray cluster, which need the tars at the same paths.
-        ray_address: Address of the cluster's head; by default RAY_ADDRESS, or else a new cluster on this machine.
-        workers: Videos indexed in parallel; by default one per core.
-        part: Index only every N-th tar, from the I-th, as ``I/N``, without committing. Parts may run in parallel, on
-            any machines that share the folder; after they have finished, the same call without `part` indexes the
-            remaining tars and commits the dataset. Every part reads the headers of all tars, because keys are unique
-            among all.
+        how: ``engine``, ``ray_address``, ``workers`` and ``part``, as for `fastvid.shard`. The nodes of a Ray cluster
+            need the tars at the same paths. A part is every N-th tar, from the I-th; every part reads the headers of
+            all tars, because keys are unique among all.
         limits: Limits per video.
 
     Raises:
@@ -248,37 +233,25 @@ def index_tars(
         StorageError: If the folder cannot be written, or a disk does not deliver a tar; run again to resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
-    mine = JobPart.parse(part) if isinstance(part, str) else part
+    chosen, settings = How(**how, command="index"), index_settings(limits)
     paths = find_tars(sources)
     storage = open_storage(out if out is not None else _common_folder(paths))
     if not isinstance(storage, LocalStorage):
         raise UsageError("tars are indexed on a local disk", file=storage.url)
-    with lock_folder(storage, mine) as check:
-        blocked = read_blocked(storage)
-        place = _open_engine(engine, workers, limits, address=ray_address, blocked=blocked)
-        tars = _tars(storage, paths, linked=out is not None)
+    folder = storage
+
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        tars = _tars(folder, paths, linked=out is not None)
         classes, named = name_classes({tar.stem: tar.samples for tar in tars}, class_names)
         tars = [replace(tar, samples=named[tar.stem]) for tar in tars]
-        work = IndexShards(storage, tars, classes=classes, blocked=blocked)
-        job = Job(storage, work, part=mine, command="index")
-        if storage.exists(DATASET_JSON):
-            # Killed after its commit, the job only has to delete its files.
-            if job.staging.job() != job.identity:
-                raise UsageError(
-                    "a dataset exists already", file=storage.url, hint="run `fastvid index` on it alone to rebuild it"
-                )
-            ledger = read_ledger(storage)[0]
-        else:
-            parts = job.run(place, check)
-            if mine is not None:
-                return JobReport(storage.url, rows_table(row for part in parts for row in part.rows), {}, mine)
-            profile = {"name": FOREIGN}
-            shards = [[record.name, record.bytes, record.sha256] for record in shard_records(parts, profile)]
-            identity = {"tars": shards, "profile": FOREIGN}
-            found = SourceList(work.sources, classes, {})
-            ledger = commit_job(storage, identity, found, parts, profile=profile, note="fastvid index")
-        job.end()
-    return JobReport(storage.url, ledger, {})
+        work = IndexShards(folder, tars, replace(settings, blocked=blocked), classes=classes)
+        if folder.exists(DATASET_JSON) and Staging(folder).job() != work.identity:
+            raise UsageError(
+                "a dataset exists already", file=folder.url, hint="run `fastvid index` on it alone to rebuild it"
+            )
+        return work
+
+    return run(storage, chosen, prepare)
 
 
 def rebuild(
@@ -335,11 +308,12 @@ def rebuild(
             if tar.problem and tar.stem in chosen:
                 raise FormatError(tar.problem, shard=tar.stem)
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
-        work = IndexShards(storage, tars, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
+        settings, how = index_settings(limits), How(workers=workers, command="index")
+        work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-            Job(LocalStorage(folder), work, command="index").run(_open_engine("local", workers, limits), lambda: None)
+            Job(LocalStorage(folder), work, how).run(how.open_engine(settings))
     if is_old:
         upgrade_records(storage, head)
     _add_facts(storage)
@@ -368,14 +342,6 @@ def _check_tar(storage: Storage, record: ShardRecord) -> None:
             shard=record.name,
             hint="restore the tar from a copy of the dataset",
         )
-
-
-def _open_engine(
-    name: str, workers: int | None, limits: Limits | None, *, address: str | None = None, blocked: tuple[str, ...] = ()
-) -> Engine:
-    # The profile is irrelevant, because nothing is encoded.
-    settings = Settings(get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS, blocked=blocked)
-    return open_engine(name, settings, workers=workers, address=address)
 
 
 def _tars(storage: LocalStorage, paths: Sequence[str], *, linked: bool) -> list[IndexedTar]:

@@ -1,9 +1,8 @@
-"""Commits a finished job: writes the ledger, the annotations and the first generation.
-
-The sharding job: makes a dataset from a folder of raw videos; if killed at any moment, it resumes when run again.
+"""The sharding job: makes a dataset of raw videos; if killed at any moment, it resumes when run again.
 
 Every source gets one ledger row. The output is a function of the sources, the profile and the encoder build; the number
-of workers, the order in which they finish and interruptions do not change it.
+of workers, the order in which they finish and interruptions do not change it. `run` is the way of all jobs that make a
+dataset, of whatever work: encode, index, or take over a LeRobot dataset.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,12 +22,12 @@ from fastvid.format.annotations import annotation_table
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.index_video import Proof
 from fastvid.media.timing import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
-from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.job.ledger import (
     Part,
     block,
@@ -42,7 +41,7 @@ from fastvid.sharding.job.ledger import (
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest
 from fastvid.sharding.job.restore import annotation_row
-from fastvid.sharding.job.run import EncodeShards, Job
+from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.tasks import Settings
@@ -52,78 +51,13 @@ from fastvid.storage import Storage, open_storage
 _ID_DIGITS = 32
 
 
-def commit_job(
-    storage: Storage,
-    identity: Mapping[str, Any],
-    found: SourceList,
-    parts: Sequence[Part],
-    *,
-    profile: Mapping[str, Any],
-    streams: Sequence[str] = ("rgb",),
-    extras: Mapping[str, Any] | None = None,
-    note: str,
-    drop_duplicates: bool = False,
-) -> pa.Table:
-    """Write the ledger, commit the first generation, and return the ledger.
-
-    `extras`: what else the generation says of its samples, such as how flow and sound were made. `drop_duplicates`:
-    whether to hide samples of sources with the same bytes as an earlier one.
-    """
-    rows = [row for part in parts for row in part.rows]
-    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
-    rows, hidden = settle_rows(rows, read_blocked(storage), drop_duplicates=drop_duplicates)
-    ledger = write_ledger(storage, rows, identity)
-    shards = shard_records(parts, profile)
-    if not shards:
-        reasons = Counter(ledger["reason"].to_pylist()).most_common()
-        raise JobError(
-            f"none of {ledger.num_rows} sources could be packed: "
-            + ", ".join(f"{count} {reason}" for reason, count in reasons),
-            file=storage.url,
-            hint=f"see {LEDGER} for the reason of each",
-        )
-    labels = {name: number for number, name in enumerate(found.classes)}
-    generation = Generation(1, shards, tuple(streams), found.classes, note=note, extras=extras or {})
-    table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
-    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
-    return ledger
-
-
-def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
-    """Return annotations in which all samples of some sources, given by their ids, are removed."""
-    named = pc.is_in(annotations["source_id"], value_set=pa.array(sorted(sources), pa.string()))
-    return hide_rows(annotations, named) if sources else annotations
-
-
-def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
-    """Return annotations in which some rows, given as a boolean for each, are removed in addition to those that are."""
-    index = annotations.column_names.index("removed")
-    removed = pc.or_(annotations["removed"], rows)
-    return annotations.set_column(index, annotations.schema.field(index), removed)
-
-
-def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
-    """Return the shard records of a generation, for all parts that have a shard."""
-    return tuple(
-        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder, part.signals)
-        for part in parts
-        if (tar := part.digest) is not None
-    )
-
-
-def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one row of annotations for each sample of the parts, in order."""
-    sources = {encode_name(source.id): source for source in found.sources}
-    return [annotation_row(sample, sources[sample.source_id], labels) for part in parts for sample in part.samples]
-
-
 _LOG = logging.getLogger(__name__)
 
 MAX_SECONDS: Final = 600.0
 """Longer videos are split into parts."""
 
-# Longer than any sample, in seconds.
-_UNDIVIDED: Final = 1e9
+UNDIVIDED: Final = 1e9
+"""Longer than any sample, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +90,85 @@ class JobReport:
     def rejected(self) -> Mapping[Reason, int]:
         """Number of rejected sources, by reason."""
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
+
+
+def run(storage: Storage, how: How, prepare: Callable[[tuple[str, ...]], ShardWork]) -> JobReport:
+    """Make a dataset in a folder: lock it, process what is missing, and commit unless only a part is made.
+
+    `prepare` returns the work, given the SHA-256 of the blocked sources; it is called while the folder is locked.
+    """
+    with lock_folder(storage, how.mine) as check:
+        work = prepare(read_blocked(storage))
+        job = Job(storage, work, how)
+        if storage.exists(DATASET_JSON):
+            # A job that was killed after its commit only has to delete its files.
+            is_own = job.staging.job() == work.identity
+            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
+        else:
+            parts = job.run(how.open_engine(work.settings, work.workers), check)
+            if how.mine is not None:
+                return part_report(storage, work, parts, how)
+            ledger = commit_job(work, parts, how.command)
+        job.end()
+    return JobReport(storage.url, ledger, work.found.ignored)
+
+
+def part_report(storage: Storage, work: ShardWork, parts: Sequence[Part], how: How) -> JobReport:
+    """Return the report of a part of a job."""
+    rows = rows_table(row for part in parts for row in part.rows)
+    return JobReport(storage.url, rows, work.found.ignored, how.mine)
+
+
+def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table:
+    """Write the ledger, commit the first generation, and return the ledger."""
+    storage, found, identity = work.storage, work.found, work.committed_identity(parts)
+    rows = [row for part in parts for row in part.rows]
+    rows += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    rows, hidden = settle_rows(rows, read_blocked(storage), drop_duplicates=work.drop_duplicates)
+    ledger = write_ledger(storage, rows, identity)
+    shards = shard_records(parts, work.profile)
+    if not shards:
+        reasons = Counter(ledger["reason"].to_pylist()).most_common()
+        raise JobError(
+            f"none of {ledger.num_rows} sources could be packed: "
+            + ", ".join(f"{count} {reason}" for reason, count in reasons),
+            file=storage.url,
+            hint=f"see {LEDGER} for the reason of each",
+        )
+    labels = {name: number for number, name in enumerate(found.classes)}
+    note = f"fastvid {command}"
+    generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
+    table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
+    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
+    return ledger
+
+
+def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
+    """Return annotations in which all samples of some sources, given by their ids, are removed."""
+    named = pc.is_in(annotations["source_id"], value_set=pa.array(sorted(sources), pa.string()))
+    return hide_rows(annotations, named) if sources else annotations
+
+
+def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
+    """Return annotations in which some rows, given as a boolean for each, are removed in addition to those that are."""
+    index = annotations.column_names.index("removed")
+    removed = pc.or_(annotations["removed"], rows)
+    return annotations.set_column(index, annotations.schema.field(index), removed)
+
+
+def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
+    """Return the shard records of a generation, for all parts that have a shard."""
+    return tuple(
+        ShardRecord(part.stem, tar.bytes, tar.sha256, tar.samples, profile, part.encoder, part.signals)
+        for part in parts
+        if (tar := part.digest) is not None
+    )
+
+
+def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return one row of annotations for each sample of the parts, in order."""
+    sources = {encode_name(source.id): source for source in found.sources}
+    return [annotation_row(sample, sources[sample.source_id], labels) for part in parts for sample in part.samples]
 
 
 def run_job(
@@ -241,7 +254,7 @@ def run_job(
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
     check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
-    mine = JobPart.parse(part) if isinstance(part, str) else part
+    how = How(engine, ray_address, workers, part, reject_unreadable, allow_encoder_change, command)
     settings = choose_settings(
         profile,
         streams=streams,
@@ -252,54 +265,34 @@ def run_job(
         max_bad_frames=max_bad_frames,
         limits=limits,
     )
-    open_engine(engine, settings, workers=workers, address=ray_address)  # a wrong one is told before sources are listed
+    how.open_engine(settings)  # a wrong one is told before sources are listed
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     storage = open_storage(out)
-    with lock_folder(storage, mine) as check:
-        settings = replace(settings, blocked=read_blocked(storage))
-        work = EncodeShards(
+
+    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+        return EncodeShards(
             storage,
             found,
-            settings,
+            replace(settings, blocked=blocked),
             seed=seed,
             samples_per_shard=samples_per_shard,
             scratch=scratch,
             drop_duplicates=drop_duplicates,
         )
-        job = Job(storage, work, part=mine, reject_unreadable=reject_unreadable, command=command)
-        if storage.exists(DATASET_JSON):
-            ledger = finished_ledger(storage, job.identity)
-        else:
-            place = open_engine(engine, settings, workers=workers, address=ray_address)
-            parts = job.run(place, check, allow_encoder_change=allow_encoder_change)
-            if mine is not None:
-                rows = rows_table(row for part in parts for row in part.rows)
-                return JobReport(storage.url, rows, found.ignored, mine)
-            ledger = commit_job(
-                storage,
-                job.identity,
-                found,
-                parts,
-                profile=job.identity["profile"],
-                streams=settings.streams.video,
-                extras=settings.streams.to_json(),
-                note=f"fastvid {command}",
-                drop_duplicates=drop_duplicates,
-            )
-        job.end()
-    return JobReport(storage.url, ledger, found.ignored)
+
+    return run(storage, how, prepare)
 
 
 def choose_settings(
-    profile: str | Profile,
+    profile: str | Profile = "compact",
     *,
-    streams: Sequence[str] | str,
-    audio: str,
-    flow: str,
-    flow_bound: float | None,
-    max_seconds: float,
-    max_bad_frames: int | str | None,
-    limits: Limits | None,
+    streams: Sequence[str] | str = ("rgb",),
+    audio: str = "drop",
+    flow: str = "dis",
+    flow_bound: float | None = None,
+    max_seconds: float = MAX_SECONDS,
+    max_bad_frames: int | str | None = None,
+    limits: Limits | None = None,
 ) -> Settings:
     """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`."""
     chosen = get_profile(profile) if isinstance(profile, str) else profile
@@ -315,36 +308,35 @@ def choose_settings(
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
+def index_settings(limits: Limits | None, *, proof: str | None = None) -> Settings:
+    """Return the settings of a job that indexes videos."""
+    if proof is not None and proof not in list(Proof):
+        raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
+    # The profile is irrelevant, because nothing is encoded.
+    chosen = None if proof is None else Proof(proof)
+    return Settings(get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen)
+
+
 def transcode_dataset(
     dataset: str | os.PathLike[str],
     out: str | os.PathLike[str],
     *,
-    profile: str | Profile = "compact",
-    streams: Sequence[str] | str = ("rgb",),
     audio: str | None = None,
-    flow: str = "dis",
-    flow_bound: float | None = None,
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
     samples_per_shard: int | None = None,
-    seed: int = 0,
-    allow_encoder_change: bool = False,
-    part: JobPart | str | None = None,
-    scratch: str | os.PathLike[str] | None = None,
-    limits: Limits | None = None,
+    **options: Any,
 ) -> JobReport:
     """Encode the samples of a dataset again, as ``fastvid transcode`` does.
 
     Keys, labels, all classes, captions, splits, parents and other columns are kept; samples are never divided, and
-    removed ones are left out. Videos lose quality each time they are encoded. Arguments that are not listed are those
-    of `run_job`.
+    removed ones are left out. Videos lose quality each time they are encoded.
 
     Args:
         dataset: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
         out: Folder of the new one.
         audio: "copy" keeps the sound as it is, "drop" omits it; None keeps it if the dataset has sound.
         samples_per_shard: Maximum number of samples in a shard; by default that of the dataset's shards.
+        options: Other arguments of `run_job`: ``profile``, ``streams``, ``flow``, ``flow_bound``, ``engine``,
+            ``ray_address``, ``workers``, ``seed``, ``allow_encoder_change``, ``part``, ``scratch`` and ``limits``.
 
     Raises:
         UsageError: If an argument is wrong; otherwise as `run_job`.
@@ -357,26 +349,15 @@ def transcode_dataset(
     return run_job(
         [dataset],
         out,
-        profile=profile,
-        streams=streams,
         audio=audio or ("copy" if "audio" in generation.extras else "drop"),
-        flow=flow,
-        flow_bound=flow_bound,
-        engine=engine,
-        ray_address=ray_address,
-        workers=workers,
         samples_per_shard=samples_per_shard or max(shard.samples for shard in generation.shards),
-        max_seconds=_UNDIVIDED,
-        seed=seed,
-        allow_encoder_change=allow_encoder_change,
-        part=part,
-        scratch=scratch,
+        max_seconds=UNDIVIDED,
         command="transcode",
-        limits=limits,
+        **options,
     )
 
 
-def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float) -> None:
+def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: float = MAX_SECONDS) -> None:
     """Raise a UsageError unless all are positive."""
     if samples_per_shard < 1 or max_seconds <= 0 or (workers is not None and workers < 1):
         raise UsageError(

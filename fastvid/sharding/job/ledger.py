@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import asdict, dataclass, field, replace
+from typing import Annotated, Any, Final, Literal
 
+import msgspec
 import pyarrow as pa
 
 from fastvid.errors import ConflictError, FormatError, UsageError
@@ -259,9 +260,19 @@ def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
         raise FormatError(f"cannot parse the ledger: {error}", file=name) from error
 
 
-_FORMAT: Final = "fastvid-blocked"
-_VERSION: Final = 1
-_SHA256: Final = re.compile(r"[0-9a-f]{64}")
+_Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocked:
+    format: Literal["fastvid-blocked"] = "fastvid-blocked"
+    version: Literal[1] = 1
+    revision: int = 0
+    sha256: tuple[_Hash, ...] = ()
+
+
+def _to_bytes(record: Mapping[str, Any]) -> bytes:
+    return (json.dumps(record, indent=1) + "\n").encode()
 
 
 def read_blocked(storage: Storage) -> tuple[str, ...]:
@@ -270,7 +281,7 @@ def read_blocked(storage: Storage) -> tuple[str, ...]:
     Raises:
         FormatError: If the list is damaged: a job must not take that for an empty list.
     """
-    return _parse_blocked(storage.read(BLOCKED), storage) if storage.exists(BLOCKED) else ()
+    return _parse_blocked(storage.read(BLOCKED), storage).sha256 if storage.exists(BLOCKED) else ()
 
 
 def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
@@ -287,36 +298,27 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
     check_hashes(new)
     for _ in range(_ATTEMPTS):
         old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
-        before = () if old is None else _parse_blocked(old, storage)
-        after = tuple(sorted(new.union(before)))
-        if after == before:
-            return after
-        revision = 1 if old is None else json.loads(old)["revision"] + 1
-        record = {"format": _FORMAT, "version": _VERSION, "revision": revision, "sha256": after}
-        if storage.swap(BLOCKED, (json.dumps(record, indent=1) + "\n").encode(), old):
-            return after
+        before = _Blocked() if old is None else _parse_blocked(old, storage)
+        after = replace(before, revision=before.revision + 1, sha256=tuple(sorted(new.union(before.sha256))))
+        if after.sha256 == before.sha256 or storage.swap(BLOCKED, _to_bytes(asdict(after)), old):
+            return after.sha256
     raise ConflictError("the block list kept being changed by others", file=storage.url, hint="run the command again")
 
 
 def check_hashes(hashes: Iterable[str]) -> None:
     """Raise a UsageError unless all are SHA-256 in lowercase hex."""
     for text in hashes:
-        if not _SHA256.fullmatch(text):
+        if not re.fullmatch("[0-9a-f]{64}", text):
             raise UsageError(f"{text!r} is not a SHA-256", hint="write 64 hex digits, as `sha256sum FILE` prints them")
 
 
-def _parse_blocked(data: bytes, storage: Storage) -> tuple[str, ...]:
+def _parse_blocked(data: bytes, storage: Storage) -> _Blocked:
     try:
-        record = json.loads(data)
-        hashes = record["sha256"]
-        if record["format"] != _FORMAT or record["version"] != _VERSION or type(record["revision"]) is not int:
-            raise ValueError(f"not version {_VERSION} of {_FORMAT}")
-        if not all(_SHA256.fullmatch(text) for text in hashes):
-            raise ValueError("an entry is not a SHA-256")
-        return tuple(sorted(hashes))
-    except (ValueError, LookupError, TypeError) as error:
+        record = msgspec.json.decode(data, type=_Blocked)
+    except msgspec.MsgspecError as error:
         raise FormatError(
             f"the block list is damaged: {error}",
             file=f"{storage.url}/{BLOCKED}",
             hint="restore the file from a copy of the dataset; without it sources that were taken down could return",
         ) from error
+    return replace(record, sha256=tuple(sorted(record.sha256)))

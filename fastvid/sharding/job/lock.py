@@ -332,7 +332,7 @@ class Heartbeat:
 
 def utc_now() -> str:
     """Return the time in UTC to the second, as ISO 8601; the true one, by which others judge whether the process lives,
-    unlike `fastvid.format.schema.now`."""
+    unlike `fastvid.format.reason.now`."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

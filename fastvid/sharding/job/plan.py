@@ -24,25 +24,31 @@ from fastvid.sharding.work.tasks import Settings
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
-    """Return everything that determines a job's output, under names that error messages quote."""
+    """Return everything that determines the output of a job that encodes, under names that error messages quote."""
     tried = [source for source in found.sources if source.problem is None]
     files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *([s.tag] if s.tag else [])) for s in tried]
-    streams = settings.streams.to_json()
-    damaged = settings.max_bad_frames
+    optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
+    return {
+        **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
+        "profile": settings.profile.to_json(),
+        "encoder": settings.build.identity(),
+        "max_seconds": settings.max_seconds,
+        **{name: value for name, value in optional.items() if value is not None},
+    }
+
+
+def list_identity(
+    found: SourceList, files: Sequence[tuple[object, ...]], *, seed: int, samples_per_shard: int
+) -> dict[str, Any]:
+    """Return the part of an identity that says what the sources are, and which shard has which."""
+    size = sum(source.size for source in found.sources if source.problem is None)
     notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
-    return (
-        {
-            "format": ".".join(map(str, FORMAT_VERSION)),
-            "profile": settings.profile.to_json(),
-            "encoder": settings.build.identity(),
-            "sources": {"number": len(tried), "bytes": sum(s.size for s in tried), "sha256": digest(files)},
-            "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
-            "order": {"seed": seed, "samples_per_shard": samples_per_shard},
-            "max_seconds": settings.max_seconds,
-        }
-        | ({"streams": streams} if streams else {})
-        | ({} if damaged is None else {"max_bad_frames": damaged})
-    )
+    return {
+        "format": ".".join(map(str, FORMAT_VERSION)),
+        "sources": {"number": len(files), "bytes": size, "sha256": digest(files)},
+        "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
+        "order": {"seed": seed, "samples_per_shard": samples_per_shard},
+    }
 
 
 def digest(value: Any) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -21,9 +21,7 @@ import pyarrow.compute as pc
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
-from fastvid.media.timing import Reason
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import is_remote
 
@@ -314,31 +312,6 @@ def episode_shards(dataset: LeRobotDataset, found: SourceList, per_shard: int) -
     """Return the sources of each shard: whole episodes, in order, at most `per_shard`."""
     step = per_shard * len(dataset.cameras)
     return [list(found.sources[first : first + step]) for first in range(0, len(found.sources), step)]
-
-
-def in_file_order(sources: Sequence[Source]) -> list[int]:
-    """Return the positions of sources so that the episodes of a file follow each other: it is opened once."""
-    return sorted(range(len(sources)), key=lambda slot: (sources[slot].path, sources[slot].frames or (0, 0)))
-
-
-def joined(
-    sources: Sequence[Source], outcomes: Iterator[Outcome], cameras: int
-) -> Iterator[list[tuple[Source, Outcome]]]:
-    """Yield the cameras of each episode with their outcomes; if one is rejected, so are the others."""
-    pairs = zip(sources, outcomes, strict=True)
-    while views := [pair for _, pair in zip(range(cameras), pairs, strict=False)]:
-        bad = next((outcome for _, outcome in views if outcome.reason is not None), None)
-        if bad is not None:
-            views = [(source, _rejected(outcome, bad)) for source, outcome in views]
-        yield views
-
-
-def _rejected(outcome: Outcome, bad: Outcome) -> Outcome:
-    if outcome.reason is not None:
-        return outcome
-    # Which bytes are blocked is nobody else's business.
-    reason = Reason.DAMAGED if bad.reason is Reason.BLOCKED else bad.reason
-    return replace(outcome, samples=(), reason=reason, message=f"another camera of its episode: {bad.message}")
 
 
 def kept_episodes(dataset: LeRobotDataset, keys: Sequence[str]) -> list[Episode]:

@@ -381,8 +381,7 @@ def describe(summary: Summary) -> dict[str, str]:
             read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
             found[""] = f"bytes per clip, colour, codec and packets are those of {read}"
     if flow := extras.get("flow"):
-        how = f"{flow['method']} by OpenCV {flow['opencv']}"
-        found["flow"] = f"{how}, up to {flow['bound']:g} pixels per frame"
+        found["flow"] = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
     if "audio" in extras:
         found["audio"] = {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")
     return found

@@ -18,7 +18,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import IO, Any, Final
+from typing import IO, Any, Final, TypeVar
+
+import msgspec
 
 from fastvid.errors import FastvidError, FormatError, SourceError, StorageError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, no_space, temporary_file
@@ -32,6 +34,16 @@ from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.storage import RemoteOptions
 from fastvid.storage.protocol import Version
 from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
+
+Record = TypeVar("Record")
+
+
+def parse_record(value: object, kind: type[Record], what: str) -> Record:
+    """Return plain data as a dataclass. A FormatError says which field of `what` has not its declared type."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"{what} does not parse: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +70,6 @@ class Settings:
                     hint="remove max_bad_frames, or use --profile compact",
                 )
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Settings:
-        """From `to_json`'s result."""
-        build = dict(record["build"])
-        build["encoders"] = tuple(build["encoders"])
-        return cls(
-            Profile(**record["profile"]),
-            FfmpegBuild(**build),
-            Limits(**record["limits"]),
-            record["max_seconds"],
-            Streams.from_json(record["streams"]),
-            tuple(record["blocked"]),
-            record["max_bad_frames"],
-            None if record["proof"] is None else Proof(record["proof"]),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class SourceTask:
@@ -101,10 +93,6 @@ class SourceTask:
     frames: tuple[int, int] | None = None
     copies: bool = False
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True, slots=True)
 class EncodedSample:
@@ -118,6 +106,13 @@ class EncodedSample:
     def num_frames(self) -> int:
         """Frames of its first video stream."""
         return int(self.meta["num_frames"])
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSample:
+    key: str
+    meta: dict[str, Any]
+    streams: dict[str, int]  # bytes of each stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,24 +132,15 @@ class Outcome:
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
         blobs = [data for sample in self.samples for data in sample.streams.values()]
-        header = {
-            "index": self.index,
-            "reason": self.reason,
-            "message": self.message,
-            "transient": self.transient,
-            "seconds": self.seconds,
-            "warnings": list(self.warnings),
-            "bytes_in": self.bytes_in,
-            "source_sha256": self.source_sha256,
-            "samples": [
-                {
-                    "key": sample.key,
-                    "meta": dict(sample.meta),
-                    "streams": {name: len(data) for name, data in sample.streams.items()},
-                }
-                for sample in self.samples
-            ],
-        }
+        samples = [
+            {
+                "key": sample.key,
+                "meta": dict(sample.meta),
+                "streams": {name: len(data) for name, data in sample.streams.items()},
+            }
+            for sample in self.samples
+        ]
+        header = asdict(replace(self, samples=())) | {"samples": samples}
         return pack(header, *blobs)
 
     @classmethod
@@ -165,29 +151,18 @@ class Outcome:
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
         """The outcome of an unpacked piece."""
-        try:
-            samples, position = [], 0
-            for record in header["samples"]:
-                streams = {}
-                for name, size in record["streams"].items():
-                    streams[name] = bytes(blobs[position : position + size])
-                    position += size
-                samples.append(EncodedSample(record["key"], record["meta"], streams))
-            if position != len(blobs):
-                raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
-            return cls(
-                index=int(header["index"]),
-                samples=tuple(samples),
-                reason=None if header["reason"] is None else Reason(header["reason"]),
-                message=str(header["message"]),
-                transient=bool(header["transient"]),
-                seconds=float(header["seconds"]),
-                warnings=tuple(header["warnings"]),
-                bytes_in=int(header["bytes_in"]),
-                source_sha256=str(header["source_sha256"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise FormatError(f"an outcome does not parse: {error!r}") from error
+        stored = parse_record(header.get("samples"), list[_StoredSample], "an outcome")
+        outcome = parse_record({**header, "samples": ()}, cls, "an outcome")
+        samples, position = [], 0
+        for sample in stored:
+            streams = {}
+            for name, size in sample.streams.items():
+                streams[name] = bytes(blobs[position : position + size])
+                position += size
+            samples.append(EncodedSample(sample.key, sample.meta, streams))
+        if position != len(blobs):
+            raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
+        return replace(outcome, samples=tuple(samples))
 
 
 Report = Callable[[str, float], None]

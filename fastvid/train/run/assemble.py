@@ -37,8 +37,8 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
 from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
-from fastvid.load.memory import upload
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.models import zoo
@@ -421,7 +421,6 @@ def check_streams(config: Config, model: nn.Module) -> None:
             f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
             hint=f"set data.streams={','.join(streams)}",
         )
-    config.task.check_streams(streams)
     stack = getattr(model, "flow_stack", data.flow_stack)
     if stack != data.flow_stack:
         raise UsageError(

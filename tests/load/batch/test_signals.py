@@ -9,8 +9,8 @@ import torch
 
 import fastvid
 from fastvid.errors import FormatError, UsageError
+from fastvid.format import annotations as signals_module
 from fastvid.format.annotations import SIGNALS, signals_file, write_signals
-from fastvid.format.annotations import signals as signals_module
 from fastvid.format.dataset import change
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fastvid.errors import UsageError
-from tests.datasets import REPOSITORY
+from tests import forks
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 
@@ -96,16 +94,8 @@ def test_a_schedule_made_of_the_length_of_a_resumed_loader_is_that_of_the_whole_
 def ranks(tmp_path_factory):
     """Run the scenarios of `tests/load/loops/trainer_ranks.py` in two processes; return what each rank saw."""
     out = tmp_path_factory.mktemp("ranks")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [*command, "-m", "tests.load.loops.trainer_ranks", str(out)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    done = forks.ranks(2, "tests.load.loops.trainer_ranks", out)
+    assert [rank.returncode for rank in done] == [0, 0], done
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
 

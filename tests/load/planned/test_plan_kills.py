@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
-from tests.datasets import REPOSITORY
+import pytest
 
-KILLS = 5  # of each plan
+from tests import forks
 
 
-def test_killed_worlds_of_other_sizes_deliver_each_row_once():
-    command = [sys.executable, "-m", "tests.load.planned.kills", str(KILLS), "11"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
-    done = subprocess.run(command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, timeout=560, check=True)
+@pytest.mark.parametrize("kills", [1, pytest.param(5, marks=pytest.mark.soak)])
+def test_killed_worlds_of_other_sizes_deliver_each_row_once(kills):
+    done = forks.run("tests.load.planned.kills", kills, 11, FASTVID_LOG="WARNING")
+    assert done.returncode == 0, done.stderr
     for found in json.loads(done.stdout).values():
         assert found["each_once"]
-        assert found["kills"] >= KILLS
+        assert found["kills"] >= kills
         assert all(found["same"])
         assert found["control_differs"]

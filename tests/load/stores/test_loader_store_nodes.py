@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from tests.datasets import REPOSITORY, make_clip, pack
+from tests import forks
+from tests.datasets import make_clip, pack
 from tests.load.stores import store_ranks
 from tests.storage.faulty import FaultyServer
 
@@ -35,21 +33,10 @@ def test_each_byte_leaves_the_store_once_an_epoch_and_no_refusal_is_seen(local, 
         ranks = []
         for rank in range(WORLD):
             node = tmp_path / f"node{rank * NODES // WORLD}"
-            environment = os.environ | {
-                "FASTVID_CACHE": str(node), "FASTVID_CACHE_VIDEO": "1G", "OMP_NUM_THREADS": "1",
-            }  # fmt: skip
-            command = [
-                sys.executable,
-                "-m",
-                "tests.load.stores.store_ranks",
-                server.url,
-                str(rank),
-                str(WORLD),
-                str(EPOCHS),
-            ]
-            command.append(str(tmp_path / f"{rank}"))
-            ranks.append(subprocess.Popen(command, cwd=REPOSITORY, env=environment, stderr=subprocess.PIPE, text=True))
-        errors = [rank.communicate(timeout=500)[1] for rank in ranks]
+            cache = {"FASTVID_CACHE": str(node), "FASTVID_CACHE_VIDEO": "1G"}
+            arguments = (server.url, rank, WORLD, EPOCHS, tmp_path / f"{rank}")
+            ranks.append(forks.Command("tests.load.stores.store_ranks", *arguments, **cache))
+        errors = [rank.communicate(500.0)[1] for rank in ranks]
         assert [rank.returncode for rank in ranks] == [0] * WORLD, errors
         log = server.gets()
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(WORLD)]

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
@@ -23,7 +21,8 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.datasets import REPOSITORY, make_clip
+from tests import forks
+from tests.datasets import make_clip
 from tests.sharding.shardtools import other_build
 
 
@@ -191,16 +190,11 @@ def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_
     version = find_ffmpeg().version
 
     def run(*options, **variables):
-        arguments = ["add", store.url, str(place / "videos"), "--workers", "1", "--samples-per-shard", "1", *options]
-        done = subprocess.run(
-            [sys.executable, "-m", "fastvid", *arguments],
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **variables},
-            capture_output=True,
-            text=True,
-        )
+        arguments = ["add", store.url, place / "videos", "--workers", "1", "--samples-per-shard", "1", *options]
+        done = forks.fastvid(*arguments, **variables)
         return done.returncode, done.stderr
 
-    assert run(FASTVID_FAULT="ledger:2")[0] == -9
+    assert run(fault="ledger:2")[0] == -9
     other = other_build(tmp_path / "ffmpeg")
     code, said = run("--allow-encoder-change", "--seed", "1", FASTVID_FFMPEG=other)
     assert code == 1
@@ -225,10 +219,8 @@ def test_addition_killed_anywhere_resumes(place, tmp_path):
     (place / "videos/fly/text.mp4").write_text("no video")
 
     def run(folder, fault):
-        variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault}
-        arguments = ["add", str(folder), str(place / "videos"), "--workers", "1", "--samples-per-shard", "2"]
-        done = subprocess.run([sys.executable, "-m", "fastvid", *arguments], env=variables, capture_output=True)
-        return done.returncode
+        arguments = ["add", folder, place / "videos", "--workers", "1", "--samples-per-shard", "2"]
+        return forks.fastvid(*arguments, fault=fault).returncode
 
     def copy(name):
         shutil.copytree(place / "data", tmp_path / name)

@@ -22,6 +22,7 @@ from fastvid.sharding.change.edit import match_annotations, read_labels, relabel
 from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
+from tests import forks
 from tests.datasets import make_clip, pack, recommit
 
 
@@ -461,8 +462,7 @@ def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, 
         return made
 
     def run(made, fault):
-        environment = {"FASTVID_FAULT": fault, "PATH": "/usr/bin:/bin", "SOURCE_DATE_EPOCH": "1700000000"}
-        return subprocess.run([sys.executable, "-c", code, made.url], env=environment, check=False).returncode
+        return forks.run("-c", code, made.url, FASTVID_FAULT=fault).returncode
 
     whole = make(tmp_path / "whole")
     old = keys(whole)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,14 +11,13 @@ import webdataset
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError
-from fastvid.runtime import faults
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS, export_samples
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.storage import LocalStorage, open_storage
+from tests import forks
 from tests.datasets import make_clip, pack
-from tests.sharding.shardtools import REPOSITORY
 
 # webdataset leaves its files to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed file", "ignore::pytest.PytestUnraisableExceptionWarning")
@@ -141,15 +137,14 @@ def files(storage):
 @pytest.mark.parametrize("to", [layout for layout in LAYOUTS if layout != "lerobot"])
 def test_a_killed_export_is_completed_by_the_same_command(to, store, tmp_path):
     export_samples(store.url, str(tmp_path / "whole"), to=to)
-    words = [sys.executable, "-m", "fastvid", "export", store.url, "--to", to, "--out", str(tmp_path / "out")]
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    words = ["export", store.url, "--to", to, "--out", tmp_path / "out"]
     for point in ("export:1", "export:3"):
-        killed = subprocess.run(words, env=variables | {faults.VARIABLE: point}, capture_output=True, check=False)
+        killed = forks.fastvid(*words, fault=point)
         assert killed.returncode == -9, killed.stderr
         assert not (tmp_path / "out" / "export.json").exists()
     with pytest.raises(UsageError, match="choose an empty folder"):
         export_samples(store.url, str(tmp_path / "out"), to=to, split="val")
-    assert subprocess.run(words, env=variables, capture_output=True, check=False).returncode == 0
+    assert forks.fastvid(*words).returncode == 0
     assert files(LocalStorage(tmp_path / "out")) == files(LocalStorage(tmp_path / "whole"))
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -37,7 +34,8 @@ from fastvid.sharding.page.summary import summarize
 from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, open_storage
-from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make
+from tests import forks
+from tests.sharding.shardtools import ffmpeg, ledger, make
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 SECRET, COPY = "walk/secret_person.mp4", "jump/hidden_twin.mp4"
@@ -141,13 +139,6 @@ def copied(url, folder):
     for name in source.list():
         target.write(name, source.read(name))
     return folder
-
-
-def fastvid(*arguments, fault=""):
-    """The command in a process of its own."""
-    variables = {**os.environ, "PYTHONPATH": str(REPOSITORY), "SOURCE_DATE_EPOCH": "1700000000", "FASTVID_FAULT": fault}
-    command = [sys.executable, "-m", "fastvid", *map(str, arguments)]
-    return subprocess.run(command, env=variables, capture_output=True, text=True)
 
 
 def clean(url):
@@ -269,7 +260,7 @@ class TestTakedown:
         }
 
         def run(folder, name, fault=""):
-            return fastvid(*(folder if word == "DIR" else word for word in steps[name]), fault=fault)
+            return forks.fastvid(*(folder if word == "DIR" else word for word in steps[name]), fault=fault)
 
         def state(folder):
             tables = {path.name: pq.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
@@ -459,18 +450,18 @@ class TestDuplicates:
             rows = [row for row in ledger(folder) if row.pop("seconds", None) is None]
             return rows, Dataset(str(folder)).annotations, {p.name: p.read_bytes() for p in folder.glob("*.tar")}
 
-        assert fastvid(*words, "--out", tmp_path / "whole").returncode == 0
+        assert forks.fastvid(*words, "--out", tmp_path / "whole").returncode == 0
         whole = contents(tmp_path / "whole")
         assert {row["source_id"] for row in whole[0] if row["status"] == "removed"} == {SECRET}
         keys = Dataset(str(tmp_path / "whole")).keys.to_pylist()
         assert len([key for key in keys if "twin" in key]) == 3
         assert not [key for key in keys if "secret" in key]
         for part in (1, 0):
-            assert fastvid(*words, "--out", tmp_path / "parts", "--part", f"{part}/2").returncode == 0
-        assert fastvid(*words, "--out", tmp_path / "parts").returncode == 0
+            assert forks.fastvid(*words, "--out", tmp_path / "parts", "--part", f"{part}/2").returncode == 0
+        assert forks.fastvid(*words, "--out", tmp_path / "parts").returncode == 0
         for fault in ("encode:3", "manifest"):
-            assert fastvid(*words, "--out", tmp_path / "killed", fault=fault).returncode == -9
-        assert fastvid(*words, "--out", tmp_path / "killed").returncode == 0
+            assert forks.fastvid(*words, "--out", tmp_path / "killed", fault=fault).returncode == -9
+        assert forks.fastvid(*words, "--out", tmp_path / "killed").returncode == 0
         for name in ("parts", "killed"):
             rows, annotations, tars = contents(tmp_path / name)
             assert (rows, tars) == (whole[0], whole[2]), name

@@ -31,8 +31,8 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.encode.flow import Streams, choose_streams, estimate_flow, flow_settings, same_streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import encode_flow, verify
-from fastvid.sharding.engines.ray_engine import _for_this_node
 from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ray_engine import settings_here
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import LocalStorage
@@ -236,10 +236,10 @@ def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder
 def test_node_with_another_opencv_raises():
     streams = choose_streams("rgb,flow")
     settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
-    assert _for_this_node(settings, "node").streams == streams
+    assert settings_here(settings, "node").streams == streams
     other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
-        _for_this_node(other, "east")
+        settings_here(other, "east")
 
 
 def test_compaction_keeps_streams(undisturbed, tmp_path):

@@ -24,6 +24,7 @@ from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import ffmpeg
+from tests.skips import soak_but
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 FRAMES, GOP, RATE = 240, 24, 25
@@ -119,8 +120,8 @@ def check_frames(found, original, first, last):
     assert f"{last - first} of {FRAMES} frames" in found.message
 
 
-@pytest.mark.parametrize("part", [0.3, 0.7])
-@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv", "hevc.mp4", "vp9.webm"])
+@pytest.mark.parametrize("part", [0.3, pytest.param(0.7, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("name", soak_but(["h264.mp4", "h264.mkv", "hevc.mp4", "vp9.webm"], "h264.mp4", "vp9.webm"))
 def test_truncated_video_keeps_what_it_contains(name, part, footage, tmp_path):
     path = truncated(footage(name), part, tmp_path)
     assert outcome(path, settings(None)).reason is Reason.TRUNCATED
@@ -162,7 +163,7 @@ def test_packet_without_a_picture_is_damage(footage, tmp_path):
     check_frames(outcome(path, settings()), footage("h264.mp4"), 0, 150)
 
 
-@pytest.mark.parametrize("hit", [149, 150, 153, 154])
+@pytest.mark.parametrize("hit", soak_but([149, 150, 153, 154], 150))
 def test_run_that_ends_among_reordered_frames_has_no_gap(hit, footage, tmp_path):
     path = zeroed(footage("reordered.mp4"), [hit], tmp_path)
     found = outcome(path, settings())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
 import subprocess
@@ -17,16 +16,21 @@ import pytest
 from fastvid import __version__
 from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines import ray_engine
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.ledger import read_part
+from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.plan import digest
+from fastvid.sharding.job.ray_engine import Node, check_node
+from fastvid.sharding.job.run import EncodeShards, How
 from fastvid.sharding.lerobot.jobs import index_lerobot
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.work.tasks import Settings
+from fastvid.storage import LocalStorage
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
 from tests.sharding.shardtools import command, ledger, make, tars
@@ -108,48 +112,57 @@ def test_missing_ray_names_the_extra(monkeypatch):
 
 
 def test_unreachable_cluster_raises_a_clear_error(tmp_path):
-    task = SourceTask(0, "a", str(tmp_path / "a.mp4"), "a")
-    with (
-        closing(open_engine("ray", SETTINGS, address="127.0.0.1:1")) as engine,
-        pytest.raises(WorkerError, match=r"cannot connect to a Ray cluster at 127\.0\.0\.1:1: .* refused"),
-    ):
-        list(engine.run([task]))
+    make(tmp_path / "raw" / "a.mp4", frames=3)
+    with pytest.raises(WorkerError, match=r"cannot connect to a Ray cluster at 127\.0\.0\.1:1: .* refused"):
+        run_job(tmp_path / "raw", tmp_path / "out", engine="ray", ray_address="127.0.0.1:1")
 
 
-def work(*tasks, settings=SETTINGS, version=__version__):
-    todo = json.dumps([task.to_json() for task in tasks])
-    return ray_engine.encode(version, json.dumps(settings.to_json()), todo)
+def begun(tmp_path, settings=SETTINGS):
+    """Return a job of one shard that has been recorded in its folder."""
+    found = gather_sources(str(tmp_path / "raw"))
+    storage = LocalStorage(tmp_path / "out")
+    work = EncodeShards(storage, found, settings, samples_per_shard=10)
+    Staging(storage).begin(work.identity)
+    return work
 
 
-@pytest.fixture
-def _no_worker_stays():
-    yield
-    ray_engine.close()
+def test_node_makes_a_whole_shard_and_returns_nothing_of_it(tmp_path):
+    make(tmp_path / "raw" / "a.mp4", frames=3)
+    (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
+    run_job(tmp_path / "raw", tmp_path / "local", profile=SETTINGS.profile)
+    node = Node((begun(tmp_path), How()), 1)
+    node.ready()
+    with closing(node._engine):
+        assert node.make(0, check=True) is None
+    part = read_part(LocalStorage(tmp_path / "out"), "data-000000")
+    assert {row["source_id"]: row["reason"] for row in part.rows} == {"a.mp4": None, "bad.mp4": "not-video"}
+    assert tars(tmp_path / "out") == tars(tmp_path / "local")
 
 
-@pytest.mark.usefixtures("_no_worker_stays")
-def test_ray_worker_returns_outcomes_and_reuses_its_process(tmp_path):
-    path = make(tmp_path / "a.mp4", frames=3)
-    (tmp_path / "bad.mp4").write_bytes(b"no video")
-    _, (first, clip) = work(
-        SourceTask(0, "a", str(path), "a"), SourceTask(2, "c", str(path), "c", start=0.04, end=0.08)
-    )
-    assert [sample.key for sample in Outcome.from_bytes(first).samples] == ["a"]
-    assert [sample.num_frames for sample in Outcome.from_bytes(clip).samples] == [1]
-    (engine,) = ray_engine._engines.values()
-    before = engine._pool[0].child.pid
-    _, (second,) = work(SourceTask(1, "bad", str(tmp_path / "bad.mp4"), "bad"))
-    assert Outcome.from_bytes(second).reason is Reason.NOT_VIDEO
-    assert engine._pool[0].child.pid == before
+def test_node_without_a_source_says_so_before_it_works(tmp_path):
+    path = make(tmp_path / "raw" / "a.mp4", frames=3)
+    make(tmp_path / "raw" / "b.mp4", frames=3)
+    node = Node((begun(tmp_path), How()), 1)
+    os.remove(path)
+    assert node.make(0, check=True) == str(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": "0.0.1"}, "fastvid"),
-        ({"settings": replace(SETTINGS, build=replace(SETTINGS.build, version="4.0"))}, "ffmpeg 4.0"),
-    ],
-)
-def test_node_with_other_software_raises(tmp_path, change, message):
-    with pytest.raises(WorkerError, match=message):
-        work(SourceTask(0, "a", str(tmp_path / "a.mp4"), "a"), **change)
+def test_node_with_another_ffmpeg_raises(tmp_path):
+    make(tmp_path / "raw" / "a.mp4", frames=3)
+    other = replace(SETTINGS, build=replace(SETTINGS.build, version="4.0"))
+    with pytest.raises(WorkerError, match=r"ffmpeg 4\.0"):
+        Node((begun(tmp_path, other), How()), 1).ready()
+
+
+def test_node_that_cannot_reach_the_folder_raises(tmp_path):
+    make(tmp_path / "raw" / "a.mp4", frames=3)
+    work = begun(tmp_path)
+    identity = digest(work.identity)
+    check_node(__version__, work.storage.url, identity)
+    with pytest.raises(WorkerError, match=r"runs 0\.0\.1"):
+        check_node("0.0.1", work.storage.url, identity)
+    (tmp_path / "other").mkdir()
+    for url, told in ((str(tmp_path / "other"), identity), (work.storage.url, digest({}))):
+        with pytest.raises(WorkerError, match=f"cannot reach {url}: the job is not there") as caught:
+            check_node(__version__, url, told)
+        assert "a folder that all nodes share" in caught.value.hint

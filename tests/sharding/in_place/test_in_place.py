@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 
 import numpy as np
@@ -23,8 +21,7 @@ from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
-from tests import makers
-from tests.datasets import REPOSITORY
+from tests import forks, makers
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg
 
@@ -218,13 +215,7 @@ def test_clips_of_annotations_are_parts_of_their_files(folder, tmp_path):
 
 
 def index(folder, out, *options, fault=""):
-    return subprocess.run(
-        [sys.executable, "-m", "fastvid", "index", str(folder), "--out", str(out), *options],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return forks.fastvid("index", folder, "--out", out, *options, fault=fault)
 
 
 @pytest.mark.parametrize("fault", ["source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sharding.shardtools import command, ledger, make, tars
+from tests.skips import soak_but
 
 X264 = ("-pix_fmt", "yuv420p", "-preset", "ultrafast", "-g", "10", "-sc_threshold", "0")
 CLIPS = 9
@@ -36,7 +37,7 @@ def undisturbed(folder, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("fault", ["encode:1", "encode:5", "encode:20", "ledger:2"])
+@pytest.mark.parametrize("fault", soak_but(["encode:1", "encode:5", "encode:20", "ledger:2"], "encode:5", "ledger:2"))
 def test_job_killed_within_a_file_resumes_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert job(folder, out, "--workers", "1", fault=fault).returncode == -9

@@ -27,6 +27,7 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.format.dataset import Dataset
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from tests.sharding.shardtools import REPOSITORY, ledger, make, tars
+from tests.skips import soak_but
 
 FAULTS = 200
 SEED = 17
@@ -233,7 +234,9 @@ def place(tmp_path_factory):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("shard", "unmount"), ("add", "full disk"), ("index", "read error"), ("train", "kill")],
+    soak_but(
+        [("shard", "unmount"), ("add", "full disk"), ("index", "read error"), ("train", "kill")], ("shard", "unmount")
+    ),
 )
 def test_a_fault_loses_nothing(name, kind, place, tmp_path):
     place.disturb(name, tmp_path / "out", random.Random(SEED), 1, kind)

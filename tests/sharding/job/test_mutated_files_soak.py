@@ -19,6 +19,7 @@ from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.media.ffmpeg import find_ffmpeg
 from tests.sharding.job import mutants
 from tests.sharding.job.mutants import Block, follows, is_damaged, make_bases
+from tests.skips import soak_but
 
 RECORD = RESULTS / "mutated_files.json"
 SCHEMA = "fastvid-soak-mutated-files/2"
@@ -37,7 +38,7 @@ def bases(tmp_path_factory):
     return make_bases(tmp_path_factory.mktemp("bases"))
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", soak_but(PROFILES, "compact"))
 def test_a_sample_of_a_damaged_file_shows_the_pictures_that_the_file_has(bases, profile, tmp_path):
     outcomes = Block(tmp_path, bases, SEED, range(SLICE)).shard(profile, seconds=500)
     total = sum(outcomes.values(), Counter())
@@ -49,6 +50,7 @@ def test_a_sample_of_a_damaged_file_shows_the_pictures_that_the_file_has(bases, 
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.soak
 def test_intact_files_are_packed_and_agree_with_ffmpeg(bases, profile, tmp_path):
     block = Block(tmp_path, bases, SEED, range(0))
     for number, base in enumerate(bases):
@@ -60,6 +62,7 @@ def test_intact_files_are_packed_and_agree_with_ffmpeg(bases, profile, tmp_path)
     assert {base.codec for base in bases} >= {"h264", "hevc", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg"}
 
 
+@pytest.mark.soak
 def test_the_judge_notices_other_orders_and_damaged_pictures(bases):
     """Positive control: each kind of wrong sample is told from a right one."""
     for base in bases:
@@ -82,6 +85,7 @@ def test_the_judge_notices_other_orders_and_damaged_pictures(bases):
         assert follows(blank, luma, unsettled)
 
 
+@pytest.mark.soak
 def test_the_judge_tells_undefined_pictures_from_intact_ones(bases, tmp_path):
     """Positive control: no tile of an intact file is unsettled, but some of VP8 files that lost data are."""
     block, vp8 = Block(tmp_path, bases, SEED, range(0)), [base for base in bases if base.codec == "vp8"]

@@ -12,6 +12,7 @@ from fastvid.errors import JobError, UsageError
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
+from tests import forks
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
 
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
@@ -39,13 +40,7 @@ def undisturbed(folder, tmp_path_factory):
 
 def start(folder, out, *arguments):
     """Run a part in a separate process."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastvid", "shard", folder, "--out", out, *OPTIONS, *arguments],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forks.start_fastvid("shard", folder, "--out", out, *OPTIONS, *arguments)
 
 
 def same(out, undisturbed):

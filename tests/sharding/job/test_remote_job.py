@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
@@ -35,7 +33,8 @@ from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
-from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
+from tests import forks
+from tests.sharding.shardtools import command, ledger, make, tars
 from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
@@ -159,12 +158,8 @@ def test_killed_job_resumes_from_its_scratch_folder(bucket, folder, undisturbed,
 def test_parts_run_in_parallel_on_an_object_store(bucket, folder, undisturbed, tmp_path):
     url = f"s3://{bucket}/set"
     parts = [
-        subprocess.Popen(
-            [sys.executable, "-m", "fastvid", "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2"],
-            env=os.environ | {"PYTHONPATH": str(REPOSITORY), "TMPDIR": str(tmp_path / f"tmp{part}")},
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
+        forks.start_fastvid(
+            "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2", TMPDIR=str(tmp_path / f"tmp{part}")
         )
         for part in range(2)
         if (tmp_path / f"tmp{part}").mkdir() is None

@@ -83,8 +83,8 @@ def test_a_clip_dataset_and_joint_clips_have_the_same_depth(made):
 
 
 def test_who_cannot_decode_depth_is_refused(made):
-    with pytest.raises(UsageError, match="decoder 'torchcodec-cpu' does not decode depth"):
-        loader(made, decoder="torchcodec-cpu")
+    with pytest.raises(UsageError, match="decoder 'dali-cpu' does not decode depth"):
+        loader(made, decoder="dali-cpu")
     with pytest.raises(UsageError, match="moves pixels, but not the depth of the same clips"):
         loader(made, after=[fastvid.RandAugment()])
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +23,7 @@ from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.datasets import REPOSITORY
+from tests import forks
 from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, copied, differences, loader
 
 SIGNALS = ("observation.state", "action", "next.reward", "next.done")
@@ -180,18 +178,16 @@ def test_an_episode_without_one_of_its_cameras_is_rejected_whole(tmp_path):
 
 @pytest.mark.parametrize("command", ["index", "shard"])
 def test_a_killed_command_resumes_to_the_same_dataset(command, tmp_path):
-    words = [sys.executable, "-m", "fastvid.cli.main", command, f"lerobot:{V3}", "--workers", "1", "--out"]
+    words = [command, f"lerobot:{V3}", "--workers", "1", "--out"]
     options = ["--short-side", "64", "--samples-per-shard", "2"] if command == "shard" else []
     for point in ("ledger:1", "sidecar:1", "manifest:1"):
         out = tmp_path / point
-        killed = subprocess.run(
-            [*words, str(out), *options], cwd=REPOSITORY, env=os.environ | {"FASTVID_FAULT": point}, check=False
-        )
+        killed = forks.fastvid(*words, out, *options, fault=point)
         assert killed.returncode < 0, point
-        assert main([*words[3:], str(out), *options]) == 0
+        assert main([*words, str(out), *options]) == 0
         check_signals(fastvid.open(out), {f"episode_{number:06d}": number for number in range(len(LENGTHS))})
     whole = tmp_path / "whole"
-    assert main([*words[3:], str(whole), *options]) == 0
+    assert main([*words, str(whole), *options]) == 0
     for file in whole.glob("data-*"):
         assert file.read_bytes() == (tmp_path / "ledger:1" / file.name).read_bytes(), file.name
 
@@ -317,12 +313,7 @@ def test_an_export_without_some_episodes_numbers_them_anew(encoded, tmp_path):
 def test_a_killed_export_is_completed_by_the_same_command(indexed, tmp_path):
     words = ["export", str(indexed), "--to", "lerobot", "--out"]
     assert main([*words, str(tmp_path / "whole")]) == 0
-    killed = subprocess.run(
-        [sys.executable, "-m", "fastvid.cli.main", *words, str(tmp_path / "out")],
-        cwd=REPOSITORY,
-        env=os.environ | {"FASTVID_FAULT": "export"},
-        check=False,
-    )
+    killed = forks.fastvid(*words, tmp_path / "out", fault="export")
     assert killed.returncode < 0
     assert not (tmp_path / "out/meta/info.json").exists()
     assert main([*words, str(tmp_path / "out")]) == 0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.status import read_status
 from fastvid.storage import LocalStorage
-from tests.datasets import REPOSITORY, make_clip
+from tests import forks
+from tests.datasets import make_clip
 from tests.sharding.change.test_add import state
 
 
@@ -21,13 +20,7 @@ def make(path, frames):
 
 def start(data, videos, part, fault=""):
     options = ["--samples-per-shard", "1", "--workers", "1", "--part", part]
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastvid", "add", data, videos, *options],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forks.start_fastvid("add", data, videos, *options, fault=fault)
 
 
 def test_parts_of_an_addition_equal_one_run(tmp_path):

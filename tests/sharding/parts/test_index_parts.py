@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import subprocess
-import sys
 import tarfile
 
 import pytest
@@ -14,10 +12,11 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
-from fastvid.sharding.job import index
+from fastvid.sharding.job import run
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.verify.verify import verify_dataset
-from tests.sharding.shardtools import REPOSITORY, ledger, make
+from tests import forks
+from tests.sharding.shardtools import ledger, make
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +52,7 @@ def undisturbed(source, tmp_path_factory):
 
 
 def start(source, out, *arguments, fault=""):
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastvid", "index", source, "--out", out, "--workers", "1", *arguments],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forks.start_fastvid("index", source, "--out", out, "--workers", "1", *arguments, fault=fault)
 
 
 def digests(folder):
@@ -96,7 +89,7 @@ def test_resumed_index_does_not_repeat_finished_tars(source, undisturbed, tmp_pa
     killed.communicate(timeout=240)
     assert killed.returncode == -9
     tried = []
-    real = index.open_engine
+    real = run.open_engine
 
     def counting(*arguments, **options):
         engine = real(*arguments, **options)
@@ -113,7 +106,7 @@ def test_resumed_index_does_not_repeat_finished_tars(source, undisturbed, tmp_pa
         engine.run = record
         return engine
 
-    monkeypatch.setattr(index, "open_engine", counting)
+    monkeypatch.setattr(run, "open_engine", counting)
     index_tars([str(source)], str(out), workers=1)
     assert set(tried) <= {"3-0", "3-1"}, "videos of the first three tars were indexed before the kill"
     same(out, undisturbed)
@@ -126,12 +119,7 @@ def test_job_killed_after_its_commit_cleans_up_when_run_again(source, tmp_path, 
     folder.mkdir()
     for path in source.glob("0000[01].tar"):
         (folder / path.name).write_bytes(path.read_bytes())
-    killed = subprocess.run(
-        [sys.executable, "-m", "fastvid", "index", folder, "--workers", "1"],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": "committed"},
-        check=False,
-        timeout=240,
-    )
+    killed = forks.fastvid("index", folder, "--workers", "1", fault="committed")
     assert killed.returncode == -9
     assert (folder / "ledger-parts" / "job.json").exists()
     assert main(["index", str(folder), "--workers", "1"]) == 0

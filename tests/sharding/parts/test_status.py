@@ -21,7 +21,8 @@ from fastvid.sharding.job import status as status_module
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.status import read_status
 from fastvid.storage import LocalStorage
-from tests.sharding.shardtools import REPOSITORY, make
+from tests import forks
+from tests.sharding.shardtools import make
 
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
 
@@ -38,12 +39,7 @@ def folder(tmp_path_factory):
 
 
 def start(folder, out, *arguments, fault=""):
-    return subprocess.Popen(
-        [sys.executable, "-m", "fastvid", "shard", folder, "--out", out, *OPTIONS, *arguments],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": fault},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    return forks.start_fastvid("shard", folder, "--out", out, *OPTIONS, *arguments, fault=fault)
 
 
 def test_status_of_a_job_that_runs_is_killed_and_resumed(folder, tmp_path, capsys):
@@ -124,13 +120,8 @@ def test_status_of_parts_adds_up(folder, tmp_path, capsys):
 
 def test_failed_process_is_named(folder, tmp_path):
     out = tmp_path / "out"
-    limited = subprocess.run(
-        [sys.executable, "-m", "fastvid", "shard", folder, "--out", out, *OPTIONS],
-        env=os.environ | {"PYTHONPATH": str(REPOSITORY), "FASTVID_FAULT": "encode:3:EIO"},
-        capture_output=True,
-        check=False,
-    )
-    assert limited.returncode != 0
+    limited = start(folder, out, fault="encode:3:EIO")
+    assert limited.wait() > 0
     job = read_status(str(out)).job
     assert (job.state, [part.state for part in job.parts]) == ("interrupted", ["failed"])
     assert job.sources_done == 2

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,7 +13,6 @@ from fastvid.cli.main import main
 from fastvid.errors import FastvidError, FormatError, JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.tar import read_members
-from fastvid.runtime import faults
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.repack import Renaming
 from fastvid.sharding.job.ledger import write_ledger
@@ -23,8 +20,8 @@ from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
+from tests import forks
 from tests.datasets import make_clip, pack, recommit
-from tests.sharding.shardtools import REPOSITORY
 
 
 @pytest.fixture(scope="module")
@@ -152,12 +149,6 @@ def test_wrong_selections_make_nothing(selection, message, store, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def fastvid(*arguments, fault=""):
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)} | ({faults.VARIABLE: fault} if fault else {})
-    command = [sys.executable, "-m", "fastvid", *map(str, arguments)]
-    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.parametrize("fault", ["rename", "shard:2", "ledger", "manifest", "committed"])
 @pytest.mark.parametrize("command", ["subset", "merge"])
 def test_killed_command_resumes(command, fault, store, clips, tmp_path):
@@ -166,8 +157,8 @@ def test_killed_command_resumes(command, fault, store, clips, tmp_path):
         "subset": ["subset", store.url, "--where", "key not in ('f0/1', 'f3/0')"],
         "merge": ["merge", store.url, other.url],
     }[command]
-    assert fastvid(*arguments, "--out", tmp_path / "whole").returncode == 0
-    killed = fastvid(*arguments, "--out", tmp_path / "out", fault=fault)
+    assert forks.fastvid(*arguments, "--out", tmp_path / "whole").returncode == 0
+    killed = forks.fastvid(*arguments, "--out", tmp_path / "out", fault=fault)
     assert killed.returncode == -9, killed.stderr
     if fault != "committed":
         with pytest.raises(FastvidError, match="there is no dataset"):
@@ -175,7 +166,7 @@ def test_killed_command_resumes(command, fault, store, clips, tmp_path):
         # Another command may not use the folder in the meantime.
         with pytest.raises(JobError, match="unfinished job"):
             make_subset(store.url, tmp_path / "out", Selection(per_class=1))
-    done = fastvid(*arguments, "--out", tmp_path / "out")
+    done = forks.fastvid(*arguments, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     names = LocalStorage(tmp_path / "whole").list()
     assert LocalStorage(tmp_path / "out").list() == names

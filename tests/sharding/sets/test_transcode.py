@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_annotations, read_generation
-from fastvid.runtime import faults
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job, transcode_dataset
 from fastvid.sharding.job.status import read_status
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage, open_storage
-from tests.sharding.shardtools import REPOSITORY, ffmpeg, ledger, make, tars
+from tests import forks
+from tests.sharding.shardtools import ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["intra"].changed(short_side=64)
 TINY = PROFILES["intra"].changed(short_side=32)
@@ -108,15 +104,24 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
 
 def test_parts_and_a_kill_make_the_same_dataset(old, tmp_path):
     transcode_dataset(old, tmp_path / "whole", profile=TINY)
-    arguments = [sys.executable, "-m", "fastvid", "transcode", str(old), "--out", str(tmp_path / "new")]
-    arguments += ["--profile", "intra", "--short-side", "32", "--workers", "1"]
-    variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
-    killed = subprocess.run(arguments, env=variables | {faults.VARIABLE: "ledger:1"}, check=False, capture_output=True)
+    arguments = [
+        "transcode",
+        old,
+        "--out",
+        tmp_path / "new",
+        "--profile",
+        "intra",
+        "--short-side",
+        "32",
+        "--workers",
+        "1",
+    ]
+    killed = forks.fastvid(*arguments, fault="ledger:1")
     assert killed.returncode == -9, killed.stderr
     assert not (tmp_path / "new" / "dataset.json").exists()
     assert read_status(str(tmp_path / "new")).job.command == "transcode"
     for part in (["--part", "0/2"], ["--part", "1/2"], []):
-        done = subprocess.run([*arguments, *part], env=variables, check=False, capture_output=True, text=True)
+        done = forks.fastvid(*arguments, *part)
         assert done.returncode == 0, done.stderr
     assert tars(tmp_path / "new") == tars(tmp_path / "whole")
     assert ledger(tmp_path / "new") == ledger(tmp_path / "whole")

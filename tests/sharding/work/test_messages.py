@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +13,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.timing import Reason
 from fastvid.runtime.processes import HEADER_BYTES, pack, piece_size, unpack
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask, parse_record
 
 samples = st.builds(
     EncodedSample,
@@ -54,11 +56,11 @@ def test_absurd_lengths_are_refused_before_anything_is_read():
 
 def test_names_with_any_bytes_and_settings_survive():
     task = SourceTask(3, "x", "/tmp/\udcff\n.mp4", "k", 5, 1.5, None, 4.0)
-    header, blobs = unpack(pack(task.to_json()))
-    assert SourceTask(**header) == task
+    header, blobs = unpack(pack(asdict(task)))
+    assert parse_record(header, SourceTask, "a task") == task
     assert not blobs
     settings = Settings(PROFILES["vp9"], find_ffmpeg(), Limits(max_pixels=5), 600.0)
-    assert Settings.from_json(unpack(pack(settings.to_json()))[0]) == settings
+    assert parse_record(unpack(pack(asdict(settings)))[0], Settings, "settings") == settings
 
 
 def test_a_piece_of_another_kind_is_refused():

@@ -23,12 +23,13 @@ from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.workers import lanes
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.processes import World
+from fastvid.train import ranks as elastic
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.optim import Lamb, Lars, Schedule, load_optimizer, make_optimizer
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks import SHARED_DEVICE, Member, device_of, elastic, join
+from fastvid.train.ranks import SHARED_DEVICE, Member, device_of, join
 from fastvid.train.records.records import Exposure
 from fastvid.train.run import assemble
 from fastvid.train.tasks.classification import Mixer

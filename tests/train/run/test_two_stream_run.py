@@ -98,6 +98,7 @@ def test_flow_alone_predicts_the_direction(tmp_path: Path) -> None:
     assert bench.misses(top1) == []
 
 
+@pytest.mark.soak
 def test_the_benchmark_is_one_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     """From raw videos to its table, on few videos and for one epoch; what they learn must not count as enough."""
     monkeypatch.setattr(bench, "VIDEOS", {"train": 16, "test": 4})

@@ -18,8 +18,6 @@ from fastvid.train.strategies.relay.state_store import TokenStore
 from fastvid.train.strategies.relay.visit import read_weights
 from tests.train.strategies.relay import relay_lab as lab
 
-pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
-
 LOADS = lab.MODELS * lab.EPOCHS * lab.STAGES  # units of a sweep
 FAULTS = ("visit:4", "visited:5")
 HALFWAY = ((0, 3), (1, 1), (3, 6))  # models and their visits
@@ -50,7 +48,8 @@ class Watched(TokenStore):
         super().put(model, token)
 
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+# Many processes and real waiting: a minute or two.
+pytestmark = [pytest.mark.soak, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +150,7 @@ def test_a_ring_visits_partitions_in_order(ring: Sweep) -> None:
     assert all(visit["partition"] in home[visit["stage"]] for visit in record.visits)
 
 
-def test_replaying_a_hopper_sweep_reproduces_its_models(sweeps: dict[str, Sweep]) -> None:
+def test_a_hopper_sweep_trains_each_model_as_if_alone(sweeps: dict[str, Sweep]) -> None:
     hopper = sweeps["hopper"]
     assert len(hopper.record.visits) == LOADS
     check_against_training_alone(hopper)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,21 +67,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def environment(**variables: str) -> dict[str, str]:
-    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | variables
-
-
 @pytest.fixture(scope="module")
 def found(folder: Path) -> dict[str, Any]:
-    """Run under torchrun; both processes are killed at about the third visit of the second one."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
-    command += ["--max-restarts", "1"]
-    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={folder / 'out'}"]
-    result = subprocess.run(
-        command, cwd=folder, env=environment(FASTVID_FAULT="visit:5"), capture_output=True, text=True, timeout=250,
-        check=False,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    """Both processes are killed at about the third visit of the second one, and started again."""
+    arguments = ("fastvid.train", folder / "recipe.py", f"run.out={folder / 'out'}")
+    killed = forks.ranks(STAGES, *arguments, folder=folder, FASTVID_FAULT="visit:5")
+    assert all(rank.returncode for rank in killed), killed
+    result, _ = done = forks.ranks(STAGES, *arguments, folder=folder)
+    assert [rank.returncode for rank in done] == [0] * STAGES, done
     printed, written = json.loads(result.stdout), json.loads((folder / "out" / "results.json").read_text())
     assert printed == {name: value for name, value in written.items() if name != "timeline"}
     return dict(written)
@@ -176,11 +166,8 @@ def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder: Path) -> 
 
 
 def test_data_errors_are_raised_before_the_first_visit(folder: Path, tmp_path: Path) -> None:
-    alone = [sys.executable, "-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={tmp_path}"]
-    wrong = subprocess.run(
-        [*alone, "data.split=none", "data.where=nothing > 1"], cwd=folder, env=environment(), capture_output=True,
-        text=True, timeout=300, check=False,
-    )  # fmt: skip
+    changes = (f"run.out={tmp_path}", "data.split=none", "data.where=nothing > 1")
+    wrong = forks.run("fastvid.train", folder / "recipe.py", *changes, folder=folder)
     assert wrong.returncode != 0
     assert "nothing" in wrong.stderr
     assert "Traceback" not in wrong.stderr
@@ -200,27 +187,20 @@ def test_models_with_different_shared_settings_are_refused(folder: Path, monkeyp
     for options, message in (
         ({"order": "star"}, "order is 'star'"),
         ({"period": 3}, "no option 'period'"),
-        ({"keep": 0.5}, "keep needs rungs"),
-        ({"rungs": "one"}, "rungs is 'one'"),
+        ({"rungs": "1,3", "keep": 0.5}, "no option 'keep', 'rungs'"),
         ({"hub": "here"}, "expected host:port"),
     ):
         with pytest.raises(UsageError, match=message):
             SweepOptions.of(replace(first, sync_options=options))
-    halved = SweepOptions.of(replace(first, sync_options={"rungs": "1,3", "keep": 0.3})).halving
-    assert halved is not None
-    assert (halved.rungs, halved.keep) == ((1, 3), 0.3)
 
 
 def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_path: Path) -> None:
     """The training split has three shards, too few for four partitions; the folder then takes another sweep."""
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(STAGES)]
-    command += ["-m", "fastvid.train", str(folder / "recipe.py"), f"run.out={out}", "sync_options.partitions=4"]
-    refused = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=250, check=False
-    )
-    assert refused.returncode != 0
-    assert refused.stderr.count("fewer than 4 partitions") == 1
+    words = ("fastvid.train", folder / "recipe.py", f"run.out={out}", "sync_options.partitions=4")
+    refused = forks.ranks(STAGES, *words, folder=folder)
+    assert all(rank.returncode for rank in refused)
+    assert "".join(rank.stderr for rank in refused).count("fewer than 4 partitions") == 1
     assert not out.exists()
     configs = [
         replace(config, run=replace(config.run, out=str(out)), sync_options={"partitions": 2})

@@ -1,0 +1,180 @@
+"""Makes shards on the nodes of a Ray cluster: a node takes a whole shard, writes it, and answers only that it did.
+
+Ray itself runs in a child process (`fastvid.sharding.job.ray_driver`). Ray exits the process that uses it when the
+cluster's head dies, and changes signal handlers and logging. A job must not suffer that, and may run in a notebook.
+
+On a node, shards are made as by a job of that machine: a hostile file can only break a process of `LocalEngine`, which
+has resource limits, never Ray's own. What a node that dies has encoded waits in the job's folder for the next one.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import pickle
+import secrets
+import select
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from fastvid import __version__
+from fastvid.errors import (
+    FastvidError,
+    FormatError,
+    JobError,
+    MissingDependency,
+    StorageError,
+    WorkerError,
+    error_from_json,
+)
+from fastvid.format.schema import LEDGER_PARTS
+from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
+from fastvid.runtime.processes import how_it_ended
+from fastvid.sharding.encode.flow import same_streams
+from fastvid.sharding.engines.local import Child, LocalEngine
+from fastvid.sharding.job.lock import Staging, scratch_folder
+from fastvid.sharding.job.plan import JobPart, digest
+from fastvid.sharding.job.run import How, Job, ShardWork
+from fastvid.sharding.work.tasks import Settings
+from fastvid.storage import open_storage
+from fastvid.storage.urls import is_remote
+
+_LOG = logging.getLogger(__name__)
+
+_ENVIRONMENT: Final = {"RAY_USAGE_STATS_ENABLED": "0"}  # send no usage statistics to Ray's developers
+# Time limit for connecting: Ray itself retries forever. Starting a cluster on a busy machine takes a minute.
+_CONNECT_SECONDS: Final = 180.0
+# Time limit for stopping a cluster that was started for the job.
+_SHUTDOWN_SECONDS: Final = 20.0
+
+
+class RayEngine:
+    """Makes shards on the nodes of a Ray cluster, one at a time on each, with all CPUs of the node.
+
+    Every node needs the same fastvid, the same build of ffmpeg, and the sources and the dataset's folder at the same
+    paths. `workers`: most CPUs of the cluster to use; by default all.
+    """
+
+    def __init__(self, settings: Settings, workers: int | None = None, address: str | None = None) -> None:  # noqa: ARG002
+        if importlib.util.find_spec("ray") is None:
+            raise MissingDependency(
+                "engine 'ray' needs Ray, which is not installed", hint="pip install 'fastvid-toolkit[ray]'"
+            )
+        self._workers, self._address = workers, address or os.environ.get("RAY_ADDRESS")
+        self._environment = _ENVIRONMENT
+        if self._address is None and "RAY_AUTH_MODE" not in os.environ:
+            # Otherwise Ray writes a token to the user's home, and every cluster started later requires it.
+            self._environment = _ENVIRONMENT | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        self._child: Child | None = None
+        self._left: set[int] = set()
+
+    def make_shards(self, work: ShardWork, how: How, shards: Sequence[int]) -> Iterator[int]:
+        """See `fastvid.sharding.job.run.ShardEngine`."""
+        self._left = set(shards)
+        if not shards:
+            return
+        with tempfile.NamedTemporaryFile(prefix="fastvid-job-") as file:
+            pickle.dump((work, how), file)
+            file.flush()
+            child = self._child = Child("fastvid.sharding.job.ray_driver", self._environment)
+            place = {"url": work.storage.url, "identity": digest(work.identity), "job": file.name}
+            child.send({**place, "shards": [*shards], "workers": self._workers, "address": self._address})
+            if not select.select([child.output], [], [], _CONNECT_SECONDS)[0]:
+                raise WorkerError(f"the Ray cluster did not respond within {_CONNECT_SECONDS:.0f} s")
+            while self._left:
+                for message in self._messages(child):
+                    if "failure" in message:
+                        raise error_from_json(message["failure"])
+                    if "cluster" in message:
+                        _LOG.info("Ray cluster: %s", message["cluster"])
+                    else:
+                        self._left.discard(message["shard"])
+                        yield message["shard"]
+
+    def _messages(self, child: Child) -> list[dict[str, Any]]:
+        try:
+            return [header for header, _ in child.receive()]
+        except (FormatError, EOFError) as error:
+            status, message = child.kill()
+            self._child = None
+            raise WorkerError(
+                f"lost the connection to the Ray cluster: the Ray process {how_it_ended(status)}: {message}",
+                hint="run the same command again when the cluster is back; finished work is kept",
+            ) from error
+
+    def close(self) -> None:
+        """Stop the cluster's work, and the cluster if it was started for this job."""
+        if self._child is not None:
+            if not self._left:
+                self._child.wait(_SHUTDOWN_SECONDS)
+            self._child.kill()
+            self._child = None
+
+
+def check_node(version: str, url: str, identity: str) -> None:
+    """Raise a WorkerError unless this node has the job's fastvid, and its folder for reading and writing."""
+    node = socket.gethostname()
+    if version != __version__:
+        raise WorkerError(f"node {node} has fastvid {__version__}, but the job runs {version}")
+    try:
+        storage = open_storage(url)
+        job = Staging(storage).job()
+        if job is None or digest(job) != identity:
+            raise StorageError("the job is not there")
+        probe = f"{LEDGER_PARTS}/progress/.{node}-{os.getpid()}"
+        storage.write(probe, b"")
+        storage.delete(probe)
+    except FastvidError as error:
+        raise WorkerError(
+            f"node {node} cannot reach {url}: {error.message}",
+            hint="write to a folder that all nodes share at the same path, or to an object store",
+        ) from error
+
+
+class Node:
+    """What one node does for a job. `workers`: sources that it processes in parallel."""
+
+    def __init__(self, job: tuple[ShardWork, How], workers: int) -> None:
+        self._work, self._how = job
+        self._workers = workers
+        self._name = socket.gethostname()
+
+    def ready(self) -> None:
+        """Prepare to make shards."""
+        work = self._work
+        work.settings = settings_here(work.settings, self._name)
+        if work.scratch is not None:
+            work.scratch = scratch_folder(work.storage, work.scratch.root.parent)
+        self._engine = LocalEngine(work.settings, self._workers)
+
+    def make(self, shard: int, *, check: bool) -> str | None:
+        """Make a shard; or return the path of a source that is not here, if `check`."""
+        sources = self._work.shards[shard]
+        here = (source.path for source in sources if not is_remote(source.path))
+        lost = next((path for path in here if not os.path.exists(path)), None) if check else None
+        if lost is None:
+            how = replace(self._how, part=JobPart(shard, len(self._work.shards)))
+            try:
+                Job(self._work.storage, self._work, how).make(self._engine)
+            except StorageError as error:
+                raise error.at(node=self._name) from error
+        return lost
+
+
+def settings_here(settings: Settings, node: str) -> Settings:
+    """Return the settings with this node's ffmpeg; its build, and OpenCV for flow, must match."""
+    build = find_ffmpeg()
+    if build.identity() != settings.build.identity():
+        raise WorkerError(
+            f"node {node} has {build}, but the job has {settings.build}",
+            hint=f"install the same build on all nodes, or set {VARIABLE} to it before `ray start`",
+        )
+    try:
+        same_streams(settings.streams.to_json())
+    except JobError as error:
+        raise WorkerError(f"node {node}: {error.message}", hint="install the same version on all nodes") from error
+    return replace(settings, build=build)
