@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_942,
     "media": 2_127,
     "storage": 1_718,
-    "sharding": 11_618,
+    "sharding": 11_545,
     "load": 6_568,
     "train": 8_452,
     "models": 1_434,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -285,15 +286,8 @@ class Job:
         self._whole = part is None
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
-        self.heartbeat = Heartbeat(
-            storage,
-            how.command,
-            part,
-            self.progress,
-            parts=self.parts,
-            shards=len(self._mine),
-            all_shards=len(self.shards),
-        )
+        self.reasons: Counter[Reason] = Counter()
+        self.heartbeat = Heartbeat(storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
@@ -316,6 +310,20 @@ class Job:
             finally:
                 self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
+
+    def _record(self) -> dict[str, Any]:
+        progress, parts = self.progress, list(self.parts.values())
+        return {
+            "shards": len(self._mine),
+            "all_shards": len(self.shards),
+            "shards_done": len(parts),
+            "sources": progress.total,
+            "sources_done": progress.done,
+            "rejected": progress.rejected,
+            "reasons": {reason.value: count for reason, count in sorted(self.reasons.items())},
+            "bytes": sum(part.digest.bytes for part in parts if part.digest is not None),
+            "sources_per_second": round(progress.rate(time.monotonic()), 4),
+        }
 
     def end(self) -> None:
         """Delete all temporary files of the job."""
@@ -380,12 +388,12 @@ class Job:
         for shard in engine.make_shards(self.work, self._how, todo):
             self._check()
             self.parts[shard] = part = read_part(self.storage, self.stems[shard])
-            for row in part.rows:
-                rejected = row["status"] != "packed"
-                if rejected:
-                    _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
-                    self.heartbeat.reasons[Reason(row["reason"])] += 1
-                self.progress.advance(rejected=rejected)
+            rejected = [row for row in part.rows if row["status"] != "packed"]
+            for row in rejected:
+                _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
+            self.reasons.update(Reason(row["reason"]) for row in rejected)
+            for number in range(len(self.shards[shard])):
+                self.progress.advance(rejected=number < len(rejected))
 
     def _find_parts(self) -> None:
         """Load the records of the shards that earlier runs have made."""
@@ -399,7 +407,7 @@ class Job:
             packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
             self.outages.add_readable(one for one in self.shards[shard] if encode_name(one.id) in packed)
             rejected = [Reason(row["reason"]) for row in part.rows if row["status"] != "packed"]
-            self.heartbeat.reasons.update(rejected)
+            self.reasons.update(rejected)
             self.progress.take(len(self.shards[shard]), rejected=len(rejected))
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
@@ -456,7 +464,7 @@ class Job:
 
     def _count(self, outcome: Outcome) -> None:
         if outcome.reason is not None:
-            self.heartbeat.reasons[outcome.reason] += 1
+            self.reasons[outcome.reason] += 1
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""
