@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastvid.runtime.names import importer
+from fastvid.runtime.names import importer, listed_names
 
 if TYPE_CHECKING:
     from fastvid.decode.sound import Audio as Audio
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fastvid.load.after.augment import GaussianBlur as GaussianBlur
     from fastvid.load.after.augment import Grayscale as Grayscale
     from fastvid.load.after.augment import RandAugment as RandAugment
+    from fastvid.load.batch.labels import Extras as Extras
     from fastvid.load.batch.labels import MultiHot as MultiHot
     from fastvid.load.batch.labels import Text as Text
     from fastvid.load.clip_dataset import ClipDataset as ClipDataset
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
     from fastvid.load.order.epoch import BlockShuffle as BlockShuffle
     from fastvid.load.order.epoch import ClassBalanced as ClassBalanced
     from fastvid.load.order.epoch import EveryFrame as EveryFrame
+    from fastvid.load.order.epoch import Order as Order
     from fastvid.load.order.mixture import Mixture as Mixture
     from fastvid.load.order.packed import Packed as Packed
     from fastvid.load.workers.stats import LoaderStats as LoaderStats
@@ -57,105 +59,14 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "AtFps": "fastvid.load.clips.timed_sampling",
-    "Audio": "fastvid.decode.sound",
-    "Batch": "fastvid.load.loader",
-    "BlockShuffle": "fastvid.load.order.epoch",
-    "Buckets": "fastvid.load.order.buckets",
-    "CenterCrop": "fastvid.load.clips.crops",
-    "ClassBalanced": "fastvid.load.order.epoch",
-    "ClipDataset": "fastvid.load.clip_dataset",
-    "ClipLoader": "fastvid.load.loader",
-    "ColorJitter": "fastvid.load.after.augment",
-    "Deltas": "fastvid.load.clips.timed_sampling",
-    "Dense": "fastvid.load.clips.sampling",
-    "Draws": "fastvid.load.order.draws",
-    "Erasing": "fastvid.load.after.augment",
-    "EveryFrame": "fastvid.load.order.epoch",
-    "ExactSampler": "fastvid.load.clip_dataset",
-    "FastvidError": "fastvid.errors",
-    "FrameBatch": "fastvid.decode.video",
-    "GaussianBlur": "fastvid.load.after.augment",
-    "Grayscale": "fastvid.load.after.augment",
-    "HorizontalFlip": "fastvid.load.clips.crops",
-    "LoaderStats": "fastvid.load.workers.stats",
-    "Mixture": "fastvid.load.order.mixture",
-    "MultiHot": "fastvid.load.batch.labels",
-    "MultiScaleCrop": "fastvid.load.clips.crops",
-    "Native": "fastvid.load.clips.crops",
-    "Output": "fastvid.load.options",
-    "Packed": "fastvid.load.order.packed",
-    "RandAugment": "fastvid.load.after.augment",
-    "RandomCrop": "fastvid.load.clips.crops",
-    "RandomResizedCrop": "fastvid.load.clips.crops",
-    "Resize": "fastvid.load.clips.crops",
-    "Segments": "fastvid.load.clips.sampling",
-    "Skip": "fastvid.load.options",
-    "Text": "fastvid.load.batch.labels",
-    "Uniform": "fastvid.load.clips.sampling",
-    "Video": "fastvid.decode.video",
-    "VideoDataset": "fastvid.decode.video_dataset",
-    "VideoInfo": "fastvid.load.clips.sampling",
-    "Views": "fastvid.load.clips.views",
-    "Window": "fastvid.load.clips.timed_sampling",
-    "Workers": "fastvid.load.options",
-    "open": "fastvid.decode.video_dataset",
-    "shard": "fastvid.sharding.job.job:run_job",
-}
-
-__all__ = [
-    "AtFps",
-    "Audio",
-    "Batch",
-    "BlockShuffle",
-    "Buckets",
-    "CenterCrop",
-    "ClassBalanced",
-    "ClipDataset",
-    "ClipLoader",
-    "ColorJitter",
-    "Deltas",
-    "Dense",
-    "Draws",
-    "Erasing",
-    "EveryFrame",
-    "ExactSampler",
-    "FastvidError",
-    "FrameBatch",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "LoaderStats",
-    "Mixture",
-    "MultiHot",
-    "MultiScaleCrop",
-    "Native",
-    "Output",
-    "Packed",
-    "RandAugment",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Resize",
-    "Segments",
-    "Skip",
-    "Text",
-    "Uniform",
-    "Video",
-    "VideoDataset",
-    "VideoInfo",
-    "Views",
-    "Window",
-    "Workers",
-    "__version__",
-    "open",
-    "shard",
-]
-
+_HOMES = listed_names(__spec__)
+__all__ = ["__version__", "shard"]  # type checkers see the others by their `as`
+__all__ += sorted({*_HOMES} - {"shard"})
+__all__.sort()
 
 if not TYPE_CHECKING:  # type checkers then see names that are not there
     __getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

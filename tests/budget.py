@@ -20,19 +20,19 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_364,
     "decode": 2_942,
     "media": 2_127,
-    "storage": 1_718,
-    "sharding": 11_545,
-    "load": 6_568,
-    "train": 8_452,
-    "models": 1_434,
-    "cli": 1_857,
+    "storage": 1_633,
+    "sharding": 11_022,
+    "load": 6_210,
+    "train": 7_714,
+    "models": 1_149,
+    "cli": 1_782,
     "report": 549,
-    "runtime": 505,
+    "runtime": 503,
     "demo": 466,
     "tune": 646,
-    "root": 256,
+    "root": 169,
     "bench": 10_882,
-    "examples": 323,
+    "examples": 363,
     "pipelines": 585,
     "docker": 199,
 }
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_850
+TESTS: Final = 54_977
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

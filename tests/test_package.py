@@ -38,7 +38,7 @@ ORDER = {
             shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
             predict history access sets main
         """,
-        "fastvid/load": "options order clips memory device after batch workers state trainers loader clip_dataset",
+        "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
         "bench/batches": "rivals corpus scores charts batches",

@@ -31,7 +31,7 @@ from bench.batches.scores import score
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import JobError
 from fastvid.load.order.buckets import Buckets, ClipSizes, patches
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import MASKED, Batching
 from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import IntArray
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
     """Score one of fastvid's plans."""
-    order = Order(len(sizes), seed, 0)
+    order = Permutation(len(sizes), seed, 0)
     ids = order.ids(np.arange(len(sizes)))
     begun = time.perf_counter()
     epoch = code(sizes, 0, world).epoch(order)
@@ -172,7 +172,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
 
 def many(samples: int, world: int) -> dict[str, Any]:
     """Plan many samples: seconds until the first batch is known, and until all are; of the clock and of the CPU."""
-    sizes, order, found = clip_sizes(samples), Order(samples, 0, 0), {}
+    sizes, order, found = clip_sizes(samples), Permutation(samples, 0, 0), {}
     for name, code in (("Packed", packed_code), ("Buckets", buckets_code)):
         marks = [(time.perf_counter(), time.process_time())]
         plan = code(sizes, 0, world)

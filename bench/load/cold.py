@@ -127,11 +127,11 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
 
 def reach_batch(number: int) -> np.ndarray:
     """Return the samples of a batch of the large dataset, int64 [BATCH]."""
-    from fastvid.load.order.draws import Order
+    from fastvid.load.order.draws import Permutation
 
     total = REACH["shards"] * REACH["samples"]
     start = number * total // 100
-    return Order(total, 1, 0).ids(np.arange(start, start + BATCH))
+    return Permutation(total, 1, 0).ids(np.arange(start, start + BATCH))
 
 
 def make_reach(folder: Path, number: int) -> Path:

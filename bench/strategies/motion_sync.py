@@ -250,14 +250,14 @@ def lineage_of(config: Any) -> list[dict[str, int | str]]:
     import torch
 
     from fastvid.format.dataset import Dataset
-    from fastvid.load.order.draws import Order
+    from fastvid.load.order.draws import Permutation
     from fastvid.train.parts.replica import Lineage
 
     keys = Dataset(config.data.path, split=config.data.split).keys.to_pylist()
     positions = np.arange(_samples_per_epoch(config))
     whole = Lineage()
     for epoch in range(config.run.epochs):
-        samples = Order(len(keys), config.run.seed, epoch).ids(positions)
+        samples = Permutation(len(keys), config.run.seed, epoch).ids(positions)
         batch: Any = SimpleNamespace(position=torch.from_numpy(positions), key=[keys[sample] for sample in samples])
         whole.add(epoch, *Lineage.of(batch))
     return whole.state_dict()

@@ -86,9 +86,9 @@ def run(args: argparse.Namespace) -> int:
 def measure(size: int, rounds: int, rule: Any = None, quorum: int = 1) -> dict[str, float]:
     """Return medians in ms of CPU time."""
     import torch
+    from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 
     from fastvid.train.strategies.asgd.client import ParameterClient
-    from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
     from fastvid.train.strategies.asgd.messages import MessageHeader
     from fastvid.train.strategies.asgd.server import Server
     from fastvid.train.strategies.asgd.weight_shard import WeightShard

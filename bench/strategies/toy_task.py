@@ -146,9 +146,9 @@ class _ToyLoader:
     def __iter__(self) -> Iterator[Any]:
         import torch
 
-        from fastvid.load.order.draws import Order
+        from fastvid.load.order.draws import Permutation
 
-        order = Order(self._clips, self._seed, self.epoch)
+        order = Permutation(self._clips, self._seed, self.epoch)
         while self._batches.count(self._position):
             share = self._batches.share(self._position)
             samples = torch.from_numpy(order.ids(share.positions))

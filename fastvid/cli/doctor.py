@@ -77,8 +77,7 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
     runs = [one for name, one in backends().items() if found["decoders"][name]["missing"] is None]
     proof = _proof(runs)
     found |= {"proof": proof, "parity": [], "problems": [_line(step) for step in proof if step["problem"]]}
-    proved = {step["name"] for step in proof if not step["problem"]}
-    if parity and _DECODED in proved:
+    if parity and any(step["name"] == _DECODED and not step["problem"] for step in proof):
         try:
             found["parity"] = _parity(runs)
         except FastvidError as error:
@@ -92,7 +91,7 @@ def examine(*, parity: bool = True) -> dict[str, Any]:
 def _proof(runs: list[Backend]) -> list[dict[str, Any]]:
     """Run users' first steps on a tiny video; test the default decoder even if it cannot be loaded."""
     try:
-        from fastvid.sharding.verify.audit import self_test
+        from fastvid.sharding.verify.self_test import self_test
     except ImportError as error:  # PyAV may be what is broken
         return [{"name": "shard", "seconds": 0.0, "found": "", "problem": f"import failed: {error}", "hint": None}]
     rest = [one for one in runs if one.name != REFERENCE]
@@ -190,11 +189,9 @@ def text(found: dict[str, Any]) -> str:
             for encoder, profiles in _NEEDED_ENCODERS.items()
         ]
     for number, (name, backend) in enumerate(found["decoders"].items()):
-        head = "decode" if not number else ""
-        if backend["missing"]:
-            lines.append(f"{head:9} NO   {name}: {backend['missing']}")
-        else:
-            lines.append(f"{head:9} yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})")
+        runs = f"yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})"
+        missing = backend["missing"]
+        lines.append(f"{'' if number else 'decode':9} {f'NO   {name}: {missing}' if missing else runs}")
     lines += _text_proof(found)
     if found["parity"]:
         lines.append("agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames")
@@ -216,8 +213,8 @@ def text(found: dict[str, Any]) -> str:
 def _text_proof(found: dict[str, Any]) -> list[str]:
     lines = []
     for number, step in enumerate(found["proof"]):
-        head = "" if number else "proof"
-        lines.append(f"{head:9} {'NO ' if step['problem'] else 'yes'}  {_line(step)} ({step['seconds']:.1f} s)")
+        says = "NO " if step["problem"] else "yes"
+        lines.append(f"{'' if number else 'proof':9} {says}  {_line(step)} ({step['seconds']:.1f} s)")
         if step["hint"]:
             lines.append(f"{'':15}hint: {step['hint']}")
     return lines

@@ -89,7 +89,7 @@ def _videos(summary: Summary) -> list[str]:
         _row("bytes", " and ".join(places)),
     ]
     if encoding.num_samples:
-        lines[-1] += f", {size(encoding.bytes.mean())} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
+        lines[-1] += f", {size(encoding.bytes / encoding.num_samples)} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
         lines += _encoding(summary)
     extras = summary.generation.extras
     if flow := extras.get("flow"):

@@ -19,8 +19,8 @@ from pathlib import Path
 from fastvid.errors import UsageError
 from fastvid.runtime.values import count, size, things
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.receipts import HIDDEN, receipt_file
 from fastvid.sharding.change.takedown import SourceSelection, TakenDown, select_keys, take_down
-from fastvid.sharding.job.ledger import STATES, receipt_file
 from fastvid.storage import open_storage
 
 
@@ -72,7 +72,7 @@ def _taken_down(dataset: str, done: TakenDown) -> str:
         lines.append(
             f"{things(receipt.unknown, 'source')} of unknown SHA-256, not blocked: block the files with --sha256"
         )
-    lines.append(f"receipt {file}: {STATES[receipt.state]}")
+    lines.append(f"receipt {file}: {HIDDEN}")
     lines.append(f"to finish: fastvid compact {dataset} && fastvid gc {dataset} --yes")
     lines.append(f"to check:  fastvid verify {dataset} --receipt {file} --name NAME")
     return "\n".join(lines)

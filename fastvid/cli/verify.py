@@ -16,8 +16,7 @@ import logging
 from fastvid.errors import visible
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import size, things
-from fastvid.sharding.job.ledger import Receipt
-from fastvid.sharding.verify.audit import audit_removals
+from fastvid.sharding.change.receipts import Receipt, audit_removals
 from fastvid.sharding.verify.verify import CHECKS, VerifyReport, repair_sidecars, verify_dataset
 from fastvid.storage import open_storage
 

@@ -10,11 +10,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, cast, get_args
+from dataclasses import replace
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as MapStyle
@@ -25,33 +24,20 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.batch import Assembler, Batch
-from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
-from fastvid.load.batch.sinks import video_spec
-from fastvid.load.clips.clip import (
-    BatchRow,
-    Clip,
-    ClipRules,
-    Crops,
-    Frames,
-    as_clips,
-    check_streams,
-    clips_to_decode,
-    depth_of,
-    streams_text,
-)
+from fastvid.format.schema import FLOW
+from fastvid.load.batch.batch import Batch
+from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
+from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, Crops, Frames, as_clips, clips_to_decode
 from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, add_location, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
-from fastvid.load.options import Output, Workers
+from fastvid.load.options import Output, Workers, with_moved
 from fastvid.load.order.draws import resolve_subset
-from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Share
+from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
-from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
 from fastvid.load.workers.clip_worker import ClipTask, fetch_clip
-from fastvid.load.workers.lanes import choose_backends
-from fastvid.runtime.arrays import IntArray
+from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
 
@@ -88,13 +74,10 @@ class ClipDataset(MapStyle[ClipRow]):
         spatial: One crop and at most one flip.
         seed: Determines frames and crops, 0 <= seed < 2**64; the order too if an `ExactSampler` is used.
         streams: Video streams of each sample, see `ClipLoader`.
-        flow_stack: Flows per frame, see `ClipLoader`.
-        fields: Annotation columns to deliver in the row's "fields".
-        text: The row's "text", see `ClipLoader`.
-        labels: The row's "labels", see `ClipLoader`.
-        signals: Signals of the row, see `ClipLoader`.
+        extras: Texts, labels, columns and signals of the row; no sound.
         decoder: Name of a back-end that decodes on the CPU, or a `Backend`.
-        output: The form of the video tensors.
+        output: The form of the video tensors; clips are collated by the DataLoader.
+        **moved: Any field of `extras` and `output`, as version 0.2 had them.
 
     Raises:
         UsageError: If an argument is invalid.
@@ -109,29 +92,34 @@ class ClipDataset(MapStyle[ClipRow]):
         spatial: Crops,
         seed: int = 0,
         streams: Sequence[str] | str | None = None,
-        flow_stack: int = 1,
-        fields: Sequence[str] = (),
-        text: Text | None = None,
-        labels: MultiHot | None = None,
-        signals: SignalsAsked = (),
+        extras: Extras = Extras(),
         decoder: str | Backend = "pyav",
         output: Output = Output(),
+        **moved: Any,
     ) -> None:
-        dataset = resolve_subset(dataset)
-        self.dataset, self.rules, self.output = dataset, ClipRules.of(dataset, frames, spatial), output
-        self.streams, self.flow_stack = check_streams(streams, flow_stack, dataset.streams), flow_stack
+        self.dataset, self.decoder = resolve_subset(dataset), decoder
+        extras, output = with_moved("ClipDataset", {"extras": extras, "output": output}, moved)
+        if extras.audio is not None:
+            raise UsageError("a ClipDataset has no sound", hint="use a ClipLoader for audio=")
+        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack)
+        self.spec = Spec(
+            self.dataset,
+            rules,
+            EpochOrders(self.dataset, shuffle=False),
+            RowAnnotations.of(self.dataset, extras),
+            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=False),
+            output=replace(output, collate="list" if rules.shape is None and FLOW not in rules.streams else "stack"),
+        )
+        """Everything that decides the pixels of the clips."""
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
-        self.decoder, self.annotations = decoder, RowAnnotations.of(dataset, fields, text, labels)
-        self._depth = depth_of(dataset, self.streams)
-        self.signals = SignalRows.of(dataset, frames, self.streams, signals, views=False)
-        self._opened: _Opened | None = None
+        self._opened: tuple[int, Decoders] | None = None
         self._open()  # reports a wrong argument here, not in a worker process
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __repr__(self) -> str:
-        return f"ClipDataset({len(self)} samples, frames={self.rules.sampler_text}, epoch {self.epoch})"
+        return f"ClipDataset({len(self)} samples, frames={self.spec.rules.sampler_text}, epoch {self.epoch})"
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -172,35 +160,25 @@ class ClipDataset(MapStyle[ClipRow]):
             raise IndexError(f"sample {index} of a dataset of {len(self)}")
         return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)
 
-    def _open(self) -> _Opened:
+    def _open(self) -> Decoders:
         """Return the decoder of this process; a forked one does not use its parent's."""
-        if self._opened is None or self._opened.pid != os.getpid():
-            stream = LoaderStream(resolve("cpu"))
-            fixed = self.rules.num_frames is not None and self.rules.output is not None
-            spec = video_spec(self.rules, self.output, stream, "stack" if fixed else "list")
-            has = (self.streams, self.flow_stack)
+        if self._opened is None or self._opened[0] != os.getpid():
+            video = VideoSpec.of(self.spec, LoaderStream(resolve("cpu")))
+            chosen = choose_backends(self.decoder, self.spec, video.stream.device)
             # Several rows may be of one video.
-            shape = BatchShape(
-                spec, self.output.dtype, *has, views=False, clips_per_video=2, planned=False, depth=self._depth
-            )
-            backends = ActiveBackends(shape, 1, Workers(num_threads=1))
-            backends.use(choose_backends(self.decoder, stream.device))
-            parts = (stream, self.streams, (), False, self.annotations)
-            assembler = Assembler(*parts, stage=None, seed=0, epoch=0, signals=self.signals)
-            self._opened = _Opened(os.getpid(), backends, assembler, prefetch_threads(self.dataset))
-        return self._opened
+            decoders = Decoders(self.spec, video, chosen, Workers(num_threads=1), 1, together=True)
+            self._opened = os.getpid(), decoders
+        return self._opened[1]
 
     def _read(self, seed: int, epoch: int, visits: Sequence[SampleVisit]) -> list[ClipRow]:
-        opened = self._open()
-        parts = (self.rules, seed, epoch, opened.backends.backend, self.streams, self.flow_stack)
-        order = _Visited(visits, seed, epoch)
-        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
-        planner = BatchPlanner(self.dataset, order, clips, join=opened.backends.join)
-        positions = np.array([visit.position for visit in visits], dtype=np.int64)
-        plan = planner.plan(Share(visits[0].start, visits[0].stop, positions))
+        decoders = self._open()
+        clips, order = ClipPlanner(self.spec.rules, seed, epoch, decoders.backend), self.spec.orders.order(seed, epoch)
+        planner = BatchPlanner(self.dataset, order, clips, join=decoders.join)
+        samples, positions = (np.array([visit[field] for visit in visits], dtype=np.int64) for field in range(2))
+        plan = planner.plan(Share(visits[0].start, visits[0].stop, positions), samples)
         for error in plan.errors.values():
             raise error
-        batch = opened.decode(plan, seed, epoch)
+        batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
         lengths = (batch.frame_index >= 0).sum(1).tolist()
         each = [name for name, value in batch.items() if isinstance(value, Tensor | tuple | list)]
         return [
@@ -225,63 +203,38 @@ _OF_BATCH: Final = frozenset({"weight", "valid"})
 _LARGE: Final = frozenset({"video", "flow"})
 
 
-@dataclass
-class _Visited:
-    """Visits as an order of samples."""
+def _decoded(plan: BatchPlan, decoders: Decoders, num_fetchers: int) -> Batch:
+    """Return the batch of a plan, all of whose clips are planned."""
+    canvas = decoders.finisher.open(plan.clips, plan.share.shape)
+    rows = clips_to_decode(plan.clips)
+    sources: Sequence[BatchRow | EncodedClip] = _fetched(as_clips(rows), num_fetchers) if num_fetchers else rows
+    tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
+    lane = decoders.lanes[0].take()
+    try:
+        with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
+            for made in results:
+                row = rows[made.number]
+                canvas.done(row.row, good=made.error is None)
+                if made.error is not None:
+                    add_location(made.error, row.shard.stem, row.key)
+                    raise made.error
+    finally:
+        decoders.lanes[0].give(lane)
+    shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
+    return decoders.assembler.make(plan, canvas, shown, ())[0]
 
-    visits: Sequence[SampleVisit]
-    seed: int
-    epoch: int
 
-    @property
-    def num_samples(self) -> int:
-        return len(self.visits)
-
-    def ids(self, _positions: npt.ArrayLike, /) -> IntArray:
-        return np.array([visit.sample for visit in self.visits], dtype=np.int64)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    """What a process needs to decode clips."""
-
-    pid: int
-    backends: ActiveBackends
-    assembler: Assembler
-    num_fetchers: int
-
-    def decode(self, plan: BatchPlan, seed: int, epoch: int) -> Batch:
-        """Return the batch of a plan, all of whose clips are planned."""
-        canvas = self.backends.finisher.open(plan.clips, plan.share.shape)
-        rows = clips_to_decode(plan.clips)
-        sources: Sequence[BatchRow | EncodedClip] = self._fetch(as_clips(rows)) if self.num_fetchers else rows
-        tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
-        lanes = self.backends.lanes[0]
-        lane = lanes.take()
+def _fetched(clips: Sequence[Clip | None], num_fetchers: int) -> list[EncodedClip]:
+    def fetch(clip: Clip | None) -> EncodedClip:
+        assert clip is not None
         try:
-            with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
-                for made in results:
-                    row = rows[made.number]
-                    canvas.done(row.row, good=made.error is None)
-                    if made.error is not None:
-                        add_location(made.error, row.shard.stem, row.key)
-                        raise made.error
-        finally:
-            lanes.give(lane)
-        shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-        return replace(self.assembler, seed=seed, epoch=epoch).make(plan, canvas, shown, ())[0]
+            return fetch_clip(clip)[0]
+        except Exception as error:
+            add_location(error, clip.shard.stem, clip.key)
+            raise
 
-    def _fetch(self, clips: Sequence[Clip | None]) -> list[EncodedClip]:
-        def fetch(clip: Clip | None) -> EncodedClip:
-            assert clip is not None
-            try:
-                return fetch_clip(clip)[0]
-            except Exception as error:
-                add_location(error, clip.shard.stem, clip.key)
-                raise
-
-        with ThreadPoolExecutor(min(self.num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
-            return list(pool.map(fetch, clips))
+    with ThreadPoolExecutor(min(num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
+        return list(pool.map(fetch, clips))
 
 
 def collate_rows(
@@ -328,9 +281,6 @@ def collate_rows(
 default_collate_fn_map[ClipRow] = collate_rows
 
 
-Last = Literal["drop", "keep"]
-
-
 class ExactSampler(DistributedSampler[SampleVisit]):
     """Yields this rank's visits of an epoch, as a `ClipLoader` of the same arguments makes its batches.
 
@@ -346,13 +296,11 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         clips: The clips.
         global_batch_size: Clips per step over all ranks; a multiple of the world size. The DataLoader's batch_size is
             this number divided by the world size.
-        shuffle: See `ClipLoader`.
-        balance: See `ClipLoader`.
-        clips_per_video: See `ClipLoader`.
-        last: "drop" discards the clips that do not fill the last batch; "keep" delivers them, and some ranks then have
-            fewer clips, or a batch less.
+        order: Which samples an epoch visits, in which order, and how it ends: last="drop" discards the clips that do
+            not fill the last batch; "keep" delivers them, and some ranks then have fewer clips, or a batch less.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
+        **moved: Any field of `order`, as version 0.2 had them.
 
     Raises:
         UsageError: If an argument is invalid, or if the dataset is too small for one batch.
@@ -363,18 +311,18 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         clips: ClipDataset,
         *,
         global_batch_size: int,
-        shuffle: bool | BlockShuffle = True,
-        balance: ClassBalanced | None = None,
-        clips_per_video: int = 1,
-        last: Last = "drop",
+        order: Order = Order(),
         rank: int | None = None,
         world_size: int | None = None,
+        **moved: Any,
     ) -> None:
-        check_choice("last", last, get_args(Last))
+        (order,) = with_moved("ExactSampler", {"order": order}, moved)
+        check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        self._orders = EpochOrders(clips.dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
+        orders = EpochOrders.of(clips.dataset, order)
+        self.spec = replace(clips.spec, orders=orders)
         self.batches = Batches(
-            self._orders.num_samples, global_batch_size, last, self.world, clips_per_video=clips_per_video
+            orders.num_samples, global_batch_size, order.last, self.world, order.group_size, order.clips_per_video
         )
         if self.batches.size % self.world.size:
             raise UsageError(
@@ -391,7 +339,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
 
     def _iterate(self) -> Iterator[SampleVisit]:
         self._begin()
-        order = self._orders.order(self._seed, self.epoch)
+        order = self.spec.orders.order(self._seed, self.epoch)
         for share in self.batches.shares(self._origin):
             positions = share.positions[share.positions != MASKED]
             samples = order.ids(positions) if len(positions) else np.empty(0, np.int64)
@@ -430,7 +378,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
                 for those itself.
         """
         place = (self.epoch, self._position) if after is None else (after.epoch, after.stop)
-        own = {"version": STATE_VERSION, "fingerprint": self._fingerprint(), "seed": self._seed}
+        own = {"version": STATE_VERSION, "fingerprint": self.spec.fingerprint(), "seed": self._seed}
         return own | dict(zip(("epoch", "position"), place, strict=True))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -439,7 +387,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        self._seed, self.epoch, self._position = check_state(state, self._fingerprint(), self._orders.num_samples)
+        self._seed, self.epoch, self._position = check_state(
+            state, self.spec.fingerprint(), self.spec.orders.num_samples
+        )
         self._origin = self._position
 
     @property
@@ -450,8 +400,3 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         if self._is_over:
             self.epoch, self._origin = self.epoch + 1, 0
         self._position = self._origin
-
-    def _fingerprint(self) -> dict[str, str]:
-        clips, streams = self.clips, streams_text(self.clips.streams, self.clips.flow_stack)
-        own = fingerprint(clips.dataset, clips.rules, order=self._orders.text, streams=streams)
-        return own | clips.annotations.fingerprint

@@ -1,7 +1,6 @@
-"""What a `ClipLoader` delivers, apart from its position: samples in order, decoders, and the form of a batch.
+"""ClipLoader: turn a dataset into batches of clips on a device.
 
-ClipLoader: turn a dataset into batches of clips on a device.
-
+spec      everything that decides pixels; as text the fingerprint of a state (batch/spec.py)
 state     {version, fingerprint, seed, epoch, position}: what was delivered
 order     position -> sample, by arithmetic (order/)
 plan      position -> frames, crop, flip, all before decoding (clips/plan.py)
@@ -12,40 +11,35 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import torch
 from torch.utils.data import IterableDataset, Subset
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.sound import Audio
 from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
-from fastvid.load.batch.batch import Assembler
 from fastvid.load.batch.batch import Batch as Batch
-from fastvid.load.batch.canvas import Patches, SoundMemory, TransformStage
-from fastvid.load.batch.labels import MultiHot, RowAnnotations, SignalRows, SignalsAsked, Text
-from fastvid.load.batch.sinks import Collate, check_collate, video_spec
-from fastvid.load.clips.clip import ClipRules, Crops, Frames, check_streams, depth_of, streams_text, varying_sizes
+from fastvid.load.batch.canvas import SoundMemory
+from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
+from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
-from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
-from fastvid.load.options import OnError, Output, Skip, Workers
+from fastvid.load.options import OnError, Output, Skip, Workers, with_moved
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.draws import resolve_subset
-from fastvid.load.order.epoch import MASKED, Batches, BlockShuffle, ClassBalanced, EpochOrders, Last
+from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
-from fastvid.load.state import STATE_VERSION, check_state, fingerprint
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.chosen_backends import ActiveBackends, BatchShape
-from fastvid.load.workers.engine import BatchPipeline, EpochPart
-from fastvid.load.workers.lanes import AUTO, choose_backends
+from fastvid.load.workers.engine import BatchPipeline
+from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.load.workers.stats import Counters, LoaderStats, batch_callbacks
 from fastvid.runtime.processes import World, available_cores
 from fastvid.runtime.values import check_integer
@@ -61,9 +55,7 @@ class Skips:
     """A loader's policy for failed clips."""
 
     def __init__(self, on_error: OnError) -> None:
-        if on_error != "raise" and not isinstance(on_error, Skip):
-            raise UsageError(f"on_error is {on_error!r}", hint="use 'raise' or Skip(max_rate)")
-        self._skip = None if on_error == "raise" else on_error
+        self._skip = on_error if isinstance(on_error, Skip) else None
 
     def take(
         self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
@@ -103,157 +95,20 @@ def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, tot
         ) from errors[max(errors)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Following:
-    """The epoch after one that was delivered to its end, and the pipeline that has prefetched from it, if one has."""
-
-    seed: int
-    epoch: int
-    run: BatchPipeline | None
-
-
-class ClipSource:
-    """Makes the batches of any epoch from any position.
-
-    `dataset`: the samples.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset | Mixture,
-        rules: ClipRules,
-        plans: EpochPlans,
-        *,
-        batches: Buckets | Packed | None,
-        streams: tuple[str, ...],
-        flow_stack: int,
-        views: Views | None,
-        audio: Audio | None,
-        annotations: RowAnnotations,
-        signals: SignalRows | None,
-        after: Sequence[AnyTransform],
-        collate: Collate,
-        output: Output,
-        workers: Workers,
-        decoder: str | Backend,
-        stream: LoaderStream,
-        world: World,
-    ) -> None:
-        self.dataset, self.rules, self._plans, self.world = dataset, rules, plans, world
-        self._following: _Following | None = None
-        self.streams, self.flow_stack, self.views, self.audio = streams, flow_stack, views, audio
-        self.annotations, self.workers, self.stream = annotations, workers, stream
-        self.num_threads = workers.num_threads or available_cores()
-        clips_per_video = plans.orders.clips_per_video
-        if views is not None:
-            for sampler, crop in rules.pairs:
-                check_views(views, sampler, crop, clips_per_video=clips_per_video, audio=audio is not None)
-        patches = Patches(batches.patch, batches.merge, output.layout) if isinstance(batches, Packed) else None
-        collate = check_collate(collate, streams, views=views is not None, batches=batches)
-        spec = video_spec(rules, output, stream, collate)
-        self._depth = depth_of(dataset, streams)
-        self._after = TransformChain.of(after, streams, self._depth)
-        stage = None if self._after is None else TransformStage(self._after, spec)
-        made = (streams, () if views is None else (views.num_views,), collate == "pad", annotations, stage)
-        self.assembler = Assembler(stream, *made, seed=0, epoch=0, patches=patches, signals=signals, depth=self._depth)
-        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
-        required = collate == "pad" and world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, rules, streams, required=required)
-        has = (streams, flow_stack, views is not None, clips_per_video, isinstance(batches, Buckets))
-        self.backends = ActiveBackends(
-            BatchShape(spec, output.dtype, *has, stage, self._depth), self.num_threads, workers
-        )
-        if decoder != "auto":
-            self.backends.use(choose_backends(decoder, stream.device))
-
-    @property
-    def fingerprint(self) -> dict[str, str]:
-        """Everything that determines the batches besides seed, epoch and position, as text by part."""
-        own = fingerprint(
-            self.dataset,
-            self.rules,
-            order=self.plans.orders.text,
-            streams=streams_text(self.streams, self.flow_stack),
-        )
-        own |= {"batches": self.plans.batching.text} if self.plans.batching.text else {}
-        own |= {"sampler": f"{own['sampler']} {self.views}"} if self.views else {}
-        own |= {} if self.audio is None else {"audio": repr(self.audio)}
-        own |= self.annotations.fingerprint
-        own |= {} if self.assembler.signals is None else {"signals": self.assembler.signals.text}
-        return own if self._after is None else own | {"after": repr(self._after)}
-
-    @property
-    def plans(self) -> EpochPlans:
-        """The order and the batches of each epoch."""
-        return self._plans
-
-    @plans.setter
-    def plans(self, plans: EpochPlans) -> None:
-        self._plans, self._following = plans, None
-
-    def start(self, seed: int, epoch: int, position: int) -> BatchPipeline:
-        """Start the threads that make the batches from `position` to the end of the epoch.
-
-        If the epoch before was delivered to its end, they continue with what was prefetched, and prefetch from the next
-        epoch in turn: a loop over epochs waits for the first batch once. A loader that is read once reads nothing else.
-        Worker processes do not prefetch so: they would have to be interrupted in the middle of their tasks.
-        """
-        known, self._following = self._following, None
-        follows = known is not None and (known.seed, known.epoch, 0) == (seed, epoch, position)
-        run = known.run if known is not None and follows else None
-        run = run or self._pipeline(seed, epoch, position, follow=follows and self.workers.kind == "thread")
-        run.start(epoch)
-        return run
-
-    def finish(self, run: BatchPipeline, seed: int, epoch: int) -> None:
-        """Stop the threads after the last batch before an epoch, and keep what they prefetched of it."""
-        self._following = _Following(seed, epoch, run if run.follows and run.pause() else None)
-
-    def end(self, run: BatchPipeline) -> None:
-        """Stop the threads of an iteration, unless they were stopped by `finish`."""
-        if self._following is None or self._following.run is not run:
-            run.close()
-
-    def forget(self) -> None:
-        """Release what was prefetched for the next iteration."""
-        self._following = None
-
-    def close(self) -> None:
-        """Release the decoders and what was prefetched."""
-        self.forget()
-        self.backends.close()
-
-    def _pipeline(self, seed: int, epoch: int, position: int, *, follow: bool) -> BatchPipeline:
-        backends = self.backends
-        if backends.backend is AUTO:
-            planner, batches = self._planner(seed, epoch), self.plans.epoch(seed, epoch)
-            backends.decide(planner.plan(next(batches.shares(position))).clips, self.world)
-        epochs = itertools.count(epoch) if follow else (epoch,)
-        return BatchPipeline(
-            (self._part(seed, each, position if each == epoch else 0) for each in epochs),
-            backends.lanes,
-            backends.finisher,
-            prefetch=self.workers.prefetch,
-            follows=follow,
-            finishes_ahead=not self.assembler.uses_global_generators,
-            sounds=None if self.audio is None else SoundMemory(self.audio, backends.pool, self.stream),
-            num_fetchers=self._num_fetchers,
-        )
-
-    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
-        parts = (self.rules, seed, epoch, self.backends.backend, self.streams, self.flow_stack)
-        clips = ClipPlanner(*parts, depth=frozenset(self._depth))
-        return BatchPlanner(self.dataset, self.plans.orders.order(seed, epoch), clips, clip_sizes=self._clip_sizes)
-
-    def _part(self, seed: int, epoch: int, position: int) -> EpochPart:
-        backends, planner = self.backends, self._planner(seed, epoch)
-        one = replace(planner.clips, views=self.views or ONE_VIEW, audio=self.audio)
-        # Clips that this process prefetches must be decided in this process.
-        in_workers = backends.decides and one.runs_in_workers and not self._num_fetchers and self.audio is None
-        planner = replace(planner, clips=one, join=backends.join, decide=not in_workers)
-        plans = planner.plans(self.plans.epoch(seed, epoch), position)
-        assembler = replace(self.assembler, seed=seed, epoch=epoch)
-        return EpochPart(epoch, plans, assembler, one if in_workers else None)
+def _sizes(
+    given: int | Buckets | Packed | None, moved: dict[str, Any], world: World
+) -> tuple[int | None, Buckets | Packed | None]:
+    """Return the clips of a batch, or how batches of varying shape are planned; takes their other names off `moved`."""
+    if "batch_size" in moved and given is None:
+        given = moved.pop("batch_size")
+        if world.size > 1 and isinstance(given, int):
+            raise UsageError(
+                f"batch_size is {given} in a world of {world.size} ranks",
+                hint=f"use global_batch_size={given * world.size}, the clips of a step over all ranks",
+            )
+    if isinstance(given, Buckets | Packed):
+        return None, given
+    return given, moved.pop("batches", None)
 
 
 class ClipLoader(IterableDataset[Batch]):
@@ -273,47 +128,26 @@ class ClipLoader(IterableDataset[Batch]):
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
             For a mixture one of all datasets, or a mapping with one for each by name.
         spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
+        global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`. Or
+            `Buckets` or `Packed` for batches of varying shape: with `Buckets` the sampler makes the frames of each
+            bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
         streams: Video streams of each sample: "rgb", "flow", or both, of the same pixels; or cameras, whose frames show
             the same moments. All pictures by default. The first is `Batch.video`.
-        flow_stack: Flows per frame, L: half before and half after it.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
-        global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`.
-        batches: `Buckets` or `Packed` for batches of varying shape, in place of `global_batch_size`. With `Buckets` the
-            sampler makes the frames of each bucket's shape and the crop its size; with `Packed` `Batch.video` is a
-            sequence of patches.
-        group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
-            requires last="drop".
-        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
-            the loader, and belong to the stream that is current where the next one is requested.
-        decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
-            "auto": the fastest available one, tried for a second when the first iteration starts. On a CPU "auto"
-            compares decoders for VP9 and MJPEG only; H.264, HEVC and AV1 start at once.
-        seed: Determines order, frames and crops, 0 <= seed < 2**64.
-        shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
-            for dataset order, as in evaluation.
-        balance: Class shares of the epoch; None visits every sample once.
-        clips_per_video: K clips of each visited video, for contrastive learning. They are neighbours in `Batch.video`
-            [n * K, 3, T, H, W], never split between ranks, and each has its own frames, crop, flip and transforms.
-        collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
-            column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
-        last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
-            or "keep" (a smaller batch). "mask" and "keep" count each video once.
-        rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
-        world_size: Processes that share each global batch.
-        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
-        fields: Annotation columns to deliver in `Batch.fields`.
-        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
-        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
-        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
-            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+        order: Which samples an epoch visits, in which order, and how it ends.
+        extras: Sound, texts, labels, columns and signals of the clips.
         after: Transforms of RGB on the device, before normalisation, in this order: `ColorJitter`, `RandAugment`,
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
             They depend on the seed, the epoch and the position of the clip.
         output: The form of the video tensors.
-        workers: Who decodes, and how far ahead.
-        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
-        show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
-        stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
+        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
+            the loader, and belong to the stream that is current where the next one is requested.
+        seed: Determines order, frames and crops, 0 <= seed < 2**64.
+        rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
+        world_size: Processes that share each global batch.
+        workers: Who decodes, with what, how far ahead, and what to do with damaged clips.
+        **moved: Any field of `order`, `extras`, `output` and `workers`, as version 0.2 had them: ``shuffle=False``;
+            also ``batches=`` and, in a world of one process, PyTorch's ``batch_size=`` for `global_batch_size`.
 
     Raises:
         UsageError: If an argument is invalid, or if the dataset is too small for one batch.
@@ -326,78 +160,63 @@ class ClipLoader(IterableDataset[Batch]):
         *,
         frames: Frames,
         spatial: Crops,
-        global_batch_size: int | None = None,
-        batches: Buckets | Packed | None = None,
+        global_batch_size: int | Buckets | Packed | None = None,
         streams: Sequence[str] | str | None = None,
-        flow_stack: int = 1,
         views: Views | None = None,
-        group_size: int = 1,
-        device: str | torch.device = "cpu",
-        decoder: str | Backend = "auto",
-        seed: int = 0,
-        shuffle: bool | BlockShuffle = True,
-        balance: ClassBalanced | None = None,
-        clips_per_video: int = 1,
-        collate: Collate = "stack",
-        last: Last = "drop",
-        rank: int | None = None,
-        world_size: int | None = None,
-        audio: Audio | None = None,
-        fields: Sequence[str] = (),
-        text: Text | None = None,
-        labels: MultiHot | None = None,
-        signals: SignalsAsked = (),
+        order: Order = Order(),
+        extras: Extras = Extras(),
         after: Sequence[AnyTransform] = (),
         output: Output = Output(),
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+        rank: int | None = None,
+        world_size: int | None = None,
         workers: Workers = Workers(),
-        on_error: OnError = "raise",
-        show_stats: bool = False,
-        stats_file: str | os.PathLike[str] | None = None,
+        **moved: Any,
     ) -> None:
-        self._skips = Skips(on_error)
-        dataset = resolve_subset(dataset)
-        rules, streams = ClipRules.of(dataset, frames, spatial), check_streams(streams, flow_stack, dataset.streams)
-        self._found_world = rank is None
-        self.world = World.resolve(rank, world_size)
-        """This process's rank, and the world size."""
-        orders = EpochOrders(dataset, shuffle=shuffle, balance=balance, clips_per_video=clips_per_video)
-        planned = (orders, dataset, rules, self.world, last)
-        annotations = RowAnnotations.of(dataset, fields, text, labels)
-        self.device = resolve(device)
-        self._source = ClipSource(
+        self.device, self.world, self._found_world = resolve(device), World.resolve(rank, world_size), rank is None
+        size, batches = _sizes(global_batch_size, moved, self.world)
+        groups = {"order": order, "extras": extras, "output": output, "workers": workers}
+        order, extras, output, workers = with_moved("ClipLoader", groups, moved)
+        self.dataset = dataset = resolve_subset(dataset)
+        """The samples."""
+        rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
+        annotations = RowAnnotations.of(dataset, extras)
+        self.spec = Spec(
             dataset,
             rules,
-            EpochPlans.of(*planned, size=global_batch_size, group=group_size, planned=batches),
-            batches=batches,
-            streams=streams,
-            flow_stack=flow_stack,
-            views=views,
-            audio=audio,
-            annotations=annotations,
-            signals=SignalRows.of(dataset, frames, streams, signals, views=views is not None),
-            after=after,
-            collate=collate,
-            output=output,
-            workers=workers,
-            decoder=decoder,
-            stream=LoaderStream(self.device),
-            world=self.world,
+            EpochOrders.of(dataset, order),
+            annotations,
+            SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None),
+            TransformChain.of(after, rules.streams, rules.depth),
+            output,
+            batches,
         )
+        """Everything that decides the pixels of the batches."""
+        self.plans = EpochPlans(self.spec.orders, self.spec.batching(self.world, order, size))
+        """The order and the batches of each epoch."""
+        required = output.collate == "pad" and self.world.size > 1
+        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
+        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
+        self.workers, self.num_threads = workers, workers.num_threads or available_cores()
+        self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
+        self._use(choose_backends(workers.decoder, self.spec, self.device))
         self.labels = None if annotations.labels is None else annotations.labels.labels
         """The classes of `Batch.labels`; None without labels=."""
-        self.workers, self.num_threads = workers, self._source.num_threads
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
         """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
-        self._reports = batch_callbacks(show_stats=show_stats, stats_file=stats_file)
+        self._skips = Skips(workers.on_error)
+        self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
         self._run: BatchPipeline | None = None
+        self._paused: BatchPipeline | None = None  # what was prefetched for the next iteration
 
     def __repr__(self) -> str:
         return (
-            f"ClipLoader({len(self.dataset)} samples, frames={self._source.rules.sampler_text}, {self.plans}, rank"
+            f"ClipLoader({len(self.dataset)} samples, frames={self.spec.rules.sampler_text}, {self.plans}, rank"
             f" {self.world.rank} of {self.world.size}, decoder={self.backend.name!r}, device={str(self.device)!r},"
             f" epoch {self._epoch}, position {self._position})"
         )
@@ -422,18 +241,8 @@ class ClipLoader(IterableDataset[Batch]):
 
     @property
     def backend(self) -> Backend:
-        """The decoder back-end; named "auto" until the first iteration has chosen one."""
-        return self._source.backends.backend
-
-    @property
-    def dataset(self) -> Dataset | Mixture:
-        """The samples."""
-        return self._source.dataset
-
-    @property
-    def plans(self) -> EpochPlans:
-        """The order and the batches of each epoch."""
-        return self._source.plans
+        """The decoder back-end, with decoder="auto" the one that was chosen."""
+        return self._decoders.backend
 
     @property
     def seed(self) -> int:
@@ -462,7 +271,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     @batches.setter
     def batches(self, batches: Batches) -> None:
-        self._source.plans = EpochPlans(self.plans.orders, batches)
+        self.plans, self._paused = EpochPlans(self.plans.orders, batches), None
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`; does nothing if it is the current one, so that a resumed epoch continues.
@@ -490,13 +299,13 @@ class ClipLoader(IterableDataset[Batch]):
         decoder="auto" the state also contains the chosen decoder."""
         state = {
             "version": STATE_VERSION,
-            "fingerprint": self._source.fingerprint,
+            "fingerprint": self._fingerprint,
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
         }
         # Resuming keeps the chosen back-end, because pixels differ slightly between back-ends.
-        return state | ({"decoder": self.backend.name} if self._source.backends.chosen else {})
+        return state | ({"decoder": self.backend.name} if self._is_auto else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from a state of a loader of any world size and batch size. Ends a running iteration.
@@ -504,11 +313,14 @@ class ClipLoader(IterableDataset[Batch]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        seed, epoch, position = check_state(state, self._source.fingerprint, self.plans.orders.num_samples)
+        seed, epoch, position = check_state(state, self._fingerprint, self.plans.orders.num_samples)
         self.plans.epoch(seed, epoch).is_over(position)  # raises an error if a batch contains the position
         self._seek(seed, epoch, position)
-        if self.backend is AUTO and "decoder" in state:
-            self._source.backends.restore(str(state["decoder"]))
+        if self._is_auto and state.get("decoder", self.backend.name) != self.backend.name:
+            try:
+                self._use(choose_backends(str(state["decoder"]), self.spec, self.device))
+            except FastvidError as error:
+                _log.warning("decoder %s of the state is not available here: %s", state["decoder"], error)
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
         """Yield the next `num_batches` >= 1 batches over and over, for as many batches as one ``for``: measures how
@@ -529,7 +341,8 @@ class ClipLoader(IterableDataset[Batch]):
     def close(self) -> None:
         """End a running iteration and close the decoders. The loader can be used again."""
         self._stop()
-        self._source.close()
+        self._paused = None
+        self._decoders.close()
 
     def __iter__(self) -> Iterator[Batch]:
         check_use(self, self.world, found=self._found_world)
@@ -539,7 +352,9 @@ class ClipLoader(IterableDataset[Batch]):
     def _iterate(self) -> Generator[Batch, None, None]:
         self._stop()  # again: iterators may be used in another order than they were created
         self._epoch, self._position, self._origin = self.epoch, self.position, self.position
-        run = self._run = self._source.start(self._seed, self._epoch, self._position)
+        run = self._run = self._paused or self._pipeline()
+        self._paused = None
+        run.start()
         num_samples = self.plans.epoch(self._seed, self._epoch).num_samples
         first, asked, step = True, time.perf_counter(), Counters()
         try:
@@ -553,7 +368,7 @@ class ClipLoader(IterableDataset[Batch]):
                 samples = work.plan.samples
                 step.clips, step.batches = sum(sample != MASKED for sample in samples), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
-                self._skips.take(work.errors, len(samples), step, self.stats.total, *self._source.assembler.views)
+                self._skips.take(work.errors, len(samples), step, self.stats.total, self.spec.rules.num_views)
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
@@ -577,9 +392,12 @@ class ClipLoader(IterableDataset[Batch]):
                 asked = time.perf_counter()
                 first, step = False, Counters(compute_seconds=asked - given)
             self._epoch, self._position = self._epoch + 1, 0
-            self._source.finish(run, self._seed, self._epoch)
+            # Worker processes would have to be interrupted in the middle of their tasks.
+            if run.pause(follow=self.workers.kind == "thread"):
+                self._paused = run
         finally:
-            self._source.end(run)
+            if self._paused is not run:
+                run.close()
             self.stats.total.take_traffic()  # of what was prefetched and not delivered
             if self._run is run:
                 self._run, self._origin = None, self._position
@@ -591,7 +409,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
         self._seed, self._epoch, self._position = seed, epoch, position
-        self._source.forget()
+        self._paused = None
         self._stop()
 
     def _stop(self) -> None:
@@ -599,3 +417,40 @@ class ClipLoader(IterableDataset[Batch]):
         if run is not None:
             run.close()
         self._origin = self._position
+
+    @property
+    def _fingerprint(self) -> dict[str, str]:
+        return self.spec.fingerprint(self.plans.batching.text)
+
+    def _use(self, chosen: Sequence[Backend]) -> None:
+        together = self.spec.rules.views is not None or self.spec.orders.clips_per_video > 1
+        self._decoders = Decoders(self.spec, self._video, chosen, self.workers, self.num_threads, together)
+
+    def _pipeline(self) -> BatchPipeline:
+        """Return a pipeline of the rest of this epoch and of all that follow."""
+        first, position, decoders, audio = self._epoch, self._position, self._decoders, self.spec.rules.audio
+        seed, plans = self._seed, self.plans
+        planners = (self._planner(seed, epoch) for epoch in itertools.count(first))
+        return BatchPipeline(
+            (
+                planner.plans(plans.epoch(seed, planner.clips.epoch), position if planner.clips.epoch == first else 0)
+                for planner in planners
+            ),
+            decoders,
+            prefetch=self.workers.prefetch,
+            sounds=None if audio is None else SoundMemory(audio, decoders.pool, self._video.stream),
+            num_fetchers=self._num_fetchers,
+        )
+
+    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
+        clips = ClipPlanner(self.spec.rules, seed, epoch, self.backend)
+        # Clips that this process prefetches must be decided in this process.
+        here = self._num_fetchers or self.spec.rules.audio is not None or not clips.runs_in_workers
+        return BatchPlanner(
+            self.dataset,
+            self.plans.orders.order(seed, epoch),
+            clips,
+            join=self._decoders.join,
+            decide=bool(here) or not self._decoders.decides,
+            clip_sizes=self._clip_sizes,
+        )

@@ -182,13 +182,9 @@ class RowLayout:
         """Return `nbytes` bytes of memory as a row that decoders write directly, viewed as [3, T, H, W]."""
         return memory.reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
 
-    def view(self, memory: UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
+    def view(self, memory: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
-        return self.channels_first(memory.view(self.dtype).reshape(self.shape))
-
-    def channels_first(self, row: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
-        """Return the row viewed as [3, T, H, W]."""
-        return row.transpose([self.order.index(axis) for axis in "CTHW"])
+        return memory.view(self.dtype).reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
 
     def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
         """Convert decoded values and write them to the row.

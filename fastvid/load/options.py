@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, Literal, get_args
 
 import torch
 
+from fastvid.decode.backends import Backend
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD, Layout, Pixels
 from fastvid.errors import UsageError
 from fastvid.runtime.values import check_choice, check_least, check_seconds
 
 Kind = Literal["thread", "process"]
+
+Collate = Literal["stack", "pad", "list"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,9 @@ class Output:
         std: Standard deviation of R, G, B in 0 to 1, positive; not used for torch.uint8.
         channels_last: Whether the channels of a pixel are neighbours in memory, as models in torch's channels-last
             memory format expect: "BCTHW" is then `torch.channels_last_3d`. Values and shapes are the same.
+        collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
+            column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
+        flow_stack: Flows per frame, L: half before and half after it.
 
     Raises:
         UsageError: If an argument is invalid.
@@ -35,51 +43,19 @@ class Output:
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
     channels_last: bool = False
+    collate: Collate = "stack"
+    flow_stack: int = 1
 
     def __post_init__(self) -> None:
         _ = self.pixels  # checks them
+        check_choice("collate", self.collate, get_args(Collate))
+        check_least(1, flow_stack=self.flow_stack)
 
     @property
     def pixels(self) -> Pixels:
         """How values are normalised; of the type float32 if the output keeps levels."""
         dtype = torch.float32 if self.dtype is torch.uint8 else self.dtype
         return Pixels(self.mean, self.std, dtype, self.layout, self.channels_last)
-
-
-@dataclass(frozen=True)
-class Workers:
-    """Who decodes a loader's clips, and how far ahead.
-
-    Args:
-        kind: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,
-            which leave the GIL to the training step and write batches into memory shared with forked children. One
-            that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
-        num_threads: Decode threads or processes; by default the cores this rank may use.
-        prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
-            Threads also prefetch from the next epoch, once one has followed another; between epochs these batches stay.
-        num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
-            thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
-        device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.
-        timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
-        clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
-
-    Raises:
-        UsageError: If an argument is out of range.
-    """
-
-    kind: Kind = "thread"
-    num_threads: int | None = None
-    prefetch: int = 2
-    num_fetchers: int | None = None
-    device_lanes: int | None = None
-    timeout: float = 600.0
-    clip_timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, get_args(Kind))
-        check_least(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
-        check_least(0, num_fetchers=self.num_fetchers)
-        check_seconds(timeout=self.timeout, clip_timeout=self.clip_timeout)
 
 
 @dataclass(frozen=True)
@@ -103,3 +79,71 @@ class Skip:
 
 
 OnError = Literal["raise"] | Skip
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Who decodes a loader's clips, with what, how far ahead, and what is said about it.
+
+    Args:
+        kind: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,
+            which leave the GIL to the training step and write batches into memory shared with forked children. One
+            that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
+        num_threads: Decode threads or processes; by default the cores this rank may use.
+        prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
+            Threads also prefetch from the next epoch, once one has followed another; between epochs these batches stay.
+        num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
+            thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
+        device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.
+        timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
+        clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
+        decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
+            "auto": "nvdec" for H.264, HEVC, VP9 and AV1 on a GPU where it is available, else "pyav".
+        on_error: What to do with a damaged clip: "raise", or `Skip(max_rate)` to mask and count it.
+        show_stats: Show on stderr where the time goes: in place on a terminal, as log lines elsewhere.
+        stats_file: JSON Lines file for the same statistics, one line per batch; appended to if it exists.
+
+    Raises:
+        UsageError: If an argument is out of range.
+    """
+
+    kind: Kind = "thread"
+    num_threads: int | None = None
+    prefetch: int = 2
+    num_fetchers: int | None = None
+    device_lanes: int | None = None
+    timeout: float = 600.0
+    clip_timeout: float = 60.0
+    decoder: str | Backend = "auto"
+    on_error: OnError = "raise"
+    show_stats: bool = False
+    stats_file: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, get_args(Kind))
+        check_least(1, num_threads=self.num_threads, device_lanes=self.device_lanes, prefetch=self.prefetch)
+        check_least(0, num_fetchers=self.num_fetchers)
+        check_seconds(timeout=self.timeout, clip_timeout=self.clip_timeout)
+        if self.on_error != "raise" and not isinstance(self.on_error, Skip):
+            raise UsageError(f"on_error is {self.on_error!r}", hint="use 'raise' or Skip(max_rate)")
+
+
+_WORDS: Final = {
+    "num_workers": "use workers=Workers(num_threads=n)",
+    "batch_size": "use global_batch_size=n, the clips of a step over all ranks",
+    "transform": "use spatial=[...] for the crop and the flip, and after=[...] for transforms of the pixels",
+    "collate_fn": "use output=Output(collate=...)",
+}
+
+
+def with_moved(whose: str, groups: Mapping[str, Any], moved: Mapping[str, Any]) -> list[Any]:
+    """Return groups of options with the fields that are given beside them, as all were in version 0.2."""
+    places = {field.name: group for group, options in groups.items() for field in fields(options)}
+    for name in moved:
+        if name not in places:
+            known = ", ".join(f"{group}.{field}" for field, group in places.items())
+            raise UsageError(f"{whose} has no argument {name!r}", hint=_WORDS.get(name, f"its options are {known}"))
+    return [
+        replace(options, **{name: value for name, value in moved.items() if places[name] == group})
+        for group, options in groups.items()
+    ]

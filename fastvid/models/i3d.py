@@ -28,7 +28,6 @@ from typing import Literal, Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.non_local import Mode, insert_non_local
 from fastvid.models.resnet import BasicBlock, ResNet, ResNetOptions, init_weights
 
 DROPOUT = 0.5
@@ -132,7 +131,6 @@ def i3d(
     *,
     num_classes: int,
     num_frames: int,
-    non_local: Mode | None = None,
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> ClipNet:
@@ -146,8 +144,6 @@ def i3d(
     inflate(net, plan)
     # Initialise again: inflated random 2D weights are equal along the temporal axis.
     init_weights(net, zero_init_residual=options.get("zero_init_residual", False))
-    if non_local is not None:
-        insert_non_local(net, non_local, first=1, num_segments=None)
     return ClipNet(net, num_frames=num_frames, temporal_stride=plan.temporal_stride)
 
 

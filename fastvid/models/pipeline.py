@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.mobilenet import InvertedResidual
 from fastvid.models.resnet import ResidualBlock
-
-# Never split across devices: these blocks use their input more than once.
-_UNSPLIT: Final = (ResidualBlock, InvertedResidual)
 
 
 def place_on_devices(model: nn.Module, devices: Sequence[torch.device], micro_batches: int) -> None:
@@ -78,7 +74,8 @@ def local_devices(home: torch.device, count: int) -> list[torch.device]:
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
-    if isinstance(module, _UNSPLIT) or next(module.children(), None) is None:
+    # A residual block uses its input more than once, so it is never split across devices.
+    if isinstance(module, ResidualBlock) or next(module.children(), None) is None:
         yield module
         return
     for child in module.children():

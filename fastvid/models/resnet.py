@@ -112,7 +112,6 @@ class ResidualBlock(nn.Module):
     """Base class of residual blocks: input [N, C, H, W], output [N, C', H / stride, W / stride]."""
 
     expansion: int
-    non_local: nn.Module | None
     drop_path: nn.Module | None
     recompute: bool
 
@@ -120,7 +119,6 @@ class ResidualBlock(nn.Module):
         super().__init__()
         self.relu = nn.ReLU(inplace=True)
         self.downsample = downsample
-        self.register_module("non_local", None)
         self.register_module("drop_path", None)
         self.recompute = False
 
@@ -135,10 +133,8 @@ class ResidualBlock(nn.Module):
         if self.drop_path is not None:
             out = self.drop_path(out)
         out += identity
-        out = self.relu(out)
-        if self.non_local is not None:
-            out = self.non_local(out)
-        return out
+        activated: Tensor = self.relu(out)
+        return activated
 
     @abstractmethod
     def residual(self, x: Tensor) -> Tensor:

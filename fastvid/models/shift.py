@@ -36,10 +36,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from fastvid.errors import UsageError
-from fastvid.models.mobilenet import MobileNetV2
 from fastvid.models.resnet import ResNet
 
 Direction = Literal["both", "past"]
+
+# Asked once: torch.compile of 2.11 cannot trace the question, and torch.compiler's decorator for such functions takes
+# seconds to import.
+_AUTOCASTING = frozenset(filter(torch.amp.is_autocast_available, ("cpu", "cuda", "mps", "xpu")))
 
 # (first channel, end channel, offset): out[t] = x[t + offset] for channels in [first, end).
 Moves = tuple[tuple[int, int, int], ...]
@@ -58,18 +61,6 @@ def temporal_shift(x: Tensor, num_segments: int, *, shift_div: int = 8, directio
     return _shift(x, num_segments, channel_moves(x.shape[1], shift_div, direction))
 
 
-def temporal_shift_(x: Tensor, num_segments: int, *, shift_div: int = 8, direction: Direction = "both") -> Tensor:
-    """Shift in place and return ``x``; arguments as for `temporal_shift`.
-
-    Safe only when nothing reads the old values of ``x`` afterwards. Autograd raises in backward if an earlier operation
-    has saved ``x``, but it does not detect later readers: they get the shifted values.
-    """
-    check_segments(x, num_segments)
-    moves = channel_moves(x.shape[1], shift_div, direction)
-    shifted: Tensor = _ShiftInPlace.apply(x, num_segments, moves)  # type: ignore[no-untyped-call]
-    return shifted
-
-
 def shift_conv2d(
     x: Tensor, weight: Tensor, bias: Tensor | None, settings: ConvSettings, num_segments: int, moves: Moves
 ) -> Tensor:
@@ -81,19 +72,13 @@ def shift_conv2d(
     `num_segments`: frames per clip.
     """
     device = x.device.type
-    if _has_autocast(device) and torch.is_autocast_enabled(device):
+    if device in _AUTOCASTING and torch.is_autocast_enabled(device):
         # Cast here: autocast would cast inside the convolution, out of sight of the custom backward.
         dtype = torch.get_autocast_dtype(device)
         x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     check_segments(x, num_segments)
     out: Tensor = _ShiftConv.apply(x, weight, bias, settings, num_segments, moves)  # type: ignore[no-untyped-call]
     return out
-
-
-# Evaluated at compile time: torch.compile of 2.11 cannot trace this call.
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _has_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device)
 
 
 def channel_moves(channels: int, shift_div: int, direction: Direction) -> Moves:
@@ -171,20 +156,6 @@ class _Shift(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
-
-
-class _ShiftInPlace(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, num_segments: int, moves: Moves) -> Tensor:
-        ctx.mark_dirty(x)
-        ctx.num_segments, ctx.moves = num_segments, moves
-        _shift_in_place(x, num_segments, moves)
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        # Not in place: an addition passes the same gradient tensor to both of its inputs.
         return _shift(grad, ctx.num_segments, _transposed(ctx.moves)), None, None
 
 
@@ -282,7 +253,7 @@ class ShiftConv2d(nn.Conv2d):
 
 
 def insert_shift(
-    net: ResNet | MobileNetV2,
+    net: ResNet,
     num_segments: int,
     *,
     shift_div: int = 8,
@@ -291,9 +262,8 @@ def insert_shift(
 ) -> None:
     """Insert a shift at the start of the residual branches of ``net``; identity paths stay unshifted.
 
-    In a ResNet: before ``conv1`` of every block; if ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101),
-    only of every second block of each stage, starting with the first. In MobileNetV2: before the expansion of every
-    block that has a skip connection and an expansion. State-dict keys do not change.
+    Before ``conv1`` of every block; if ``layer3`` has at least `SPARSE_FROM_BLOCKS` blocks (ResNet-101), only of every
+    second block of each stage, starting with the first. State-dict keys do not change.
 
     `net`: the net over frames [B * num_segments, C, H, W]; changed in place. `num_segments`: frames per clip.
     """
@@ -302,12 +272,6 @@ def insert_shift(
         assert isinstance(conv, nn.Conv2d)
         return ShiftConv2d(conv, num_segments, shift_div=shift_div, direction=direction, inplace=inplace)
 
-    if isinstance(net, MobileNetV2):
-        for inverted in net.expanding_skip_blocks():
-            expand = inverted.conv[0]
-            assert isinstance(expand, nn.Sequential)
-            expand[0] = shifted(expand[0])
-        return
     every = 2 if len(net.layer3) >= SPARSE_FROM_BLOCKS else 1
     for stage in net.stages():
         for block in net.blocks_of(stage)[::every]:

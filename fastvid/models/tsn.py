@@ -13,8 +13,6 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from fastvid.errors import UsageError
-from fastvid.models.mobilenet import MobileNetV2, MobileNetV2Options
-from fastvid.models.non_local import Mode, insert_non_local
 from fastvid.models.resnet import DropPath, ResNet, ResNetOptions
 from fastvid.models.shift import Direction, insert_shift
 
@@ -82,7 +80,6 @@ def tsm(
     shift_div: int = 8,
     shift_direction: Direction = "both",
     shift_inplace: bool = False,
-    non_local: Mode | None = None,
     dropout: float = DROPOUT,
     **options: Unpack[ResNetOptions],
 ) -> FrameAverage:
@@ -92,38 +89,6 @@ def tsm(
     """
     model = tsn(depth, num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
     assert isinstance(model.backbone, ResNet)
-    model.any_length = False
-    insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
-    if non_local is not None:
-        insert_non_local(model.backbone, non_local, first=0, num_segments=num_frames)
-    return model
-
-
-def tsn_mobilenetv2(
-    *,
-    num_classes: int,
-    num_frames: int,
-    dropout: float = DROPOUT,
-    **options: Unpack[MobileNetV2Options],
-) -> FrameAverage:
-    """Build TSN on MobileNetV2; see `fastvid.models.mobilenet.MobileNetV2` for the options."""
-    net = MobileNetV2(num_classes=num_classes, dropout=dropout, head_std=HEAD_STD, **options)
-    return FrameAverage(net, num_frames=num_frames, any_length=True)
-
-
-def tsm_mobilenetv2(
-    *,
-    num_classes: int,
-    num_frames: int,
-    shift_div: int = 8,
-    shift_direction: Direction = "both",
-    shift_inplace: bool = False,
-    dropout: float = DROPOUT,
-    **options: Unpack[MobileNetV2Options],
-) -> FrameAverage:
-    """Build TSM on MobileNetV2; see `tsm` for the shift options."""
-    model = tsn_mobilenetv2(num_classes=num_classes, num_frames=num_frames, dropout=dropout, **options)
-    assert isinstance(model.backbone, MobileNetV2)
     model.any_length = False
     insert_shift(model.backbone, num_frames, shift_div=shift_div, direction=shift_direction, inplace=shift_inplace)
     return model

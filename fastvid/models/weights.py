@@ -1,15 +1,11 @@
-"""Translate checkpoint keys of other code bases to torchvision's; ours add the prefix ``backbone.``.
+"""Load checkpoints of several code bases into a model, and report which tensors matched.
+
+Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own. Their keys are
+translated to torchvision's; ours add the prefix ``backbone.``. 2D kernels are inflated for 3D models. Nothing in a file
+is executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
 
 Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at
-51328c0, ``ops/non_local.py`` at 298cd1d, ``archs/mobilenet_v2.py`` at d6da93d), open-mmlab/mmaction2
-(``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet3d.py`` at 01436f0, ``mobilenet_v2.py`` at 06c11e3) and
-open-mmlab/mmcv (``mmcv/cnn/bricks/non_local.py`` at 0198abf).
-
-Load checkpoints of several code bases into a model, and report which tensors matched.
-
-Supported are torchvision's ImageNet files, the TSM files of mit-han-lab, mmaction2's files and our own;
-`fastvid.models.weights` translates their names. 2D kernels are inflated for 3D models. Nothing in a file is
-executed: it is read with ``torch.load(weights_only=True)``, which also reads safetensors files.
+51328c0) and open-mmlab/mmaction2 (``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet3d.py`` at 01436f0).
 """
 
 from __future__ import annotations
@@ -24,12 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fastvid.errors import FormatError, StorageError, UsageError
+from fastvid.errors import FormatError, StorageError
 from fastvid.models.i3d import inflated_weight
-from fastvid.models.mobilenet import STAGES, InvertedResidual
-from fastvid.models.resnet import ResidualBlock
-from fastvid.models.shift import ShiftConv2d
-from fastvid.models.tsn import FrameAverage
 
 Origin = Literal["fastvid", "torchvision", "mit", "mmaction2"]
 
@@ -41,34 +33,17 @@ _MIT_RULES = (
     (r"^new_fc\.", "<head>."),
     (r"^classifier\.(?=weight$|bias$)", "<head>."),
     (r"\.net\.", "."),
-    (r"\.block\.", "."),
-    (r"\.nl\.(g|phi)\.(?:0\.)?", r".non_local.\1."),
-    (r"\.nl\.theta\.", ".non_local.theta."),
-    (r"\.nl\.W\.0\.", ".non_local.out."),
-    (r"\.nl\.W\.1\.", ".non_local.out_bn."),
 )
 
 _MMACTION2_RULES = (
     (r"^backbone\.", ""),
     (r"^cls_head\.fc_cls\.", "<head>."),
     (r"\.net\.", "."),
-    (r"\.block\.", "."),
-    (r"\.non_local_block\.(g|phi)\.(?:0\.)?conv\.", r".non_local.\1."),
-    (r"\.non_local_block\.theta\.conv\.", ".non_local.theta."),
-    (r"\.non_local_block\.conv_out\.conv\.", ".non_local.out."),
-    (r"\.non_local_block\.conv_out\.bn\.", ".non_local.out_bn."),
     (r"\bdownsample\.conv\.", "downsample.0."),
     (r"\bdownsample\.bn\.", "downsample.1."),
     (r"\bconv(\d)\.conv\.", r"conv\1."),
     (r"\bconv(\d)\.bn\.", r"bn\1."),
 )
-
-_MMACTION2_MOBILENET_BLOCK = re.compile(r"^layer(\d)\.(\d)\.conv\.(\d)\.(conv|bn)\.")
-
-# Flat to nested: MIT's MobileNetV2 block is one flat sequence, torchvision's nests each (conv, norm, activation).
-_FLAT_EXPANDING = {"0": "0.0", "1": "0.1", "3": "1.0", "4": "1.1", "6": "2", "7": "3"}
-_FLAT_PLAIN = {"0": "0.0", "1": "0.1", "3": "1", "4": "2"}
-_FLAT_KEY = re.compile(r"^features\.(\d+)\.conv\.(\d)\.(?!\d)")
 
 
 def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]:
@@ -82,31 +57,11 @@ def plain_names(keys: Iterable[str], head: str) -> tuple[Origin, dict[str, str]]
     if origin == "fastvid":
         plain = {key: name.removeprefix("backbone.") for key, name in bare.items()}
     elif origin == "mmaction2":
-        is_mobilenet = "backbone.layer7.0.conv.0.conv.weight" in bare.values()
-        plain = {key: _from_mmaction2(name, head, is_mobilenet) for key, name in bare.items()}
+        plain = {key: _apply(_MMACTION2_RULES, name, head) for key, name in bare.items()}
     else:
         rules = _MIT_RULES if origin == "mit" else ()
-        plain = _nested({key: _apply(rules, name, head) for key, name in bare.items()})
+        plain = {key: _apply(rules, name, head) for key, name in bare.items()}
     return origin, plain
-
-
-def mit_name(name: str, *, head: str, shifted: bool, in_wrapped_block: bool, expands: bool) -> str:
-    """Return the key under which mit-han-lab/temporal-shift-module saves a parameter."""
-    if name.startswith(f"{head}."):
-        return f"module.new_fc.{name.removeprefix(f'{head}.')}"
-    layer, _, parameter = name.rpartition(".")
-    if ".non_local." in name:
-        layer = re.sub(r"\.non_local\.(g|phi)$", r".nl.\1.0", layer)
-        layer = re.sub(r"\.non_local\.theta$", ".nl.theta", layer)
-        layer = re.sub(r"\.non_local\.out$", ".nl.W.0", layer)
-        layer = re.sub(r"\.non_local\.out_bn$", ".nl.W.1", layer)
-    elif in_wrapped_block:
-        layer = re.sub(r"^(layer\d+\.\d+)\.", r"\1.block.", layer)
-    inside = re.match(r"^(features\.\d+\.conv)\.([\d.]+)$", layer)
-    if inside:
-        flat = {nested: index for index, nested in (_FLAT_EXPANDING if expands else _FLAT_PLAIN).items()}
-        layer = f"{inside[1]}.{flat[inside[2]]}"
-    return f"module.base_model.{layer}{'.net' if shifted else ''}.{parameter}"
 
 
 def _origin(names: Iterable[str]) -> Origin:
@@ -122,39 +77,6 @@ def _apply(rules: Iterable[tuple[str, str]], name: str, head: str) -> str:
     for pattern, replacement in rules:
         name = re.sub(pattern, replacement, name)
     return name.replace("<head>", head)
-
-
-def _from_mmaction2(name: str, head: str, is_mobilenet: bool) -> str:
-    if not is_mobilenet:
-        return _apply(_MMACTION2_RULES, name, head)
-    name = _apply(_MMACTION2_RULES[:3], name, head)
-    block = _MMACTION2_MOBILENET_BLOCK.match(name)
-    if block:
-        stage, number, part = int(block[1]) - 1, int(block[2]), int(block[3])
-        feature = 1 + sum(blocks for _, _, blocks, _ in STAGES[:stage]) + number
-        # Each convolution of a block but the last is nested with its norm and activation.
-        last = 1 if STAGES[stage][0] == 1 else 2
-        norm = 1 if block[4] == "bn" else 0
-        place = f"{part}.{norm}" if part < last else f"{last + norm}"
-        return f"features.{feature}.conv.{place}.{name[block.end() :]}"
-    final = 1 + sum(blocks for _, _, blocks, _ in STAGES)
-    for ours, theirs in ((0, "conv1"), (final, "conv2")):
-        name = re.sub(rf"^{theirs}\.conv\.", f"features.{ours}.0.", name)
-        name = re.sub(rf"^{theirs}\.bn\.", f"features.{ours}.1.", name)
-    return name
-
-
-def _nested(plain: dict[str, str]) -> dict[str, str]:
-    present = set(plain.values())
-    if not any(re.fullmatch(r"features\.\d+\.conv\.0\.weight", name) for name in present):
-        return plain
-
-    def nest(match: re.Match[str]) -> str:
-        expands = f"features.{match[1]}.conv.6.weight" in present
-        places = _FLAT_EXPANDING if expands else _FLAT_PLAIN
-        return f"features.{match[1]}.conv.{places.get(match[2], match[2])}."
-
-    return {key: _FLAT_KEY.sub(nest, name) for key, name in plain.items()}
 
 
 # Keys under which checkpoints store their state dict, outermost first.
@@ -238,7 +160,6 @@ def load_weights(
     origin, plain = plain_names(state, head_name)
     found = {f"{prefix}{plain[key]}": tensor for key, tensor in state.items()}
     spelled = {f"{prefix}{plain[key]}": key for key in state}
-    _fold_non_local_bias(found)
 
     wanted = model.state_dict()
     skipped = () if head else tuple(key for key in wanted if key.startswith(f"{prefix}{head_name}."))
@@ -331,36 +252,6 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     return state
 
 
-def mit_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a TSN or TSM with the key names of mit-han-lab/temporal-shift-module.
-
-    Raises:
-        UsageError: If the model is neither TSN nor TSM.
-    """
-    if not isinstance(model, FrameAverage):
-        raise UsageError(f"{type(model).__name__} has no counterpart in mit-han-lab/temporal-shift-module")
-    modules = dict(model.backbone.named_modules())
-    head = model.backbone.head_name
-    assert isinstance(head, str)
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.backbone.state_dict().items():
-        layer = name.rpartition(".")[0]
-        parts = name.split(".")
-        block = modules.get(".".join(parts[:2]))
-        key = mit_name(
-            name,
-            head=head,
-            shifted=isinstance(modules[layer], ShiftConv2d),
-            in_wrapped_block=isinstance(block, ResidualBlock) and block.non_local is not None,
-            expands=isinstance(block, InvertedResidual) and block.expands,
-        )
-        state[key] = tensor
-        if name.endswith("non_local.out.weight"):
-            # Their convolution has a bias before the batch norm, ours has none.
-            state[key.removesuffix("weight") + "bias"] = tensor.new_zeros(tensor.shape[0])
-    return state
-
-
 def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
     """Adapt an RGB net's first kernel to another modality: its mean over RGB for every channel.
 
@@ -382,11 +273,3 @@ def _is_other_modality(theirs: Tensor, ours: Tensor) -> bool:
     if theirs.dim() != 4 or ours.dim() != 4 or theirs.shape[1] != 3 or ours.shape[1] == 3:
         return False
     return theirs.shape[0] == ours.shape[0] and theirs.shape[2:] == ours.shape[2:]
-
-
-def _fold_non_local_bias(found: dict[str, Tensor]) -> None:
-    # MIT's non-local block has a bias before its batch norm: subtracting it from the running mean is equivalent.
-    for key in [key for key in found if key.endswith(".non_local.out.bias")]:
-        mean = key.replace(".out.bias", ".out_bn.running_mean")
-        if mean in found:
-            found[mean] = found[mean] - found.pop(key)

@@ -20,9 +20,8 @@ mmaction2 0.x         32,965,562,368  adds 2 per batch-norm element, 1 per ReLU 
 ====================  ==============  =================================================================================
 
 With these differences applied, the counts reproduce all of mmaction2's printed numbers for TSN, TSM, I3D and SlowOnly
-that were tried, the 0.x ones to the last digit. Errors in its tables: I3D, SlowOnly and TSM-MobileNetV2 were counted at
-256x256, not at 224x224 as stated; the 23.87 M parameters in the 1.x rows of TSM-R50 are for 174 classes (24.33 M for
-400); 0.x omits the matrix products inside non-local blocks.
+that were tried, the 0.x ones to the last digit. Errors in its tables: I3D and SlowOnly were counted at 256x256, not at
+224x224 as stated; the 23.87 M parameters in the 1.x rows of TSM-R50 are for 174 classes (24.33 M for 400).
 """
 
 from __future__ import annotations
@@ -56,8 +55,6 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     **{f"tsm-r{depth}": partial(tsn.tsm, depth) for depth in DEPTHS},
     **{f"temporal-r{depth}": partial(two_stream.temporal, depth) for depth in DEPTHS},
     **{f"two-stream-r{depth}": partial(two_stream.two_stream, depth) for depth in DEPTHS},
-    "tsn-mobilenetv2": tsn.tsn_mobilenetv2,
-    "tsm-mobilenetv2": tsn.tsm_mobilenetv2,
     **{f"i3d-r{depth}": partial(i3d.i3d, depth, i3d.I3D_3X3X3) for depth in DEPTHS},
     **{f"i3d-r{depth}-3x1x1": partial(i3d.i3d, depth, i3d.I3D_3X1X1) for depth in _BOTTLENECK_DEPTHS},
     **{f"i3d-r{depth}-heavy": partial(i3d.i3d, depth, i3d.I3D_HEAVY) for depth in _BOTTLENECK_DEPTHS},

@@ -15,15 +15,21 @@ import importlib
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastvid.errors import UsageError
 
+if TYPE_CHECKING:
+    from importlib.abc import InspectLoader
+    from importlib.machinery import ModuleSpec
+
 _RAW_NAME: Final = "bytes:"
+_LISTED: Final = re.compile(r"^    from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
 
 
 def encode_name(name: str) -> str:
@@ -66,9 +72,8 @@ def import_name(setting: str, name: str) -> Any:
 
 def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, always: Collection[str] = ()) -> None:
     """Check that a callable accepts options as keyword arguments, and has no other required arguments."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):
+    parameters = _parameters(make)
+    if parameters is None:
         return
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = [p.name for p in named if p.name not in always]
@@ -87,22 +92,23 @@ def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, 
 
 def accepted(make: Any, names: Iterable[str]) -> set[str]:
     """Return those of the names that a callable accepts as keyword arguments."""
-    try:
-        parameters = inspect.signature(make).parameters.values()
-    except (TypeError, ValueError):
-        return set(names)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+    parameters = _parameters(make)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters):
         return set(names)
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)} & set(names)
 
 
 def first_argument(make: Any) -> list[str]:
     """Return the name of a callable's first positional argument; empty if it has none or none can be read."""
+    return [p.name for p in _parameters(make) or () if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:1]
+
+
+def _parameters(make: Any) -> list[inspect.Parameter] | None:
+    """Return the parameters of a callable; None if they cannot be read, as of some that are written in C."""
     try:
-        parameters = inspect.signature(make).parameters.values()
+        return list(inspect.signature(make).parameters.values())
     except (TypeError, ValueError):
-        return []
-    return [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)][:1]
+        return None
 
 
 def _module(setting: str, name: str, module_name: str) -> ModuleType:
@@ -122,6 +128,16 @@ def _module(setting: str, name: str, module_name: str) -> ModuleType:
 def _meant(name: str, known: Iterable[str]) -> str | None:
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else None
+
+
+def listed_names(spec: ModuleSpec) -> dict[str, str]:
+    """Return the public names of a package by the lines ``from module import name as name`` of its source.
+
+    They stand below ``if TYPE_CHECKING:`` for type checkers, and are listed nowhere else.
+    """
+    source = cast("InspectLoader", spec.loader).get_source(spec.name) or ""
+    found = {public: (module, name) for module, name, public in _LISTED.findall(source)}
+    return {public: module if name == public else f"{module}:{name}" for public, (module, name) in found.items()}
 
 
 def importer(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

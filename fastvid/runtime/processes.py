@@ -47,16 +47,14 @@ Like ``python -P``: modules are not imported from the current folder, where a do
 @contextlib.contextmanager
 def safe_path() -> Iterator[None]:
     """Give `SAFE_PATH` to children that `multiprocessing` starts inside the block: it has no argument for it."""
-    before = {name: os.environ.get(name) for name in SAFE_PATH}
+    before = {name: os.environ[name] for name in SAFE_PATH if name in os.environ}
     os.environ.update(SAFE_PATH)
     try:
         yield
     finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        for name in SAFE_PATH:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 def how_it_ended(status: int) -> str:

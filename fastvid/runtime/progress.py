@@ -14,6 +14,7 @@ from collections import deque
 from typing import Final
 
 from fastvid.errors import visible
+from fastvid.runtime.values import duration
 
 
 class LineFormatter(logging.Formatter):
@@ -93,7 +94,7 @@ class Progress:
         rate = self.rate(now)
         parts = [f"{self.done}/{self.total} {self.what}"]
         if rate > 0:
-            parts += [f"{rate:.2f}/s", f"{_duration((self.total - self.done) / rate)} left"]
+            parts += [f"{rate:.2f}/s", f"{duration(round((self.total - self.done) / rate))} left"]
         if self.rejected:
             parts.append(f"{self.rejected} rejected")
         return ", ".join(parts)
@@ -104,12 +105,3 @@ class Progress:
             sys.stderr.flush()
         else:
             _LOG.info("%s", text)
-
-
-def _duration(seconds: float) -> str:
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

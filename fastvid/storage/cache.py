@@ -72,27 +72,22 @@ class NodeCache:
         `size`: size of the file in bytes; a cached file of another size is fetched again. `fetch`: returns the
         bytes when they are not cached.
         """
-        path = self._path(key)
+        path, fetched = self._path(key), list[bytes]()
         found = _read(path, size)
         if found is not None:
             return found
-        if size > self.limit:
-            return memoryview(fetch())
-        with contextlib.ExitStack() as held:
-            try:
-                held.enter_context(self._locked(path.parent / _LOCK))
-            except OSError as error:
-                log.warning("cannot use the cache: %s [file=%s]", error.strerror, path)
-                return memoryview(fetch())
-            found = _read(path, size)
-            if found is not None:
-                return found
-            data = fetch()
-            try:
-                self._create(path, lambda temporary: _write(temporary, data))
-            except OSError as error:
-                log.warning("cannot store a file in the cache: %s [file=%s]", error.strerror, path)
-        return memoryview(data)
+
+        def write(temporary: Path) -> None:
+            fetched.append(fetch())
+            temporary.write_bytes(fetched[0])
+
+        if size <= self.limit:
+            with contextlib.suppress(OSError):
+                if path.stat().st_size != size:
+                    path.unlink()
+            if self.file(key, write) is not None and not fetched:
+                found = _read(path, size)
+        return memoryview(fetched[0] if fetched else fetch()) if found is None else found
 
     def file(self, key: str, write: Callable[[Path], None]) -> Path | None:
         """Return the path of a file, written once per node, for mapping it: its content stays while it is mapped.
@@ -195,10 +190,6 @@ class NodeCache:
                         raise TimeoutError(errno.ETIMEDOUT, message) from None
                     time.sleep(POLL_SECONDS)
             yield file
-
-
-def _write(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
 
 
 def _touch(path: Path) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Protocol
@@ -30,7 +30,7 @@ from fastvid.storage.protocol import (
     replaced_error,
     truncated_error,
 )
-from fastvid.storage.requests import Pool
+from fastvid.storage.requests import request_threads
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -102,7 +102,7 @@ class ObjectStorage:
         self._kept: dict[str, str] = {}  # names of files in the cache, by their names here
         self._local: LocalStorage | None = None
         self._lock = threading.Lock()
-        self._pool: Pool | None = None
+        self._pool: ThreadPoolExecutor | None = None
         self._versions: dict[str, Version] = {}
         self._memory: OrderedDict[str, memoryview] = OrderedDict()
         self._memory_bytes = 0
@@ -297,7 +297,7 @@ class ObjectStorage:
             self._memory.clear()
             self._memory_bytes = 0
         if pool is not None:
-            pool.close()
+            pool.shutdown(wait=False)
 
     def _read_kept(self, name: str, ranges: Sequence[tuple[int, memoryview]]) -> bool:
         kept = self._kept.get(name)
@@ -366,12 +366,13 @@ class ObjectStorage:
         # The threads return bytes instead of filling the views: after an interrupt none of them writes to a view.
         futures: list[Future[_Part]] = []
         try:
-            with self._lock:
-                if self._pool is None:
-                    self._pool = Pool(self.options.concurrency)
+            # While the program ends, no thread starts, but one of its own may still be reading.
+            with contextlib.suppress(RuntimeError), self._lock:
+                self._pool = self._pool or request_threads(self.options.concurrency)
                 for offset, view in pieces:
-                    futures.append(self._pool.submit(partial(self._client.get_range, name, offset, len(view), version)))
-            return [future.result() for future in futures]
+                    futures.append(self._pool.submit(self._client.get_range, name, offset, len(view), version))
+            rest = [self._client.get_range(name, offset, len(view), version) for offset, view in pieces[len(futures) :]]
+            return [future.result() for future in futures] + rest
         finally:
             for future in futures:
                 future.cancel()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fastvid.runtime.names import importer
+from fastvid.runtime.names import importer, listed_names
 
 if TYPE_CHECKING:
     from fastvid.load.after.augment import ColorJitter as ColorJitter
@@ -48,87 +48,12 @@ if TYPE_CHECKING:
     from fastvid.train.tasks.task import Phase as Phase
     from fastvid.train.tasks.task import Task as Task
 
-_HOMES = {
-    "AtFps": "fastvid.load.clips.timed_sampling",
-    "Callback": "fastvid.train.records.records",
-    "CenterCrop": "fastvid.load.clips.crops",
-    "Classification": "fastvid.train.tasks.classification",
-    "ColorJitter": "fastvid.load.after.augment",
-    "Config": "fastvid.train.config.config",
-    "DataConfig": "fastvid.train.config.data",
-    "DatasetConfig": "fastvid.train.config.data",
-    "Deltas": "fastvid.load.clips.timed_sampling",
-    "Dense": "fastvid.load.clips.sampling",
-    "Erasing": "fastvid.load.after.augment",
-    "GaussianBlur": "fastvid.load.after.augment",
-    "Grayscale": "fastvid.load.after.augment",
-    "HorizontalFlip": "fastvid.load.clips.crops",
-    "Logger": "fastvid.train.records.records",
-    "ModelConfig": "fastvid.train.config.config",
-    "MultiLabel": "fastvid.train.tasks.multi_label",
-    "MultiScaleCrop": "fastvid.load.clips.crops",
-    "OptimConfig": "fastvid.train.config.config",
-    "Phase": "fastvid.train.tasks.task",
-    "RandAugment": "fastvid.load.after.augment",
-    "RandomCrop": "fastvid.load.clips.crops",
-    "RandomResizedCrop": "fastvid.load.clips.crops",
-    "Regression": "fastvid.train.tasks.regression",
-    "Resize": "fastvid.load.clips.crops",
-    "Result": "fastvid.train.run.launch",
-    "Round": "fastvid.train.loop.strategy",
-    "RunConfig": "fastvid.train.config.config",
-    "RunInfo": "fastvid.train.records.records",
-    "Segments": "fastvid.load.clips.sampling",
-    "ShardConfig": "fastvid.train.config.data",
-    "Strategy": "fastvid.train.loop.strategy",
-    "Task": "fastvid.train.tasks.task",
-    "Uniform": "fastvid.load.clips.sampling",
-    "Window": "fastvid.load.clips.timed_sampling",
-    "fit": "fastvid.train.run.launch",
-}
-
-__all__ = [
-    "AtFps",
-    "Callback",
-    "CenterCrop",
-    "Classification",
-    "ColorJitter",
-    "Config",
-    "DataConfig",
-    "DatasetConfig",
-    "Deltas",
-    "Dense",
-    "Erasing",
-    "GaussianBlur",
-    "Grayscale",
-    "HorizontalFlip",
-    "Logger",
-    "ModelConfig",
-    "MultiLabel",
-    "MultiScaleCrop",
-    "OptimConfig",
-    "Phase",
-    "RandAugment",
-    "RandomCrop",
-    "RandomResizedCrop",
-    "Regression",
-    "Resize",
-    "Result",
-    "Round",
-    "RunConfig",
-    "RunInfo",
-    "Segments",
-    "ShardConfig",
-    "Strategy",
-    "Task",
-    "Uniform",
-    "Window",
-    "fit",
-]
+_HOMES = listed_names(__spec__)
+__all__ = sorted(_HOMES)
 
 if not TYPE_CHECKING:  # otherwise type checkers would accept names that do not exist
     __getattr__ = importer(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return list(__all__)

@@ -21,7 +21,7 @@ from fastvid.decode.request import DevicePlanes, DeviceRgb, Rgb
 from fastvid.errors import DecodeError
 from fastvid.format.schema import Codec, Range
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.sharding.verify.audit import self_test
+from fastvid.sharding.verify.self_test import self_test
 from tests import fake_cuda
 from tests.conformance.posing import SPOILED, Late, Unwritten, posing
 from tests.sharding.shardtools import REPOSITORY, stub
@@ -239,7 +239,7 @@ def test_self_test_fails_when_ffmpeg_lacks_x264(listed, why, tmp_path, monkeypat
 
 
 def test_doctor_names_the_missing_video_capability_of_a_container(monkeypatch):
-    monkeypatch.setattr("fastvid.sharding.verify.audit.self_test", lambda decoders: [])
+    monkeypatch.setattr("fastvid.sharding.verify.self_test.self_test", lambda decoders: [])
     there = {"libcuda.so.1", "libnvidia-ml.so.1"}
     monkeypatch.setattr(doctor, "_loads", lambda name: name in there)
     found = doctor.examine(parity=False)
@@ -253,7 +253,7 @@ def test_doctor_names_the_missing_video_capability_of_a_container(monkeypatch):
 
 def test_doctor_says_which_engines_a_gpu_has_and_whether_the_kernel_compiles(monkeypatch):
     fake_cuda.install(monkeypatch, devices=2)
-    monkeypatch.setattr("fastvid.sharding.verify.audit.self_test", lambda decoders: [])
+    monkeypatch.setattr("fastvid.sharding.verify.self_test.self_test", lambda decoders: [])
     monkeypatch.setattr(pixels, "kernel_problem", lambda device: "no compiler" if device.index else None)
 
     def capabilities(device_id):

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,13 @@ import pytest
 
 import fastvid
 import fastvid.train
+from tests.docs import reference
 
 pytest.importorskip("mkdocs")
 
 ROOT = Path(__file__).parents[2]
+MOST_WORDS = 18_000  # of all pages but the generated reference
+MOST_WORDS_OF_GUARANTEES = 1_200  # without the names of tests
 
 
 @pytest.fixture(scope="module")
@@ -64,24 +68,18 @@ def members(kind: type) -> Iterator[str]:
             yield name
 
 
-def public() -> Iterator[tuple[str, object]]:
-    """Yield each public name and what it is, under the first module that exports it."""
-    for module in (fastvid, fastvid.train):
-        for name in module.__all__:
-            if module is fastvid or name not in fastvid.__all__:
-                yield f"{module.__name__}.{name}", getattr(module, name)
-
-
 def test_the_reference_has_every_public_name_with_its_members(site):
     names = documented(site)
     wanted = {f"{module.__name__}.{name}" for module in (fastvid, fastvid.train) for name in module.__all__}
-    wanted |= {f"{name}.{member}" for name, found in public() if isinstance(found, type) for member in members(found)}
+    wanted |= {
+        f"{name}.{member}" for name, found in reference.public() if isinstance(found, type) for member in members(found)
+    }
     wanted |= {f"fastvid.ClipLoader.{name}" for name in ("stats", "world", "labels")}  # set when it is made
     assert wanted - names == {"fastvid.__version__"}
 
 
 def test_every_field_of_a_public_class_is_described():
-    for name, found in public():
+    for name, found in reference.public():
         if isinstance(found, type) and dataclasses.is_dataclass(found):
             text = "\n".join(base.__doc__ or "" for base in found.__mro__)
             fields = {field.name for field in dataclasses.fields(found) if not field.name.startswith("_")}
@@ -89,7 +87,35 @@ def test_every_field_of_a_public_class_is_described():
             assert not missing, name
 
 
-def test_the_overview_links_every_public_name():
-    text = (ROOT / "docs/reference/index.md").read_text()
-    linked = set(re.findall(r"\]\[(fastvid\.[\w.]+)\]", text))
-    assert linked == {name for name, _ in public()} - {"fastvid.__version__"}
+def test_the_reference_says_what_the_docstrings_say():
+    for file, text in reference.files().items():
+        assert file.read_text() == text, "run `python -m tests.docs.reference`"
+    assert {file.name for file in reference.FOLDER.iterdir()} == {file.name for file in reference.files()}
+
+
+def test_each_public_name_is_on_one_page_of_the_reference():
+    names = Counter(" ".join(" ".join(sections.values()) for _, sections in reference.PAGES.values()).split())
+    assert {name for name, _ in reference.public()} <= names.keys()
+    assert set(names.values()) == {1}
+
+
+def test_the_docs_stay_short():
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if page.parent != reference.FOLDER]
+    assert sum(len(page.read_text().split()) for page in pages) <= MOST_WORDS
+    plain = re.sub(r"`test_\w+`,?", "", (ROOT / "docs" / "guarantees.md").read_text())
+    assert len(plain.split()) <= MOST_WORDS_OF_GUARANTEES
+
+
+def test_every_page_can_be_read_in_a_clone():
+    for page in (ROOT / "docs").rglob("*.md"):
+        assert "--8<--" not in page.read_text(), page
+        assert page.parent == reference.FOLDER or ":::" not in page.read_text(), page
+
+
+def test_the_tests_that_the_guarantees_name_exist():
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text())
+    defined = {
+        name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())
+    }
+    assert named
+    assert not set(named) - defined

@@ -16,8 +16,6 @@ from bench.decode import goals
 from bench.strategies import tables
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
-# Contenders in result files whose options fastvid no longer has.
-GONE = re.compile("fragments|delay|deltas")
 CODECS = {
     "h264": "H.264", "hevc": "HEVC", "vp9": "VP9", "vp8": "VP8", "av1": "AV1", "mpeg4": "MPEG-4", "wmv2": "WMV 8",
     "mpeg2video": "MPEG-2", "mpeg1video": "MPEG-1", "mjpeg": "MJPEG", "theora": "Theora",
@@ -45,6 +43,11 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     )
 
 
+def spans(text: str) -> str:
+    """Return a text whose ranges of numbers are written shorter: 1.2 to 1.5 as 1.2-1.5, with an en dash."""
+    return re.sub(r"(?<=\d) to (?=\d)", "\u2013", text)
+
+
 def clock(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{round(seconds) // 60} min {round(seconds) % 60} s"
@@ -65,32 +68,17 @@ def loops() -> str:
 def summit() -> str:
     """Return perfect scaling, the model's prediction and the paper's measurement of training on Summit."""
     record = result("summit")
-    rows = {
-        row["gpus"]: row for row in record["rows"] if (row["strategy"], row["algorithm"]) == ("ddp", "auto")
-    }  # fmt: skip
+    (one,) = (
+        row for row in record["rows"] if (row["gpus"], row["strategy"], row["algorithm"]) == (6, "ddp", "auto")
+    )  # fmt: skip
     times, efficiency = record["references"]
-    gpus, measured, share = times["gpus"], times["reference"], efficiency["reference"]
-    one = rows[6]["train_seconds"]["p50"]
-    perfect = one * 6 / gpus
-    found, found_share = times["predicted"], efficiency["predicted"]
-    lines = table(
-        ("", f"time on {gpus:,} GPUs", "efficiency against one node of 6"),
-        (
-            ("perfect scaling", clock(perfect), "100 %"),
-            (
-                "model, median (5 to 95 %)",
-                f"{clock(found['p50'])} ({clock(found['p05'])} to {clock(found['p95'])})",
-                f"{found_share['p50']:.1%} ({found_share['p05']:.0%} to {found_share['p95']:.0%})".replace("%", " %"),
-            ),
-            ("Lin et al., measured", clock(measured), f"{100 * share:.1f} %"),
-        ),
+    found, share = times["predicted"], efficiency["predicted"]
+    return paragraph(
+        f"On {times['gpus']:,} GPUs it predicts {clock(found['p50'])} (5 to 95 %: {clock(found['p05'])} to "
+        f"{clock(found['p95'])}) and an efficiency of {100 * share['p50']:.1f} % against one node of 6; Lin et al. "
+        f"measured {clock(times['reference'])} and {100 * efficiency['reference']:.1f} %; perfect scaling would take "
+        f"{clock(one['train_seconds']['p50'] * 6 / times['gpus'])}. The one fitted input is the step on 6 GPUs."
     )
-    text = (
-        f"The one fitted input is the step on 6 GPUs ({rows[6]['step_seconds']['p50']:.3f} s). Of the "
-        f"{measured - perfect:.0f} s beyond perfect scaling, the median of the model explains "
-        f"{found['p50'] - perfect:.0f} s; nothing published before the measurement gives numbers for the rest."
-    )
-    return f"{lines}\n\n{paragraph(text)}"
 
 
 def floor() -> str:
@@ -139,7 +127,7 @@ def rivals() -> str:
         lines.setdefault("goal against the best", []).append(goal)
     goals = lines.pop("goal against the best")
     heads = ("rival", *(f"`{row['dataset']}`, {row['sampling']}" for row in rows))
-    return table(heads, [*((name, *cells) for name, cells in lines.items()), ("goal against the best", *goals)])
+    return spans(table(heads, [*((name, *cells) for name, cells in lines.items()), ("goal against the best", *goals)]))
 
 
 def footage() -> str:
@@ -166,7 +154,7 @@ def loaders() -> str:
     rows = result("load_uint8")["rows"]
     profiles = {row["profile"]: {one["pipeline"]: one for one in row["page-cached"]} for row in rows}
     lines = []
-    for name in [name for name in next(iter(profiles.values())) if "epochs" not in name]:
+    for name in [name for name in next(iter(profiles.values())) if not re.search("epochs|processes", name)]:
         cells: list[str] = []
         for entries in profiles.values():
             one = entries[name]
@@ -185,7 +173,7 @@ def loaders() -> str:
     text = (
         f"Goals met: {sum(goal['met'] for goal in goals)} of {len(goals)}. Missed against rivals: {'; '.join(missed)}."
     )
-    return f"{table(('loader', *heads), lines)}\n\n{paragraph(text)}"
+    return f"{spans(table(('loader', *heads), lines))}\n\n{paragraph(text)}"
 
 
 def far_storage() -> str:
@@ -199,36 +187,28 @@ def far_storage() -> str:
             (
                 f"{http['latency_ms']:.0f} ms", f"`{http['profile']}`", f"{http['http']['clips_a_second']:.0f}",
                 f"{ratio['wall']:.2f} ({ratio['wall_min']:.2f} to {ratio['wall_max']:.2f})",
-                f"{clip['requests']:.1f}", f"{clip['bytes'] / 1e3:.0f}", f"{http['a_whole_file']['bytes'] / 1e3:.0f}",
+                f"{clip['requests']:.1f}", f"{clip['bytes'] / 1e3:.0f}",
             )
         )  # fmt: skip
-    heads = ("each response late by", "shards", "clips/s", "of local", "requests a clip", "kB", "kB of a whole file")
-    return table(heads, rows)
+    heads = ("each response late by", "shards", "clips/s", "of local", "requests a clip", "kB a clip")
+    return spans(table(heads, rows))
 
 
 def release() -> str:
     """Return size, import time and licences of a bare install."""
     record = result("release")
     size = sum(record["bytes_installed"].values()) / 1e6
-    licences = {licence.removesuffix(" License") for name, licence in record["licences"].items() if name != "numpy"}
+    # The program says "GNU General Public License as published by ...; either version 3 of the License, or ..."
+    ffmpeg = re.sub(
+        r"GNU General Public License.*either version (\d).*", r"the GPL, version \1 or later", record["ffmpeg_licence"]
+    )
+    kinds = {str(licence).split()[0].split("-")[0] for name, licence in record["licences"].items() if name != "numpy"}
     return paragraph(
         f"Installed without extras and without torch, {record['version']} and the packages that it needs take "
-        f"{size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. These packages state "
-        f"{', '.join(sorted(licences))}, and numpy a set of such licences. The ffmpeg program in `imageio-ffmpeg`, "
-        "which fastvid runs, is under the GPL, version 3 or later; FFmpeg's libraries in `av` are under the "
+        f"{size:.0f} MB; `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these "
+        f"packages state are {', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in "
+        f"`imageio-ffmpeg`, which fastvid runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the "
         f"{record['av_ffmpeg_licence']}."
-    )
-
-
-def ten_million_rows() -> str:
-    """Return the sentence on opening ten million rows."""
-    record = result("annotations")
-    plain = record["plain"]
-    return paragraph(
-        f"Opening {record['rows'] // 10**6} million rows (`python -m bench annotations`) takes "
-        f"{plain['first_open_s']:.0f} s in the first process of a node and {plain['later_open_s']:.1f} s in later "
-        f"ones; {plain['node_processes']} processes together take {plain['node_pss_mb'] / 1000:.1f} GB, instead of "
-        f"{plain['memory_pss_mb'] / 1000:.1f} GB each."
     )
 
 
@@ -240,9 +220,9 @@ def indexing() -> str:
     return paragraph(
         f"Over a network `none` costs least: {files:,} videos of {min(seconds)} to {max(seconds)} seconds, behind "
         f"{record['latency_ms']:.0f} ms and {record['megabits'] / 1000:.0f} Gbit/s, were indexed in "
-        f"{files * statistics.median(none['seconds_a_file']):.0f} s on {record['machine']['cores']} cores, which took "
-        f"{record['times_faster']['none']['median']:.1f} times as long to download, with "
-        f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; `sample` took "
+        f"{files * statistics.median(none['seconds_a_file']):.0f} s on {record['machine']['cores']} cores, with "
+        f"{none['requests_a_file']:.0f} requests and {none['bytes_a_file'] / 1000:.0f} kB a file; downloading took "
+        f"{record['times_faster']['none']['median']:.1f} times as long, and `sample` "
         f"{statistics.median(sample['seconds_a_file']):.2f} s a file (`python -m bench index`)."
     )
 
@@ -253,22 +233,27 @@ def which_averaging() -> str:
     record["rows"] = [
         row
         for row in record["rows"]
-        if not GONE.search(row["contender"]) and row["network"] != "1 Gbit/s" and row["reached"]
+        if not re.search("fragments|noise", row["contender"]) and row["network"] != "1 Gbit/s" and row["reached"]
     ]
-    return f"{_conditions(record)}\n\n{tables.over_networks(record)}"
+    text = f"{record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
+    return f"{paragraph(text)}\n\n{spans(tables.over_networks(record))}"
 
 
 def which_clients() -> str:
-    """Return how many times sooner than one client several clients reach a loss, and strategies that wait."""
+    """Return how many times sooner than one client four clients and ddp on four ranks reach a loss."""
     record = result("clients")
-    rows = [
-        row
-        for row in record["rows"]
-        if not GONE.search(row["contender"]) and not re.search("2 clients|kavg", row["contender"])
-    ]
-    lines = [(row["contender"], tables.times(row, rows[0]), tables.spread(row["final"])) for row in rows]
-    heads = ("", f"times sooner at a loss of {record['goal']['value']:g}", "final loss")
-    return f"{_conditions(record)}\n\n{table(heads, lines)}"
+    rows = {row["contender"]: row for row in record["rows"]}
+
+    def sooner(name: str) -> str:
+        return tables.times(rows[name], rows["one client"])
+
+    return paragraph(
+        f"Where a batch includes {record['step_ms']:g} ms of sleep, four clients reached the goal, a loss of "
+        f"{record['goal']['value']:g}, {sooner('gradients, 4 clients')} times sooner than one, and `ddp` on four ranks "
+        f"{sooner('ddp, 4 ranks')} times; with one slow rank among the four, "
+        f"{sooner('gradients, 4 clients, one slow')} and {sooner('ddp, 4 ranks, one slow')} times "
+        f"({record['seeds']} seeds, mean and 95 % interval)."
+    )
 
 
 def damaged_files() -> str:
@@ -284,7 +269,3 @@ def damaged_files() -> str:
         f"{sums['unsettled']} more, ffmpeg decodes other pixels in each run. Many decoders report no error for damage. "
         f"Then pictures are packed that the intact file does not have, by `compact` in so many samples: {packed}."
     )
-
-
-def _conditions(record: dict[str, Any]) -> str:
-    return paragraph(tables.conditions(record))

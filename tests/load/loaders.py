@@ -15,15 +15,16 @@ def flat(options):
     """Return the arguments of `ClipLoader` for flat options: fields of `Output` and `Workers` by name, ``workers`` as
     the kind of the workers, ``on_error="skip"`` with ``max_skip_rate``."""
     made, grouped = {}, {"output": {}, "workers": {}}
+    options = dict(options)
+    if options.get("on_error") == "skip":
+        options["on_error"] = Skip(options.pop("max_skip_rate", Skip().max_rate))
     for name, value in options.items():
         if name == "workers" and isinstance(value, str):
             grouped["workers"]["kind"] = value
         elif name in _NAMES:
             grouped[_NAMES[name]][name] = value
-        elif name != "max_skip_rate":
+        else:
             made[name] = value
-    if made.get("on_error") == "skip":
-        made["on_error"] = Skip(options.get("max_skip_rate", Skip().max_rate))
     return made | {group: _GROUPS[group](**chosen) for group, chosen in grouped.items() if chosen}
 
 

@@ -8,7 +8,8 @@ import torch
 from fastvid.decode import pixels
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Assembler, Batch
-from fastvid.load.batch.sinks import RgbMemory, RgbSink, VideoSpec
+from fastvid.load.batch.sinks import RgbMemory, RgbSink
+from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
 from fastvid.load.memory import SharedBufferPool, SharedRow
 from fastvid.load.workers import lanes

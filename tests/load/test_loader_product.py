@@ -7,8 +7,16 @@ import torch
 
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
+from fastvid.load.batch.labels import Extras
+from fastvid.load.clips.crops import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.clips.timed_sampling import Window
+from fastvid.load.loader import ClipLoader
+from fastvid.load.options import Output, Skip, Workers
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.epoch import Order
 from tests.load.fakes import FakeDataset, fake, picture
-from tests.load.tools import channels_are_neighbours, make
+from tests.load.tools import channels_are_neighbours, make, rows
 
 
 def test_pixels_belong_to_the_rows_sample_frames_and_crop():
@@ -149,6 +157,54 @@ def test_fake_frames_differ_by_crop():
 def test_invalid_arguments_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
         make(FakeDataset(40), **options)
+
+
+def test_options_work_in_their_group_and_beside_it():
+    """As all of them were in version 0.2."""
+    dataset = FakeDataset(21)
+    common = {"frames": Segments(3), "spatial": CenterCrop(16), "rank": 0, "world_size": 1}
+    grouped = ClipLoader(
+        dataset,
+        **common,
+        global_batch_size=8,
+        order=Order(shuffle=False, last="keep"),
+        extras=Extras(fields=("note",)),
+        output=Output(dtype=torch.uint8, collate="list"),
+        workers=Workers(num_threads=1, decoder=fake(), on_error=Skip(0.5)),
+    )
+    options = {"shuffle": False, "last": "keep", "fields": ("note",), "dtype": torch.uint8, "collate": "list"}
+    options |= {"num_threads": 1, "decoder": fake(), "on_error": Skip(0.5)}
+    for beside in (ClipLoader(dataset, **common, batch_size=8, **options), make(dataset, **common, **options)):
+        grouped.set_epoch(0)
+        assert beside.state_dict() == grouped.state_dict()
+        for one, other in zip(beside, grouped, strict=True):
+            assert (one.key, one.fields) == (other.key, other.fields)
+            assert all(map(torch.equal, one.video, other.video))
+
+
+def test_buckets_are_a_batch_size():
+    common = {"frames": Window(fps=25), "spatial": CenterCrop()}
+    buckets = Buckets([(1, 16, 16), (4, 16, 16)], 3)
+    one = make(FakeDataset(40), **common, global_batch_size=buckets)
+    other = make(FakeDataset(40), **common, global_batch_size=None, batches=buckets)
+    assert [rows(batch) for batch in one] == [rows(batch) for batch in other]
+
+
+@pytest.mark.parametrize(
+    ("options", "hint"),
+    [
+        ({"num_workers": 4}, "Workers(num_threads=n)"),
+        ({"transform": abs}, "after="),
+        ({"shufle": False}, "order.shuffle"),
+        ({"batch_size": 4, "global_batch_size": None, "world_size": 2}, "use global_batch_size=8"),
+        ({"frames": 8}, "Segments(8)"),
+        ({"spatial": 224}, "CenterCrop(224)"),
+    ],
+)
+def test_other_words_are_answered_with_the_right_one(options, hint):
+    with pytest.raises(UsageError) as caught:
+        make(FakeDataset(40), **options)
+    assert hint in str(caught.value)
 
 
 def test_reprs_describe_the_loader_and_its_batches():

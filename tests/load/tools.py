@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import torch
 
+from fastvid.decode.backends import backend
 from fastvid.load.clips.clip import ClipRules
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
 from fastvid.load.clips.plan import BatchPlanner, ClipPlanner
 from fastvid.load.clips.sampling import Segments, VideoInfo
 from fastvid.load.clips.views import Views
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches
-from fastvid.load.workers.lanes import AUTO
 from fastvid.runtime.processes import World
 from tests.load.fakes import HEIGHT, WIDTH, fake
 from tests.load.loaders import clip_loader
@@ -66,8 +66,8 @@ def epoch_of(dataset, world, **options):
 
 def plans(dataset, crop=(96, 160)):
     """Return six clips of two frames."""
-    one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, AUTO)
-    planner = BatchPlanner(dataset, Order(len(dataset), 0, 0), one)
+    one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, backend("pyav"))
+    planner = BatchPlanner(dataset, Permutation(len(dataset), 0, 0), one)
     return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
 
 

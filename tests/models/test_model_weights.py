@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastvid.errors import FormatError, StorageError, UsageError
-from fastvid.models.weights import load_weights, mit_state_dict, read_state_dict
+from fastvid.errors import FormatError, StorageError
+from fastvid.models.weights import load_weights, read_state_dict
 from fastvid.models.zoo import build
 from tests.models import upstream
 
@@ -116,52 +116,6 @@ def test_tsm_resnet_checkpoints_load(depth, origin):
     torch.testing.assert_close(logits_of(model, video), expected)
 
 
-def test_mit_checkpoint_with_non_local_blocks_loads():
-    # ops/non_local.py wraps blocks 0 and 2 of layer2 and 0, 2 and 4 of layer3; their output convolution has a bias.
-    shifted = upstream.shifted_blocks(50)
-    wrapped = {"layer2.0": 32, "layer2.2": 32, "layer3.0": 64, "layer3.2": 64, "layer3.4": 64}  # channels at width 4
-    key = upstream.mit_key(shifted, frozenset(wrapped))
-    state = upstream.resnet_state(50, key, width=4)
-    state |= upstream.head_state("module.new_fc", features_of(50, 4), CLASSES)
-    for block, channels in wrapped.items():
-        state |= upstream.mit_non_local_state(block, channels)
-    model = build("tsm-r50", CLASSES, FRAMES, width=4, shift_div=4, non_local="embedded_gaussian").double()
-    report = load_weights(model, state)
-    assert report.complete
-    assert report.unexpected == ()
-    video = torch.randn(2, 3, FRAMES, 64, 64, dtype=torch.float64)
-    features = upstream.resnet_features(
-        state,
-        50,
-        key,
-        frames_of(video),
-        before_conv1=lambda block, x: upstream.shift_by_loops(x, FRAMES, div=4),
-        after_block=lambda block, x: upstream.mit_non_local(state, block, x, FRAMES) if block in wrapped else x,
-    )
-    expected = averaged(features, state, "module.new_fc").reshape(2, FRAMES, -1).mean(1)
-    torch.testing.assert_close(logits_of(model, video), expected)
-
-
-@pytest.mark.parametrize("origin", ["torchvision", "mit", "mmaction2"])
-def test_mobilenet_checkpoints_load(origin):
-    key, head = {
-        "torchvision": (upstream.torchvision_mobilenet_key, "classifier.1"),
-        "mit": (upstream.mit_mobilenet_key, "module.new_fc"),
-        "mmaction2": (upstream.mmaction2_mobilenet_key, "cls_head.fc_cls"),
-    }[origin]
-    state = upstream.mobilenet_state(key) | upstream.head_state(head, 1280, CLASSES)
-    name = "tsn-mobilenetv2" if origin == "torchvision" else "tsm-mobilenetv2"
-    model = build(name, CLASSES, FRAMES).double()
-    report = load_weights(model, state)
-    assert_all_loaded(report, state)
-    assert report.origin == origin
-    video = torch.randn(1, 3, FRAMES, 32, 32, dtype=torch.float64)
-    shift = None if origin == "torchvision" else lambda x: upstream.shift_by_loops(x, FRAMES)
-    features = upstream.mobilenet_features(state, key, frames_of(video), shift)
-    expected = averaged(features, state, head).reshape(1, FRAMES, -1).mean(1)
-    torch.testing.assert_close(logits_of(model, video), expected)
-
-
 # --- 3D nets --------------------------------------------------------------------------------------------------------
 
 # configs/_base_/models/i3d_r50.py and slowonly_r50.py: inflate; stem kernel, strides of stem, pool1 and pool2.
@@ -211,39 +165,6 @@ def test_imagenet_weights_are_inflated_for_3d_nets():
 
 
 # --- round trips and reports ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("tsm-r50", {"width": WIDTH}),
-        ("tsm-r101", {"width": WIDTH}),
-        ("tsn-r18", {"width": WIDTH}),
-        ("tsm-r50", {"width": WIDTH, "non_local": "embedded_gaussian"}),
-        ("tsm-mobilenetv2", {"width_mult": 0.25, "shift_div": 4}),
-    ],
-)
-def test_exported_mit_state_dict_loads_back(name, options):
-    first, second = (build(name, CLASSES, FRAMES, **options) for _ in range(2))
-    theirs = mit_state_dict(first)
-    assert all(key.startswith(("module.base_model.", "module.new_fc.")) for key in theirs)
-    assert any(".net." in key for key in theirs) == name.startswith("tsm")
-    report = load_weights(second, theirs)
-    assert report.origin == "mit"
-    assert report.complete
-    assert report.unexpected == ()
-    ours = second.state_dict()
-    assert all(torch.equal(tensor, ours[key]) for key, tensor in first.state_dict().items())
-
-
-def test_export_uses_mit_keys():
-    model = build("tsm-r101", CLASSES, FRAMES, width=WIDTH)
-    expected = upstream.resnet_state(101, upstream.mit_key(upstream.shifted_blocks(101)), width=WIDTH)
-    expected |= upstream.head_state("module.new_fc", features_of(101, WIDTH), CLASSES)
-    assert mit_state_dict(model).keys() == expected.keys()
-    mobile = build("tsm-mobilenetv2", CLASSES, FRAMES)
-    expected = upstream.mobilenet_state(upstream.mit_mobilenet_key)
-    assert {key for key in mit_state_dict(mobile) if "new_fc" not in key} == expected.keys()
 
 
 def test_own_checkpoints_load_with_and_without_wrapper_prefixes(tmp_path):
@@ -325,11 +246,6 @@ def test_unsafe_files_are_not_unpickled_and_errors_name_the_file(tmp_path):
     torch.save({"roberta.embeddings.weight": torch.ones(3)}, tmp_path / "foreign.pt")
     with pytest.raises(FormatError, match="no tensor of the checkpoint matches this ResNet"):
         load_weights(model, tmp_path / "foreign.pt")
-
-
-def test_mit_state_dict_raises_for_3d_nets():
-    with pytest.raises(UsageError, match="ClipNet has no counterpart"):
-        mit_state_dict(build("i3d-r18", CLASSES, 8, width=WIDTH))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

@@ -13,9 +13,8 @@ from fastvid.models.zoo import build
 
 NETS = [
     ("tsm-r18", 4, {"width": 8}),
-    ("tsm-r50", 4, {"width": 8, "shift_inplace": True, "non_local": "embedded_gaussian"}),
+    ("tsm-r50", 4, {"width": 8, "shift_inplace": True}),
     ("i3d-r18", 8, {"width": 8}),
-    ("tsm-mobilenetv2", 4, {"width_mult": 0.25, "shift_div": 4}),
 ]
 
 

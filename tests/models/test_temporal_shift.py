@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fastvid.errors import UsageError
 from fastvid.models.resnet import BasicBlock, ResNet
-from fastvid.models.shift import ShiftConv2d, insert_shift, temporal_shift, temporal_shift_
+from fastvid.models.shift import ShiftConv2d, insert_shift, temporal_shift
 from fastvid.models.tsn import tsm, tsn
 
 SHAPES = st.tuples(
@@ -52,8 +52,6 @@ def test_shift_equals_a_depthwise_convolution_forward_and_backward(shape, shift_
     for shift in (
         lambda y: by_convolution(y, t, shift_div, direction),
         lambda y: temporal_shift(y, t, shift_div=shift_div, direction=direction),
-        # The clone has no other reader, as the in-place shift requires.
-        lambda y: temporal_shift_(y.clone(), t, shift_div=shift_div, direction=direction),
     ):
         leaf = x.detach().clone().requires_grad_()
         out = shift(leaf)
@@ -88,38 +86,11 @@ def test_shift_keeps_its_input_and_the_memory_format(memory_format):
     assert out.is_contiguous(memory_format=memory_format)
 
 
-def test_in_place_shift_writes_to_its_input():
-    x = torch.randn(8, 16, 3, 5)
-    expected = temporal_shift(x, 4)
-    out = temporal_shift_(x, 4)
-    assert out is x
-    assert torch.equal(x, expected)
-
-
-def test_in_place_backward_keeps_a_shared_gradient():
-    # An addition passes one gradient tensor to both operands; writing to it would corrupt the other branch.
-    x = torch.randn(4, 16, 2, 2, requires_grad=True)
-    other = torch.randn(4, 16, 2, 2, requires_grad=True)
-    upstream = torch.randn(4, 16, 2, 2)
-    (temporal_shift_(x * 1, 4) + other).backward(upstream)
-    assert torch.equal(other.grad, upstream)
-    assert torch.equal(x.grad, by_convolution(upstream.flip(0), 4, 8, "both").flip(0))
-
-
-def test_autograd_raises_when_a_relu_saved_the_shifted_input():
-    # This is why a residual block's input is never overwritten: without autograd's check the gradient would be wrong.
-    x = torch.randn(4, 16, 2, 2, requires_grad=True)
-    out = temporal_shift_(F.relu(x), 4)
-    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        out.sum().backward()
-
-
 @pytest.mark.parametrize("direction", ["both", "past"])
 def test_shift_passes_gradcheck(direction):
     x = torch.randn(6, 9, 2, 2, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
     assert torch.autograd.gradgradcheck(lambda y: temporal_shift(y, 3, shift_div=4, direction=direction), x)
-    assert torch.autograd.gradcheck(lambda y: temporal_shift_(y * 2, 3, shift_div=4, direction=direction), x)
 
 
 @pytest.mark.parametrize("stride", [1, 2])
@@ -278,7 +249,7 @@ def test_shift_keeps_keys_and_parameters():
     ("call", "message"),
     [
         (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not a multiple of num_segments=4"),
-        (lambda: temporal_shift_(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
         (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
         (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "unknown shift direction 'future'"),
         (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),

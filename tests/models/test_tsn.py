@@ -7,8 +7,6 @@ import torch
 from torch import nn
 
 from fastvid.errors import UsageError
-from fastvid.models.mobilenet import MobileNetV2
-from fastvid.models.shift import ShiftConv2d
 from fastvid.models.tsn import FrameAverage, fold_frames
 from fastvid.models.zoo import build
 
@@ -46,31 +44,10 @@ def test_tsn_accepts_any_number_of_frames_and_tsm_only_its_own():
         build("tsm-r18", 3, 8, width=8)(torch.randn(8, 3, 32, 32))
 
 
-@pytest.mark.parametrize("name", ["tsm-r18", "tsm-mobilenetv2", "tsn-r50"])
+@pytest.mark.parametrize("name", ["tsm-r18", "tsn-r50"])
 def test_the_last_layer_starts_small_and_dropout_is_half(name):
     model = build(name, 1000, 8)
     head = model.backbone.get_submodule(model.backbone.head_name)
     assert head.weight.std().item() == pytest.approx(0.001, rel=0.05)
     assert not head.bias.any()
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5]
-
-
-def test_mobilenet_shifts_the_ten_blocks_of_the_online_demo():
-    # online_demo/mobilenet_v2_tsm.py, shift_block_idx; block 0 is features[1].
-    model = build("tsm-mobilenetv2", 3, 4)
-    shifted = [name for name, module in model.backbone.named_modules() if isinstance(module, ShiftConv2d)]
-    assert shifted == [f"features.{block + 1}.conv.0.0" for block in (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)]
-
-
-def test_mobilenet_has_torchvisions_number_of_parameters():
-    # torchvision/models/mobilenetv2.py, "num_params" of the IMAGENET1K weights.
-    assert sum(parameter.numel() for parameter in MobileNetV2().parameters()) == 3_504_872
-
-
-def test_mobilenet_widths_are_multiples_of_eight():
-    net = MobileNetV2(width_mult=0.35)
-    convs = [module for module in net.modules() if isinstance(module, nn.Conv2d)]
-    assert all(conv.out_channels % 8 == 0 for conv in convs)
-    assert net.num_features == 1280
-    with pytest.raises(UsageError, match="width_mult must be positive"):
-        MobileNetV2(width_mult=0)

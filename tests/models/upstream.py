@@ -3,19 +3,18 @@
 Nothing here uses fastvid: keys, shapes and arithmetic were written down from the upstream sources, so that a checkpoint
 made here is loaded right only if our names and our nets are both right. Read were:
 
-- pytorch/vision: ``torchvision/models/resnet.py`` at 054e54c, ``mobilenetv2.py`` at 0256d65;
+- pytorch/vision: ``torchvision/models/resnet.py`` at 054e54c;
 - mit-han-lab/temporal-shift-module: ``ops/temporal_shift.py`` at 4759ad8, ``ops/models.py`` at 51328c0,
-  ``ops/non_local.py`` at 298cd1d, ``archs/mobilenet_v2.py`` at d6da93d, ``main.py`` at 40bedbf (which saves the state
-  dict of a DataParallel model);
+  ``main.py`` at 40bedbf (which saves the state dict of a DataParallel model);
 - open-mmlab/mmaction2: ``mmaction/models/backbones/resnet_tsm.py`` at 03ff3fc, ``resnet.py`` at 017c449,
-  ``resnet3d.py`` at 01436f0, ``mobilenet_v2.py`` at 06c11e3, ``mobilenet_v2_tsm.py`` at a067e27,
+  ``resnet3d.py`` at 01436f0,
   ``mmaction/models/heads/tsm_head.py`` at 0532499, ``i3d_head.py`` at 0174ab4, ``configs/_base_/models/i3d_r50.py`` at
   38099c7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,17 +23,6 @@ from torch.nn import functional as F  # noqa: N812
 State = dict[str, Tensor]
 
 RESNETS = {18: (False, (2, 2, 2, 2)), 50: (True, (3, 4, 6, 3)), 101: (True, (3, 4, 23, 3))}
-
-# expansion, channels, blocks, stride
-MOBILENET = [
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-]
 
 # A key function names a tensor of a convolution or of the batch norm after it: key(block, part, kind, tensor), where
 # block is "layer2.1" ("" for the stem), part "conv1" ("downsample", ...), kind "conv" or "bn", tensor "weight", ...
@@ -48,23 +36,22 @@ def torchvision_key(block: str, part: str, kind: str, tensor: str) -> str:
     return f"{prefix}{part if kind == 'conv' else part.replace('conv', 'bn')}.{tensor}"
 
 
-def mit_key(shifted: set[str], wrapped: frozenset[str] = frozenset()) -> Key:
-    """``shifted``: blocks whose conv1 is inside a TemporalShift; ``wrapped``: blocks inside an NL3DWrapper."""
+def mit_key(shifted: set[str]) -> Key:
+    """``shifted``: blocks whose conv1 is inside a TemporalShift."""
 
     def key(block: str, part: str, kind: str, tensor: str) -> str:
-        place = f"{block}.block" if block in wrapped else block
         if block in shifted and part == "conv1" and kind == "conv":
-            return f"module.base_model.{place}.conv1.net.weight"
-        return f"module.base_model.{torchvision_key(place, part, kind, tensor)}"
+            return f"module.base_model.{block}.conv1.net.weight"
+        return f"module.base_model.{torchvision_key(block, part, kind, tensor)}"
 
     return key
 
 
-def mmaction2_key(shifted: set[str], wrapped: frozenset[str] = frozenset()) -> Key:
-    """As for MIT; ``wrapped`` blocks are inside the NL3DWrapper of resnet_tsm.py."""
+def mmaction2_key(shifted: set[str]) -> Key:
+    """As for MIT."""
 
     def key(block: str, part: str, kind: str, tensor: str) -> str:
-        place = f"{block}.block." if block in wrapped else f"{block}." if block else ""
+        place = f"{block}." if block else ""
         net = ".net" if block in shifted and part == "conv1" and kind == "conv" else ""
         return f"backbone.{place}{part}.{kind}{net}.{tensor}"
 
@@ -134,7 +121,6 @@ def resnet_features(
     x: Tensor,
     *,
     before_conv1: Callable[[str, Tensor], Tensor] = lambda block, x: x,
-    after_block: Callable[[str, Tensor], Tensor] = lambda block, x: x,
     time_strides: tuple[int, int, int] = (1, 1, 1),
 ) -> Tensor:
     """Pooled features [N, D]; x is [N, 3, H, W], or a clip when kernels are 3D.
@@ -165,7 +151,7 @@ def resnet_features(
         out = conv_bn(block, "conv2", out, stride if bottleneck else 1)
         if bottleneck:
             out = conv_bn(block, "conv3", F.relu(out))
-        x = after_block(block, F.relu(out + identity))
+        x = F.relu(out + identity)
     return x.flatten(2).mean(2)
 
 
@@ -186,120 +172,3 @@ def shift_by_loops(x: Tensor, num_segments: int, div: int = 8) -> Tensor:
         if t > 0:
             out[i, fold : 2 * fold] = x[i - 1, fold : 2 * fold]
     return out
-
-
-# --- non-local blocks -----------------------------------------------------------------------------------------------
-
-
-def mit_non_local_state(block: str, channels: int) -> State:
-    state: State = {}
-    for name, out, inn in (
-        ("g.0", channels // 2, channels),
-        ("W.0", channels, channels // 2),
-        ("theta", channels // 2, channels),
-        ("phi.0", channels // 2, channels),
-    ):
-        state[f"module.base_model.{block}.nl.{name}.weight"] = torch.randn(out, inn, 1, 1, 1, dtype=torch.float64) * 0.2
-        state[f"module.base_model.{block}.nl.{name}.bias"] = torch.randn(out, dtype=torch.float64) * 0.2
-    bn: State = {}
-    _add_conv_bn(bn, lambda kind, tensor: f"module.base_model.{block}.nl.W.1.{tensor}#{kind}", (channels, 1, 1))
-    return state | {name.removesuffix("#bn"): tensor for name, tensor in bn.items() if name.endswith("#bn")}
-
-
-def mit_non_local(state: State, block: str, x: Tensor, num_segments: int) -> Tensor:
-    """NL3DWrapper after a block: embedded Gaussian, keys and values pooled (1, 2, 2), x [B * T, C, H, W]."""
-
-    def tensor(name: str) -> Tensor:
-        return state[f"module.base_model.{block}.nl.{name}"]
-
-    clips = x.reshape(-1, num_segments, *x.shape[1:]).transpose(1, 2)
-    g = F.max_pool3d(F.conv3d(clips, tensor("g.0.weight"), tensor("g.0.bias")), (1, 2, 2)).flatten(2)
-    phi = F.max_pool3d(F.conv3d(clips, tensor("phi.0.weight"), tensor("phi.0.bias")), (1, 2, 2)).flatten(2)
-    theta = F.conv3d(clips, tensor("theta.weight"), tensor("theta.bias")).flatten(2)
-    weights = torch.einsum("bcn,bcm->bnm", theta, phi).softmax(2)
-    y = torch.einsum("bnm,bcm->bcn", weights, g).reshape(clips.shape[0], -1, *clips.shape[2:])
-    y = F.conv3d(y, tensor("W.0.weight"), tensor("W.0.bias"))
-    y = _bn(y, lambda name: tensor(f"W.1.{name}"))
-    return (y + clips).transpose(1, 2).reshape(x.shape)
-
-
-# --- MobileNetV2 ----------------------------------------------------------------------------------------------------
-
-
-def mobilenet_blocks() -> Iterator[tuple[int, int, int, int, int, int, int]]:
-    """(feature index, stage, number in stage, expansion, input channels, output channels, stride)."""
-    feature, channels = 1, 32
-    for stage, (expansion, out, count, stride) in enumerate(MOBILENET):
-        for number in range(count):
-            yield feature, stage, number, expansion, channels, out, stride if number == 0 else 1
-            feature, channels = feature + 1, out
-
-
-def torchvision_mobilenet_key(feature: int, part: str, kind: str, tensor: str) -> str:
-    if feature in (0, 18):
-        return f"features.{feature}.{0 if kind == 'conv' else 1}.{tensor}"
-    order = ["dw", "pl"] if feature == 1 else ["pw", "dw", "pl"]
-    position = order.index(part)
-    if part == "pl":
-        return f"features.{feature}.conv.{position + (kind == 'bn')}.{tensor}"
-    return f"features.{feature}.conv.{position}.{int(kind == 'bn')}.{tensor}"
-
-
-def mit_mobilenet_key(feature: int, part: str, kind: str, tensor: str) -> str:
-    if feature in (0, 18):
-        return f"module.base_model.features.{feature}.{0 if kind == 'conv' else 1}.{tensor}"
-    # conv, bn, relu6, conv, bn, relu6, conv, bn in one Sequential; the first three are absent from the first block.
-    index = (["dw", "pl"] if feature == 1 else ["pw", "dw", "pl"]).index(part) * 3 + (kind == "bn")
-    net = ".net" if part == "pw" and kind == "conv" and feature in mobilenet_shifted() else ""
-    return f"module.base_model.features.{feature}.conv.{index}{net}.{tensor}"
-
-
-def mmaction2_mobilenet_key(feature: int, part: str, kind: str, tensor: str) -> str:
-    if feature in (0, 18):
-        return f"backbone.conv{1 if feature == 0 else 2}.{kind}.{tensor}"
-    stage, number = next((s, n) for f, s, n, *_ in mobilenet_blocks() if f == feature)
-    index = (["dw", "pl"] if feature == 1 else ["pw", "dw", "pl"]).index(part)
-    # MobileNetV2TSM wraps the whole first ConvModule, so both conv and bn have the prefix .net.
-    net = ".net" if part == "pw" and feature in mobilenet_shifted() else ""
-    return f"backbone.layer{stage + 1}.{number}.conv.{index}{net}.{kind}.{tensor}"
-
-
-def mobilenet_shifted() -> set[int]:
-    """online_demo/mobilenet_v2_tsm.py, shift_block_idx, whose indices do not count the stem."""
-    return {index + 1 for index in (2, 4, 5, 7, 8, 9, 11, 12, 14, 15)}
-
-
-def mobilenet_state(key: Callable[[int, str, str, str], str]) -> State:
-    state: State = {}
-
-    def add(feature: int, part: str, shape: tuple[int, ...]) -> None:
-        _add_conv_bn(state, lambda kind, tensor: key(feature, part, kind, tensor), shape)
-
-    add(0, "", (32, 3, 3, 3))
-    for feature, _, _, expansion, inn, out, _ in mobilenet_blocks():
-        hidden = inn * expansion
-        if expansion > 1:
-            add(feature, "pw", (hidden, inn, 1, 1))
-        add(feature, "dw", (hidden, 1, 3, 3))
-        add(feature, "pl", (out, hidden, 1, 1))
-    add(18, "", (1280, 320, 1, 1))
-    return state
-
-
-def mobilenet_features(
-    state: State, key: Callable[[int, str, str, str], str], x: Tensor, shift: Callable[[Tensor], Tensor] | None
-) -> Tensor:
-    def conv_bn(feature: int, part: str, x: Tensor, stride: int = 1, groups: int = 1) -> Tensor:
-        weight = state[key(feature, part, "conv", "weight")]
-        x = F.conv2d(x, weight, stride=stride, padding=weight.shape[-1] // 2, groups=groups)
-        return _bn(x, lambda tensor: state[key(feature, part, "bn", tensor)])
-
-    x = F.relu6(conv_bn(0, "", x, stride=2))
-    for feature, _, _, expansion, inn, out, stride in mobilenet_blocks():
-        y = shift(x) if shift is not None and feature in mobilenet_shifted() else x
-        if expansion > 1:
-            y = F.relu6(conv_bn(feature, "pw", y))
-        y = F.relu6(conv_bn(feature, "dw", y, stride=stride, groups=y.shape[1]))
-        y = conv_bn(feature, "pl", y)
-        x = x + y if stride == 1 and inn == out else y
-    return F.relu6(conv_bn(18, "", x)).flatten(2).mean(2)

@@ -23,7 +23,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches, Last
 from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
@@ -58,7 +58,7 @@ class ToyLoader:
         self.bad = bad
 
     def __iter__(self) -> Iterator[Batch]:
-        order = Order(NUM_SAMPLES, 0, self.epoch)
+        order = Permutation(NUM_SAMPLES, 0, self.epoch)
         self._origin = self.position
         while self.batches.count(self.position):
             share = self.batches.share(self.position)

@@ -1,1 +1,1 @@
-"""Commands that look up samples and take copies: find, get, copy, export."""
+"""Commands that look up samples and take them out: find, get, export."""

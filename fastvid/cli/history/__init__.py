@@ -1,1 +1,1 @@
-"""Commands for the generations of a dataset: log, diff, tag, gc."""
+"""Commands for the generations of a dataset: log, gc."""

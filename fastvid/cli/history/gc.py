@@ -1,7 +1,7 @@
 """Delete old generations and the shards that only they refer to.
 
-Without --yes, only list what would be deleted. Generations with a tag (`fastvid tag`) stay. Jobs that use a deleted
-generation can no longer read it. Files whose names are not fastvid's are never deleted.
+Without --yes, only list what would be deleted. --keep names generations that must stay, as `fastvid log` numbers
+them. Jobs that use a deleted generation can no longer read it. Files whose names are not fastvid's are never deleted.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 
 from fastvid.runtime.values import size, things
-from fastvid.sharding.change.compact import Garbage, collect_garbage, find_garbage
+from fastvid.sharding.change.history import Garbage, collect_garbage, find_garbage
 from fastvid.storage import open_storage
 
 
@@ -19,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep-generations", type=int, default=1, metavar="N", help="newest generations to keep (default 1)"
     )
+    parser.add_argument("--keep", type=int, nargs="+", default=[], metavar="N", help="numbers of others to keep")
     parser.add_argument("--yes", action="store_true", help="delete; without it, only show what would be deleted")
 
 
@@ -26,7 +27,7 @@ def run(args: argparse.Namespace) -> int:
     """Delete, or list what would be deleted."""
     storage = open_storage(args.dataset)
     act = collect_garbage if args.yes else find_garbage
-    print(_text(act(storage, keep_generations=args.keep_generations), deleted=args.yes))
+    print(_text(act(storage, keep_generations=args.keep_generations, keep=args.keep), deleted=args.yes))
     return 0
 
 

@@ -1,7 +1,6 @@
 """List the generations of a dataset, newest first: when each was made, what was done and why.
 
-A change of a dataset never alters what readers opened: it makes a new generation. `fastvid diff` compares two of them,
-`fastvid tag` names one, and `fastvid gc` deletes old ones.
+A change of a dataset never alters what readers opened: it makes a new generation, and `fastvid gc` deletes old ones.
 """
 
 from __future__ import annotations

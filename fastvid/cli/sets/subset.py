@@ -13,7 +13,7 @@ import logging
 from fastvid.cli.remove import read_lines
 from fastvid.runtime.names import add_reason
 from fastvid.runtime.values import size, things
-from fastvid.sharding.sets.repack import Made
+from fastvid.sharding.sets.make import Made
 from fastvid.sharding.sets.split import Selection, make_subset
 
 _LOG = logging.getLogger(__name__)

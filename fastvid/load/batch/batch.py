@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,12 +13,12 @@ from torch import Tensor
 from fastvid.errors import UsageError
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.batch.canvas import BatchSound, Canvas, Patches, TransformStage
-from fastvid.load.batch.labels import RowAnnotations, SignalRows
-from fastvid.load.batch.sinks import Video
+from fastvid.load.batch.spec import Spec, Video, VideoSpec
 from fastvid.load.clips.plan import BatchPlan
 from fastvid.load.device import LoaderStream
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import MASKED
+from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 
@@ -173,21 +171,15 @@ _ASKED: Final = (
 """Arguments of the loader that deliver an entry."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Assembler:
-    """Makes the batches of an epoch from complete canvases."""
+    """Makes the batches of a loader from complete canvases."""
 
-    device: LoaderStream
-    streams: tuple[str, ...]
-    views: tuple[int, ...]  # (V,) if each row is V clips of one sample, else ()
-    mask: bool  # whether to say which frames are real, because shorter clips are padded
-    annotations: RowAnnotations
-    stage: TransformStage | None
-    seed: int
-    epoch: int
-    patches: Patches | None = None
-    signals: SignalRows | None = None  # the signals of each row; None for none
-    depth: Collection[str] = ()
+    def __init__(self, spec: Spec, video: VideoSpec) -> None:
+        self._spec, self._rules, self._stream = spec, spec.rules, video.stream
+        self._views = () if spec.rules.views is None else (spec.rules.num_views,)
+        self.stage = None if spec.after is None else TransformStage(spec.after, video)
+        packed = spec.batches
+        self._patches = Patches(packed.patch, packed.merge, video.layout) if isinstance(packed, Packed) else None
 
     @property
     def uses_global_generators(self) -> bool:
@@ -207,59 +199,61 @@ class Assembler:
         `canvas`: its memory, with every row done. `shown`: frames of each canvas row. `errors`: canvas rows
         that failed. Returns the batch, and an event after its last operation; None on a CPU.
         """
-        with self.device.use():
+        with self._stream.use():
             # If one stream or view of a clip failed, the whole clip failed.
-            failed = {row // math.prod(self.views) % len(plan.samples) for row in errors}
+            failed = {row // self._rules.num_views % len(plan.samples) for row in errors}
             made = [
                 self._in_views(self._transformed(stream, video, plan, failed))
-                for stream, video in zip(self.streams, canvas.finish(), strict=True)
+                for stream, video in zip(self._rules.streams, canvas.finish(), strict=True)
             ]
             for video in made:
                 for row in failed:
                     video[row].zero_()
-            batch = self._assemble(dict(zip(self.streams, made, strict=True)), plan, shown, failed)
+            batch = self._assemble(dict(zip(self._rules.streams, made, strict=True)), plan, shown, failed)
             batch.update({} if sound is None else sound.finish(failed))
-            return batch, self.device.mark()
+            return batch, self._stream.mark()
 
     def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
-        if self.stage is None or stream == FLOW or stream in self.depth:
+        if self.stage is None or stream == FLOW or stream in self._rules.depth:
             return video
-        views = math.prod(self.views)
         draws = [
-            None if sample == MASKED or row in failed else (Draws(self.seed, self.epoch, position), view)
+            None
+            if sample == MASKED or row in failed
+            else (Draws(plan.planner.seed, plan.planner.epoch, position), view)
             for row, (sample, position) in enumerate(zip(plan.samples, plan.share.positions.tolist(), strict=True))
-            for view in range(views)
+            for view in range(self._rules.num_views)
         ]
-        first = self.streams.index(stream) * len(draws)
+        first = self._rules.streams.index(stream) * len(draws)
         return self.stage.finish(video, plan.clips[first : first + len(draws)], plan.share.shape, draws)
 
     def _in_views(self, video: Video) -> Video:
-        return video.view(-1, *self.views, *video.shape[1:]) if isinstance(video, Tensor) and self.views else video
+        return video.view(-1, *self._views, *video.shape[1:]) if isinstance(video, Tensor) and self._views else video
 
     def _assemble(
         self, streams: Mapping[str, Video], plan: BatchPlan, shown: Mapping[int, IntArray], failed: Collection[int]
     ) -> Batch:
+        spec, seed, epoch = self._spec, plan.planner.seed, plan.planner.epoch
         samples = np.asarray(plan.samples, dtype=np.int64)
         valid = samples != MASKED
         valid[list(failed)] = False
-        present = np.flatnonzero(np.repeat(valid, math.prod(self.views))).tolist()
+        present = np.flatnonzero(np.repeat(valid, self._rules.num_views)).tolist()
         shape = plan.share.shape
         longest = max((len(shown[row]) for row in present), default=1) if shape is None else shape[0]
-        frames = np.full((len(samples), *self.views, longest), -1, dtype=np.int64)
+        frames = np.full((len(samples), *self._views, longest), -1, dtype=np.int64)
         flat = frames.reshape(-1, longest)
         for row in present:
             flat[row, : len(shown[row])] = shown[row]
         weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        small: dict[str, npt.NDArray[Any]] = self.annotations.on_device(samples, valid)
+        small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
-        small |= {} if self.signals is None else self.signals.rows(samples, valid, frames)
-        if self.mask:
+        small |= {} if spec.signals is None else spec.signals.rows(samples, valid, frames)
+        if spec.output.collate == "pad":
             small["mask"] = frames >= 0
-        video, plain = streams[self.streams[0]], dict[str, Any]()
-        if self.patches is not None:
+        video, plain = streams[self._rules.streams[0]], dict[str, Any]()
+        if self._patches is not None:
             assert isinstance(video, list)
             assert plan.share.bins is not None
-            video, small["grid"] = self.patches.pack(video)
+            video, small["grid"] = self._patches.pack(video)
             lengths = small["grid"].prod(axis=1)
             small["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
             plain = {"max_seqlen": int(lengths.max()), "bins": torch.from_numpy(plan.share.bins)}
@@ -267,7 +261,7 @@ class Assembler:
         return Batch(
             {"video": video}
             | {name: video for name, video in streams.items() if name != PICTURES}
-            | dict(zip(small, _upload(tuple(small.values()), self.device), strict=True))
+            | dict(zip(small, _upload(tuple(small.values()), self._stream), strict=True))
             | plain,
             key=tuple(plan.keys),
             frame_index=torch.from_numpy(frames),
@@ -276,10 +270,10 @@ class Assembler:
             size=torch.from_numpy(plan.sizes),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(plan.share.positions),
-            epoch=self.epoch,
+            epoch=epoch,
             start=plan.share.start,
             stop=plan.share.stop,
-            **self.annotations.on_host(samples, plan.share.positions, self.seed, self.epoch),
+            **spec.annotations.on_host(samples, plan.share.positions, seed, epoch),
         )
 
 

@@ -1,31 +1,16 @@
 """Memory of a batch in the making: each clip goes to its stream's sink, decoded alone or cut out of a shared reading.
 
 The rows of a canvas are those of the first stream, then those of the second, and so on; with views each row of a batch
-is V consecutive rows of a stream.
-
-Convert decoded levels into the depth tensor of a batch.
-
-Values are whole millimetres, as LeRobot delivers them. Crops and flips are those of the pictures of the same clip.
-Where a crop is resized the nearest level is taken: between an object and what is behind it nothing is to average.
-
-Convert decoded flow pictures into the flow tensor of a batch.
-
-Values are in *output* pixels per frame: resizing a crop scales x by W/w and y by H/h, and a flip negates x, so that the
-flow matches the motion visible in the clip. (The TSN code resizes without scaling.)
-
-Clips as patches one after the other, as a model with packed sequences takes them.
-
-The memory of a batch's sound, and its tensors on the device.
-
-Transform the RGB of a batch between decoding and normalisation.
+is V consecutive rows of a stream. Beside it: patches of packed sequences, the sound of a batch, and the stage that
+transforms RGB between decoding and normalisation.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Final, cast
+from dataclasses import dataclass, replace
+from typing import Final, cast
 
 import numpy as np
 import torch
@@ -33,19 +18,18 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastvid.decode.colours import Layout, Pixels, empty_batch
-from fastvid.decode.pixels import resize
 from fastvid.decode.pyav import SLACK, Recutter
-from fastvid.decode.request import ClipRequest, DecoderOutput, Levels, Planes, Rgb
+from fastvid.decode.request import DecoderOutput, Planes, Rgb
 from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
-from fastvid.format.packets import StreamInfo
-from fastvid.format.planes import STEPS, ZERO, DepthScale
 from fastvid.load.after.chain import TransformChain
-from fastvid.load.batch.sinks import Collate, HostPlanes, OpenSink, Sink, Video, VideoSpec, one_shape
+from fastvid.load.batch.sinks import OpenSink, Sink
+from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.clip import BatchRow, Clip
 from fastvid.load.clips.plan import SoundTask, sounding
 from fastvid.load.device import LoaderStream, upload
 from fastvid.load.memory import BufferPool, SharedBufferPool, SharedRow
+from fastvid.load.options import Collate
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import ClipShape
 from fastvid.runtime.arrays import IntArray
@@ -139,125 +123,6 @@ class Canvas:
                 if self._taken.get(first + row) is sink:
                     video[row] = other[row]
         return video
-
-
-@dataclass(frozen=True, slots=True)
-class DepthSpec:
-    """Shape, type and device of a batch's depth tensor."""
-
-    scale: DepthScale
-    shape: ClipShape | None  # frames per clip, height and width in pixels; None if the plan of each batch decides them
-    layout: Layout
-    dtype: torch.dtype
-    stream: LoaderStream
-    tables: dict[torch.device, Tensor] = field(default_factory=dict)
-
-    def table(self) -> Tensor:
-        """Return the distance of each level, [4096], on the device."""
-        device = self.stream.device
-        if device not in self.tables:
-            self.tables[device] = torch.from_numpy(self.scale.millimetres()).to(device, self.dtype)
-        return self.tables[device]
-
-
-class DepthSink(HostPlanes):
-    """Collects levels as decoded; they are copied to the device and converted there."""
-
-    kinds: ClassVar[frozenset[type]] = frozenset({Levels})
-
-    def __init__(self, spec: DepthSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
-        super().__init__(clips, spec.stream)
-        self._spec, self._shape = spec, one_shape(clips, shape or spec.shape)
-
-    def finish(self) -> Tensor:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        spec, (frames, height, width) = self._spec, self._shape
-        depth = torch.zeros((len(self._clips), frames, height, width), dtype=spec.dtype, device=spec.stream.device)
-        moved = spec.stream.upload(self._take())
-        for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
-            if clip is not None and good:
-                start, stop = self._spans[row]
-                box = clip.request.box
-                # torch has few operations on uint16: the bits are those of a positive int16.
-                levels = moved[start:stop].view(torch.int16).view(frames, box.height, box.width)
-                depth[row] = to_depth(levels, clip.request, spec.table())
-        return depth.unsqueeze(1 if spec.layout == "BCTHW" else 2)
-
-
-def to_depth(levels: Tensor, request: ClipRequest, table: Tensor) -> Tensor:
-    """Convert levels to distances.
-
-    `levels`: int16 [T, h, w], 0 to 4095, cropped. `table`: the distance of each level, [4096]. Returns [T, H, W] of
-    the table's type.
-    """
-    size = request.size
-    if size != levels.shape[1:]:
-        rows, columns = (
-            ((torch.arange(new, device=levels.device) + 0.5) * old / new).long()
-            for new, old in zip(size, levels.shape[1:], strict=True)
-        )
-        levels = levels[:, rows][:, :, columns]
-    depth = table[levels.clamp(0, len(table) - 1).int()]
-    return depth.flip(-1) if request.flip else depth
-
-
-@dataclass(frozen=True, slots=True)
-class FlowSpec:
-    """Shape, type and device of a batch's flow tensor."""
-
-    shape: ClipShape | None  # frames per clip, height and width in pixels; None if the plan of each batch decides them
-    stack: int
-    layout: Layout
-    dtype: torch.dtype
-    stream: LoaderStream
-    channels_last: bool = False
-
-
-class FlowSink(HostPlanes):
-    """Collects flow pictures as decoded; they are copied to the device and converted there."""
-
-    def __init__(self, spec: FlowSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
-        super().__init__(clips, spec.stream)
-        self._spec, self._shape = spec, one_shape(clips, shape or spec.shape)
-
-    def finish(self) -> Tensor:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        spec, (frames, *size) = self._spec, self._shape
-        shape = (len(self._clips), 2 * spec.stack, *self._shape)
-        flow = empty_batch(shape, spec.layout, spec.dtype, spec.stream.device, channels_last=spec.channels_last).zero_()
-        moved = spec.stream.upload(self._take())
-        for row, (clip, good) in enumerate(zip(self._clips, self._good, strict=True)):
-            if clip is None or not good:
-                continue
-            # Luma precedes chroma, which carries no flow.
-            box, start = clip.request.box, self._spans[row][0]
-            count = len(clip.request.frames)
-            luma = moved[start : start + count * box.height * box.width].view(count, box.height, box.width)
-            value = to_flow(luma, clip.info, clip.request)
-            # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
-            value = value.view(frames, 2 * spec.stack, *size)
-            flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
-        return flow
-
-
-def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
-    """Convert pictures of x above y to flow in pixels of the output picture.
-
-    `luma`: uint8 [N, h', w], cropped by `flow_request`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
-    """
-    half = info.height // 2
-    rows = request.box.height - half
-    levels = torch.stack([luma[:, :rows], luma[:, half:]], dim=1).float()
-    levels -= ZERO
-    flow = resize(levels, request.size)
-    height, width = request.size
-    unit = info.flow_bound / STEPS
-    flow[:, 0].mul_(unit * width / request.box.width)
-    flow[:, 1].mul_(unit * height / rows)
-    if request.flip:
-        flow = flow.flip(-1)
-        flow[:, 0].neg_()
-    return flow
 
 
 @dataclass(frozen=True, slots=True)

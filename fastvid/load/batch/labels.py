@@ -1,12 +1,7 @@
-"""`MultiHot`: several labels per sample, as a row of zeros and ones.
+"""What the annotations and signals say about the rows of a batch: labels, texts, columns and numbers of each frame.
 
-`Text`: one text a row, chosen among several and sometimes dropped, as a function of (seed, epoch, position).
-
-What the annotations say about the rows of a batch: labels, texts, columns and the dataset of each row.
-
-Which frames of a clip around an item are outside the item's video, and therefore show its first or last frame.
-
-The signals of the rows of a batch: around each item, or at the frames that each clip shows.
+`MultiHot`: several labels per sample, as a row of zeros and ones. `Text`: one text a row, chosen among several and
+sometimes dropped, as a function of (seed, epoch, position).
 """
 
 from __future__ import annotations
@@ -23,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PICTURES
@@ -296,19 +292,13 @@ class RowAnnotations:
     mixture: Mixture | None = None
 
     @classmethod
-    def of(
-        cls,
-        dataset: Dataset | Mixture,
-        fields: Sequence[str],
-        text: Text | None,
-        labels: MultiHot | None,
-    ) -> RowAnnotations:
+    def of(cls, dataset: Dataset | Mixture, extras: Extras) -> RowAnnotations:
         """Build from a loader's arguments."""
         return cls(
             dataset.labels,
-            {name: dataset.column(name) for name in fields},
-            None if text is None else TextColumns(text, dataset),
-            None if labels is None else MultiHotLabels(labels, dataset),
+            {name: dataset.column(name) for name in extras.fields},
+            None if extras.text is None else TextColumns(extras.text, dataset),
+            None if extras.labels is None else MultiHotLabels(extras.labels, dataset),
             dataset if isinstance(dataset, Mixture) else None,
         )
 
@@ -352,49 +342,39 @@ class RowAnnotations:
         return made
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FramePads:
-    """Computes the masks of a batch."""
-
-    items: EveryFrame
-    deltas: Deltas  # where the frames of a clip are
-    names: tuple[str, ...]  # entries of the batch that show these frames
-
-    @classmethod
-    def of(cls, dataset: object, frames: object, streams: Sequence[str]) -> FramePads | None:
-        """Build from a loader's arguments; None if the dataset has no items."""
-        if not isinstance(dataset, EveryFrame):
-            return None
-        assert isinstance(frames, Deltas)
-        return cls(dataset, frames, tuple("video" if name == PICTURES else name for name in streams))
-
-    def rows(self, samples: IntArray, valid: BoolArray) -> dict[str, BoolArray]:
-        """Return ``NAME_is_pad`` for each entry, bool [B, T]; True in masked rows.
-
-        `samples`: item of each row, int64 [B]. `valid`: which rows are not masked, bool [B].
-        """
-        of, frames = self.items.place(np.where(valid, samples, 0))
-        counts = self.items.samples.num_frames[of]
-        rates = self.items.samples.annotations["fps"].take(self.items.samples.rows[of]).to_numpy()
-        pads = np.ones((len(samples), self.deltas.num_frames), np.bool_)
-        for row in np.flatnonzero(valid).tolist():
-            at = frames[row] + self.deltas.offsets(float(rates[row]))
-            pads[row] = (at < 0) | (at >= counts[row])
-        return {f"{name}_is_pad": pads for name in self.names}
-
-
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
 """Signals by name, with the seconds around each item; without any, at the frames that the clip shows."""
 
 
+@dataclass(frozen=True)
+class Extras:
+    """What a batch contains besides its pictures.
+
+    Args:
+        audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
+        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
+        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
+        fields: Annotation columns to deliver in `Batch.fields`.
+        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
+            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+    """
+
+    audio: Audio | None = None
+    text: Text | None = None
+    labels: MultiHot | None = None
+    fields: Sequence[str] = ()
+    signals: SignalsAsked = ()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class SignalRows:
-    """Delivers signals."""
+    """The signals of the rows of a batch, and which frames around an item are outside its video."""
 
     dataset: Dataset  # the samples, or items
     # where the values of each signal are; None for those of the frames that a clip shows.
     wanted: Mapping[str, Deltas | None]
-    pads: FramePads | None = None  # the masks of the frames around items; None without items
+    # where the frames of each stream are, by entry of the batch; those outside the video show its first or last frame.
+    shown: Mapping[str, Deltas]
 
     @classmethod
     def of(
@@ -404,8 +384,10 @@ class SignalRows:
         wanted = (
             dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
         )
-        pads = FramePads.of(dataset, frames, streams)
-        if not wanted and pads is None:
+        shown = {}
+        if isinstance(dataset, EveryFrame) and isinstance(frames, Deltas):
+            shown = dict.fromkeys(["video" if name == PICTURES else name for name in streams], frames)
+        if not wanted and not shown:
             return None
         if isinstance(dataset, Mixture) or views:
             what = "a mixture" if isinstance(dataset, Mixture) else "views"
@@ -417,7 +399,7 @@ class SignalRows:
                     f"signal {name!r} was asked for at {deltas!r}, but there are no items to count from",
                     hint="load EveryFrame(dataset), or give the names of signals alone: those of the frames shown",
                 )
-        return cls(dataset, wanted, pads)
+        return cls(dataset, wanted, shown)
 
     @property
     def text(self) -> str:
@@ -426,31 +408,33 @@ class SignalRows:
 
     def rows(self, samples: IntArray, valid: BoolArray, shown: IntArray) -> dict[str, npt.NDArray[Any]]:
         """Return the signals, [B, T] or [B, T, A], zero in masked rows; and ``NAME_is_pad``, bool [B, T], for each with
-        Deltas, and for the streams of items.
+        Deltas, and for the streams of items, True in masked rows.
 
         `samples`: sample or item of each row, int64 [B]. `valid`: which rows are not masked, bool [B]. `shown`:
         frames that each row shows, int64 [B, T]; -1 for none.
         """
         chosen = np.where(valid, samples, 0)
         items = self.dataset if isinstance(self.dataset, EveryFrame) else None
-        of, at = (chosen, None) if items is None else items.place(chosen)
+        of, at = (chosen, shown[:, 0]) if items is None else items.place(chosen)
         dataset = self.dataset if items is None else items.samples
-        rows, counts = dataset.rows[of], dataset.num_frames[of]
-        made: dict[str, npt.NDArray[Any]] = {} if self.pads is None else dict(self.pads.rows(samples, valid))
+        rows, counts = dataset.rows[of], dataset.num_frames[of][:, None]
+        rates = dataset.annotations["fps"].take(rows).to_numpy() if items is not None else np.empty(0)
+
+        def around(deltas: Deltas) -> tuple[IntArray, BoolArray]:
+            """Return the frames at offsets from the items, and which of them are outside the video."""
+            offsets = {float(rate): deltas.offsets(float(rate)) for rate in np.unique(rates)}
+            frames = at[:, None] + np.stack([offsets[float(rate)] for rate in rates])
+            return frames, (frames < 0) | (frames >= counts)
+
+        pads = {id(deltas): around(deltas)[1] | ~valid[:, None] for deltas in self.shown.values()}
+        made: dict[str, npt.NDArray[Any]] = {f"{name}_is_pad": pads[id(deltas)] for name, deltas in self.shown.items()}
         for name, deltas in self.wanted.items():
-            if deltas is None:
-                frames, outside = shown, shown < 0
-            else:
-                assert at is not None
-                rates = dataset.annotations["fps"].take(rows).to_numpy()
-                offsets = {float(rate): deltas.offsets(float(rate)) for rate in np.unique(rates)}
-                frames = at[:, None] + np.stack([offsets[float(rate)] for rate in rates])
-                outside = (frames < 0) | (frames >= counts[:, None])
-                made[f"{name}_is_pad"] = outside | ~valid[:, None]
-            values = dataset.signals.values(name, rows, np.clip(frames, 0, counts[:, None] - 1))
-            values = np.ascontiguousarray(values)
+            frames, outside = (shown, shown < 0) if deltas is None else around(deltas)
+            values = np.ascontiguousarray(dataset.signals.values(name, rows, np.clip(frames, 0, counts - 1)))
             values[~valid] = 0
             if deltas is None:
                 values[outside] = 0
+            else:
+                made[f"{name}_is_pad"] = outside | ~valid[:, None]
             made[name] = values
         return made

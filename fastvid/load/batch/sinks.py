@@ -1,8 +1,6 @@
-"""The video tensor of a batch: its rows' shapes, and how rows of different shapes are put together.
+"""Sinks: the memory that decoders write clips into, and the conversion from there to a batch tensor.
 
-Sinks: the memory that decoders write clips into, and the conversion from there to a batch tensor.
-
-There are two ways for decoders that write to the host, see `fastvid.load.batch.sinks` for the others:
+There are two ways for decoders that write to the host:
 
 - RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache. For another
   device the batch is copied as decoded and normalised there.
@@ -11,156 +9,40 @@ There are two ways for decoders that write to the host, see `fastvid.load.batch.
 
 For CUDA the memory is pinned, and copied on the loader's stream without waiting.
 
-Sinks for decoders that leave their frames on the device of the batch.
-
-Their memory is allocated on the loader's stream, where earlier batches may still read what the allocator hands out
-again. So each output carries an event of that stream, which the decoder's own stream waits for before it writes.
+Decoders that leave their frames on the device write into memory that is allocated on the loader's stream, where earlier
+batches may still read what the allocator hands out again. So each output carries an event of that stream, which the
+decoder's own stream waits for before it writes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, Protocol, get_args
+from collections.abc import Callable, Iterable, Sequence, Set
+from typing import ClassVar, Final, Protocol
 
 import numpy as np
 import torch
 
-from fastvid.decode.colours import ClipPlanes, Layout, Pixels, empty_batch
-from fastvid.decode.pixels import finish_planes, finish_rgb
-from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, Planes, Rgb, packed, packed_size
-from fastvid.errors import UsageError
-from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, as_clips
-from fastvid.load.device import LoaderStream
+from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
+from fastvid.decode.pixels import finish_planes, finish_rgb, resize
+from fastvid.decode.request import (
+    ClipRequest,
+    DecoderOutput,
+    DevicePlanes,
+    DeviceRgb,
+    Levels,
+    Planes,
+    Rgb,
+    packed,
+    packed_size,
+)
+from fastvid.format.packets import StreamInfo
+from fastvid.format.planes import STEPS, ZERO
+from fastvid.load.batch.spec import Shapes, Video, VideoSpec, one_shape
+from fastvid.load.clips.clip import BatchRow, Clip, as_clips
 from fastvid.load.memory import BufferPool, RowLayout, SharedBufferPool, SharedRow
-from fastvid.load.options import Output
-from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClipShape
-from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.runtime.values import check_choice
-
-Collate = Literal["stack", "pad", "list"]
-
-Video = torch.Tensor | list[torch.Tensor]
-"""One tensor of all rows, or a list of one tensor a row."""
-
-
-_SMALLEST: Final = (1, 2, 2)
-"""Shape of a batch that has only masked rows, if nothing else decides it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shapes:
-    """Shapes of a batch's rows, each (T, H, W) in pixels."""
-
-    rows: list[ClipShape]  # shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ
-    uniform: ClipShape | None  # the shape of all rows; None if they differ, or are delivered as a list
-    padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not
-
-
-def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> ClipShape:
-    """Return the shape of all clips.
-
-    `clips`: the clip of each row; None for a masked row.
-    """
-    shapes = [planned, *(one.clip_shape for one in clips if isinstance(one, Clip))]
-    kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [_SMALLEST]
-    if len(kinds) > 1:
-        raise UsageError(
-            f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
-            hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
-        )
-    return kinds[0]
-
-
-@dataclass(frozen=True)
-class VideoSpec:
-    """Shape, normalisation and device of a batch's video tensor."""
-
-    shape: ClipShape | None  # frames per clip, height and width in pixels; None if they differ between clips
-    layout: Layout
-    pixels: Pixels | None  # how values are normalised; None for uint8 levels 0 to 255 as decoded
-    stream: LoaderStream
-    channels_last: bool = False
-    collate: Collate = "stack"  # how rows are put together
-
-    def shapes(self, clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Shapes:
-        """Return the shapes of a batch's rows.
-
-        `clips`: the clip of each row; None for a masked row. `planned`: shape of the largest clip of the global
-        batch, of which these are one rank's rows; None if it is not known before clips are planned.
-        """
-        whole = self.shape if planned is None else planned
-        if self.collate == "stack":
-            whole = one_shape(clips, whole)
-            return Shapes([whole] * len(clips), whole)
-        rows = [one.clip_shape if isinstance(one, Clip) else None for one in clips]
-        kinds = [shape for shape in (whole, *rows) if shape is not None] or [_SMALLEST]
-        each = [shape or (0, 0, 0) for shape in rows]
-        if self.collate == "list":
-            return Shapes(each, None)
-        largest = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
-        if whole not in (None, largest):
-            raise UsageError(
-                f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",
-                hint="let the sampler's count() and the crop's sizes() return what draw() makes",
-            )
-        whole = largest
-        return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
-
-    def arranged(self, levels: torch.Tensor) -> torch.Tensor:
-        """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
-        if self.layout == "BCTHW" and not self.channels_last:
-            return levels
-        clips, channels, *shape = levels.shape
-        whole = (clips, channels, shape[0], shape[1], shape[2])
-        video = empty_batch(whole, self.layout, torch.uint8, self.stream.device, channels_last=self.channels_last)
-        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
-
-    def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
-        """Put rows of different shapes together.
-
-        `rows`: tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
-        """
-        if shapes.padded is None:
-            return rows
-        whole = (len(rows), 3, *shapes.padded)
-        dtype, device = rows[0].dtype, rows[0].device
-        video = empty_batch(whole, self.layout, dtype, device, channels_last=self.channels_last).zero_()
-        for into, row, (frames, height, width) in zip(video, rows, shapes.rows, strict=True):
-            along = into if self.layout == "BCTHW" else into.transpose(0, 1)
-            along[:, :frames, :height, :width] = row if self.layout == "BCTHW" else row.transpose(0, 1)
-        return video
-
-
-def check_collate(
-    collate: Collate, streams: Sequence[str], *, views: bool, batches: Buckets | Packed | None
-) -> Collate:
-    """Return how a loader puts rows together: as asked, or as a list from which packed patches are made.
-
-    `views`: whether each row is several clips of one sample.
-    """
-    check_choice("collate", collate, get_args(Collate))
-    if batches is not None and collate != "stack":
-        raise UsageError(f"collate={collate!r} was given with batches=", hint="leave out collate: the plan decides")
-    packed = isinstance(batches, Packed)
-    if (packed or collate != "stack") and (views or "flow" in streams):
-        raise UsageError(
-            f"{'batches=Packed' if packed else f'collate={collate!r}'} was given with {'views' if views else 'flow'}",
-            hint="use collate='stack', and a sampler and a crop of one shape",
-        )
-    return "list" if packed else collate
-
-
-def video_spec(rules: ClipRules, output: Output, stream: LoaderStream, collate: Collate) -> VideoSpec:
-    """Return the specification of a loader's batches."""
-    count, size = rules.num_frames, rules.output
-    shape = None if count is None or size is None else (count, *size)
-    pixels = None if output.dtype is torch.uint8 else output.pixels
-    return VideoSpec(shape, output.layout, pixels, stream, output.channels_last, collate)
-
 
 _ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
 
@@ -186,9 +68,11 @@ class Sink(Protocol):
         ...
 
 
-OpenSink = Callable[[Sequence[BatchRow | None], ClipShape | None], Sink]
-"""Opens the memory for the rows of a stream and the shape that all rows get, if the plan decides it. None is a masked
-row, which stays zero."""
+Rows = Sequence[BatchRow | None]
+"""The clip of each row of a stream; None is a masked row, which stays zero."""
+
+OpenSink = Callable[[Rows, ClipShape | None], Sink]
+"""Opens the memory for the rows of a stream and the shape that all rows get, if the plan decides it."""
 
 
 class RgbMemory:
@@ -209,14 +93,40 @@ class RgbMemory:
         return RowLayout(shape[0], shape[1:], self.order, self._channels)
 
 
-class RgbSink:
+class _LevelsSink:
+    """Rows of decoded RGB levels, one after the other in one block of memory."""
+
+    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
+        self._spec, self._shapes = spec, spec.shapes(clips, shape)
+        self._blank = {row for row, clip in enumerate(clips) if clip is None}
+
+    def _levels(self, memory: torch.Tensor) -> Video:
+        """Return the video of levels [3, T, H, W] in the device's memory."""
+        if self._shapes.uniform is not None:
+            return self._finished(memory.view(-1, 3, *self._shapes.uniform), self._blank)
+        each = torch.split(memory, [3 * math.prod(shape) for shape in self._shapes.rows])
+        rows = [
+            self._finished(levels.view(1, 3, *shape), {0} if row in self._blank else ())[0]
+            for row, (levels, shape) in enumerate(zip(each, self._shapes.rows, strict=True))
+        ]
+        return self._spec.collated(rows, self._shapes)
+
+    def _finished(self, levels: torch.Tensor, blank: Iterable[int]) -> torch.Tensor:
+        pixels = self._spec.pixels
+        video = self._spec.arranged(levels) if pixels is None else finish_rgb(levels, pixels)
+        for row in blank:
+            video[row] = 0
+        return video
+
+
+class RgbSink(_LevelsSink):
     """Collects RGB from decoders, or whole rows from worker processes, in host memory."""
 
     kinds: ClassVar[frozenset[type]] = frozenset({Rgb, SharedRow})
 
-    def __init__(self, memory: RgbMemory, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
+    def __init__(self, memory: RgbMemory, clips: Rows, shape: ClipShape | None) -> None:
+        super().__init__(memory.spec, clips, shape)
         self._memory = memory
-        self._shapes = memory.spec.shapes(clips, shape)
         layouts = {shape: memory.layout(shape) for shape in set(self._shapes.rows)}
         self._layouts = [layouts[shape] for shape in self._shapes.rows]
         stops = np.cumsum([layout.nbytes for layout in self._layouts]).tolist()
@@ -227,14 +137,13 @@ class RgbSink:
             bytes_ = memory.batches.take(max(1, stops[-1]))[: stops[-1]]
             self._host = torch.from_numpy(bytes_)
         shared = memory.batches.offset(bytes_)
-        self._starts = [stop - layout.nbytes for layout, stop in zip(self._layouts, stops, strict=True)]
-        self._shared = None if shared is None else [shared + start for start in self._starts]
+        starts = [stop - layout.nbytes for layout, stop in zip(self._layouts, stops, strict=True)]
+        self._shared = None if shared is None else [shared + start for start in starts]
         self._rows = [
             bytes_[start:stop].view(layout.dtype).reshape(layout.shape)
-            for start, stop, layout in zip(self._starts, stops, self._layouts, strict=True)
+            for start, stop, layout in zip(starts, stops, self._layouts, strict=True)
         ]
         self._staged: dict[int, UInt8Array] = {}
-        self._blank = [row for row, clip in enumerate(clips) if clip is None]
         for row in self._blank:
             self._rows[row][...] = 0
 
@@ -253,29 +162,18 @@ class RgbSink:
         staged = self._staged.pop(row, None)
         if not good:
             self._rows[row][...] = 0
-            self._blank.append(row)
+            self._blank.add(row)
         elif staged is not None:
             layout = self._layouts[row]
-            layout.fill(layout.channels_first(self._rows[row]), staged)
+            layout.fill(layout.view(self._rows[row]), staged)
 
     def finish(self) -> Video:
         """See `Sink`."""
-        spec, shapes, layouts, host = self._memory.spec, self._shapes, self._layouts, self._host
+        spec, shapes, layouts, host = self._spec, self._shapes, self._layouts, self._host
         # From here on only the tensor keeps the memory alive.
         del self._rows, self._host
-        if spec.stream.device.type == "cpu":
-            return self._on_host(host)
-        moved = spec.stream.upload(host)
-        if shapes.uniform is not None:
-            return self._on_device(moved.view(len(layouts), *layouts[0].shape), self._blank)
-        rows = [
-            self._on_device(moved[start : start + layout.nbytes].view(1, *layout.shape), [0] * (row in self._blank))[0]
-            for row, (start, layout) in enumerate(zip(self._starts, layouts, strict=True))
-        ]
-        return spec.collated(rows, shapes)
-
-    def _on_host(self, host: torch.Tensor) -> Video:
-        spec, layouts, shapes = self._memory.spec, self._layouts, self._shapes
+        if spec.stream.device.type != "cpu":
+            return self._levels(spec.stream.upload(host))
         values = host if spec.pixels is None else host.view(torch.float32)
         order = [1 + self._memory.order.index(axis) for axis in spec.layout[1:]]
 
@@ -289,111 +187,110 @@ class RgbSink:
         rows = [arranged(row.view(1, *layout.shape))[0] for row, layout in zip(each, layouts, strict=True)]
         return spec.collated(rows, shapes)
 
-    def _on_device(self, video: torch.Tensor, blank: Sequence[int]) -> torch.Tensor:
-        spec = self._memory.spec
-        if spec.pixels is None:
-            return spec.arranged(video)
-        video = finish_rgb(video, spec.pixels)
-        for row in blank:
-            video[row] = 0
-        return video
+
+class DeviceRgbSink(_LevelsSink):
+    """Collects RGB from decoders that write it to the device."""
+
+    kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
+
+    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
+        super().__init__(spec, clips, shape)
+        sizes = [3 * math.prod(shape) for shape in self._shapes.rows]
+        self._memory = torch.empty(sum(sizes), dtype=torch.uint8, device=spec.stream.device)
+        self._rows = torch.split(self._memory, sizes)
+        self._writable = spec.stream.mark()
+
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
+        """See `Sink`."""
+        return DeviceRgb(self._rows[row].view(3, *self._shapes.rows[row]), self._writable)
+
+    def done(self, row: int, *, good: bool) -> None:
+        """See `Sink`."""
+        if not good:
+            self._blank.add(row)
+
+    def finish(self) -> Video:
+        """See `Sink`."""
+        memory = self._memory
+        del self._memory, self._rows
+        return self._levels(memory)
 
 
-class PlanesBuffer:
-    """A buffer for the planes of a batch's clips, one clip after the other.
+class PlanesSink:
+    """Collects the YUV 4:2:0 planes of clips on the host, 1.5 bytes per pixel, and converts them on the device."""
 
-    `clips`: the clip of each row; None for a masked row.
-    """
+    kinds: ClassVar[frozenset[type]] = frozenset({Planes})
+    on_device: ClassVar[bool] = False  # whether decoders write to the device
 
-    def __init__(self, clips: Sequence[BatchRow | None], stream: LoaderStream, *, on_device: bool = False) -> None:
-        clips = self._clips = as_clips(clips)
-        self._good = [False] * len(clips)
-        self._spans: list[tuple[int, int]] = []
-        at = 0
-        for clip in clips:
-            size = packed_size(clip.request) if clip else 0
-            self._spans.append((at, at + size))
-            at += -(-size // _ALIGN) * _ALIGN
-        if on_device:
-            self._memory = torch.empty(at, dtype=torch.uint8, device=stream.device)
-        else:
-            self._memory = torch.empty(at, dtype=torch.uint8, pin_memory=stream.is_asynchronous)
+    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
+        self._spec, self._clips, self._good = spec, as_clips(clips), [False] * len(clips)
+        self._shapes = self._shapes_of(self._clips, shape)
+        sizes = [packed_size(clip.request) if clip else 0 for clip in self._clips]
+        stops = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
+        self._spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
+        where = {"device": spec.stream.device} if self.on_device else {"pin_memory": spec.stream.is_asynchronous}
+        self._memory = torch.empty(stops[-1], dtype=torch.uint8, **where)
+        self._writable = spec.stream.mark() if self.on_device else None
+
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
+        """See `Sink`."""
+        return packed(self._memory[self._spans[row]].numpy(), self._clip(row).request)
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
         self._good[row] = good
+
+    def finish(self) -> Video:
+        """See `Sink`."""
+        memory = self._memory
+        del self._memory
+        moved = memory if self.on_device else self._spec.stream.upload(memory)
+        return self._video([moved[span] if good else None for span, good in zip(self._spans, self._good, strict=True)])
+
+    def _shapes_of(self, clips: Sequence[Clip | None], planned: ClipShape | None) -> Shapes:
+        return self._spec.shapes(clips, planned)
 
     def _clip(self, row: int) -> Clip:
         clip = self._clips[row]
         assert clip is not None
         return clip
 
-    def _take(self) -> torch.Tensor:
-        """Return the buffer and keep it no longer."""
-        memory = self._memory
-        del self._memory
-        return memory
+    def _video(self, rows: Sequence[torch.Tensor | None]) -> Video:
+        """Convert the bytes of each row on the device; None is a row that becomes zeros."""
+        spec, shapes = self._spec, self._shapes
+        planes = [None if data is None else self._planes(data, self._clip(row)) for row, data in enumerate(rows)]
+        if shapes.uniform is not None:
+            return _uniform(planes, spec, shapes.uniform)
+        # Row by row, because clips of different sizes are resized to different sizes.
+        each = [_uniform([one], spec, shape)[0] for one, shape in zip(planes, shapes.rows, strict=True)]
+        return spec.collated(each, shapes)
+
+    def _planes(self, data: torch.Tensor, clip: Clip) -> ClipPlanes:
+        request, info = clip.request, clip.info
+        size = (len(request.frames), request.box.height, request.box.width)
+        return ClipPlanes.packed(data, *size, flip=request.flip, matrix=info.matrix, sample_range=info.range)
 
 
-class HostPlanes(PlanesBuffer):
-    """Collects YUV 4:2:0 planes from decoders on the host, 1.5 bytes per pixel.
+class DevicePlanesSink(PlanesSink):
+    """Collects NV12 planes from decoders that write them to the device, 1.5 bytes per pixel."""
 
-    `clips`: the clip of each row; None for a masked row.
-    """
-
-    kinds: ClassVar[frozenset[type]] = frozenset({Planes})
-
-    def __init__(self, clips: Sequence[BatchRow | None], stream: LoaderStream) -> None:
-        super().__init__(clips, stream)
-        self._bytes = self._memory.numpy()
+    kinds: ClassVar[frozenset[type]] = frozenset({DevicePlanes})
+    on_device: ClassVar[bool] = True
 
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `Sink`."""
-        clip, (start, stop) = self._clip(row), self._spans[row]
-        return packed(self._bytes[start:stop], clip.request)
+        return DevicePlanes(*_nv12(self._memory[self._spans[row]], self._clip(row)), self._writable)
 
-    def _take(self) -> torch.Tensor:
-        del self._bytes
-        return super()._take()
-
-
-class PlanesSink(HostPlanes):
-    """Makes the video of a batch from planes on the host.
-
-    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
-    """
-
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
-        super().__init__(clips, spec.stream)
-        self._spec, self._shapes = spec, spec.shapes(clips, shape)
-
-    def finish(self) -> Video:
-        """See `Sink`."""
-        moved = self._spec.stream.upload(self._take())
-        planes = [self._planes(moved, row) if good else None for row, good in enumerate(self._good)]
-        return video_of(planes, self._spec, self._shapes)
-
-    def _planes(self, moved: torch.Tensor, row: int) -> ClipPlanes:
-        clip, (start, stop) = self._clip(row), self._spans[row]
-        return ClipPlanes.packed(
-            moved[start:stop],
-            len(clip.request.frames),
-            clip.request.box.height,
-            clip.request.box.width,
-            flip=clip.request.flip,
-            matrix=clip.info.matrix,
-            sample_range=clip.info.range,
-        )
+    def _planes(self, data: torch.Tensor, clip: Clip) -> ClipPlanes:
+        y, uv = _nv12(data, clip)
+        return ClipPlanes(y, uv[..., 0], uv[..., 1], clip.request.flip, clip.info.matrix, clip.info.range)
 
 
-def video_of(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shapes: Shapes) -> Video:
-    """Return the video of a batch, on the device of the planes; rows without planes are zero."""
-    if shapes.uniform is not None:
-        return _uniform(planes, spec, shapes.uniform)
-    # Row by row, because clips of different sizes are resized to different sizes.
-    return spec.collated(
-        [_uniform([one], spec, shape)[0] for one, shape in zip(planes, shapes.rows, strict=True)], shapes
-    )
+def _nv12(data: torch.Tensor, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
+    count, height, width = len(clip.request.frames), clip.request.box.height, clip.request.box.width
+    pixels = count * height * width
+    return data[:pixels].view(count, height, width), data[pixels:].view(count, height // 2, width // 2, 2)
 
 
 def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipShape) -> torch.Tensor:
@@ -410,82 +307,108 @@ def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipSh
     return video if spec.pixels else video.to(torch.uint8)
 
 
-class DeviceRgbSink:
-    """Collects RGB from decoders that write it to the device.
+class _MeasuresSink(PlanesSink):
+    """Pictures that are measurements, all clips of one shape."""
 
-    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._spec.pixels.dtype if self._spec.pixels else torch.float32
+
+    def _shapes_of(self, clips: Sequence[Clip | None], planned: ClipShape | None) -> Shapes:
+        whole = one_shape(clips, planned or self._spec.shape)
+        return Shapes([whole] * len(clips), whole)
+
+
+class DepthSink(_MeasuresSink):
+    """Collects levels of depth as decoded; they become whole millimetres on the device, as LeRobot delivers them.
+
+    Crops and flips are those of the pictures of the same clip. Where a crop is resized the nearest level is taken:
+    between an object and what is behind it nothing is to average.
+
+    `table`: returns the distance of each level, [4096], on the device.
     """
 
-    kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
+    kinds: ClassVar[frozenset[type]] = frozenset({Levels})
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
-        self._spec, self._shapes = spec, spec.shapes(clips, shape)
-        self._good = [False] * len(clips)
-        stops = np.cumsum([3 * math.prod(shape) for shape in self._shapes.rows]).tolist()
-        self._memory = torch.empty(stops[-1], dtype=torch.uint8, device=spec.stream.device)
-        self._rows = [
-            self._memory[start:stop].view(3, *shape)
-            for start, stop, shape in zip([0, *stops], stops, self._shapes.rows, strict=False)
-        ]
-        self._writable = spec.stream.mark()
+    def __init__(
+        self, spec: VideoSpec, clips: Rows, shape: ClipShape | None, *, table: Callable[[], torch.Tensor]
+    ) -> None:
+        super().__init__(spec, clips, shape)
+        self._table = table
 
-    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        return DeviceRgb(self._rows[row], self._writable)
-
-    def done(self, row: int, *, good: bool) -> None:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        self._good[row] = good
-
-    def finish(self) -> Video:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        memory, rows, uniform = self._memory, self._rows, self._shapes.uniform
-        del self._memory, self._rows
-        if uniform is not None:
-            return self._finished(memory.view(len(rows), 3, *uniform), self._good)
-        each = [self._finished(row[None], [good])[0] for row, good in zip(rows, self._good, strict=True)]
-        return self._spec.collated(each, self._shapes)
-
-    def _finished(self, video: torch.Tensor, good: Sequence[bool]) -> torch.Tensor:
-        spec = self._spec
-        video = spec.arranged(video) if spec.pixels is None else finish_rgb(video, spec.pixels)
-        for row, one in enumerate(good):
-            if not one:
-                video[row] = 0
-        return video
+    def _video(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        depth = torch.zeros((len(rows), *self._shapes.rows[0]), dtype=self._dtype, device=self._spec.stream.device)
+        for row, data in enumerate(rows):
+            if data is not None:
+                request = self._clip(row).request
+                # torch has few operations on uint16: the bits are those of a positive int16.
+                levels = data.view(torch.int16).view(len(request.frames), request.box.height, request.box.width)
+                depth[row] = to_depth(levels, request, self._table())
+        return depth.unsqueeze(1 if self._spec.layout == "BCTHW" else 2)
 
 
-class DevicePlanesSink(PlanesBuffer):
-    """Collects NV12 planes from decoders that write them to the device, 1.5 bytes per pixel.
+def to_depth(levels: torch.Tensor, request: ClipRequest, table: torch.Tensor) -> torch.Tensor:
+    """Convert levels to distances.
 
-    `clips`: the clip of each row; None for a masked row. `shape`: shape that all rows get, if the plan decides it.
+    `levels`: int16 [T, h, w], 0 to 4095, cropped. `table`: the distance of each level, [4096]. Returns [T, H, W] of
+    the table's type.
+    """
+    size = request.size
+    if size != levels.shape[1:]:
+        rows, columns = (
+            ((torch.arange(new, device=levels.device) + 0.5) * old / new).long()
+            for new, old in zip(size, levels.shape[1:], strict=True)
+        )
+        levels = levels[:, rows][:, :, columns]
+    depth = table[levels.clamp(0, len(table) - 1).int()]
+    return depth.flip(-1) if request.flip else depth
+
+
+class FlowSink(_MeasuresSink):
+    """Collects flow pictures as decoded; they become flow in *output* pixels per frame on the device.
+
+    Resizing a crop scales x by W/w and y by H/h, and a flip negates x, so that the flow matches the motion visible in
+    the clip. (The TSN code resizes without scaling.)
+
+    `stack`: flows of each frame.
     """
 
-    kinds: ClassVar[frozenset[type]] = frozenset({DevicePlanes})
+    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None, *, stack: int) -> None:
+        super().__init__(spec, clips, shape)
+        self._stack = stack
 
-    def __init__(self, spec: VideoSpec, clips: Sequence[BatchRow | None], shape: ClipShape | None) -> None:
-        super().__init__(clips, spec.stream, on_device=True)
-        self._spec, self._shapes = spec, spec.shapes(clips, shape)
-        self._writable = spec.stream.mark()
+    def _video(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
+        spec, (frames, *size) = self._spec, self._shapes.rows[0]
+        whole = (len(rows), 2 * self._stack, *self._shapes.rows[0])
+        flow = empty_batch(
+            whole, spec.layout, self._dtype, spec.stream.device, channels_last=spec.channels_last
+        ).zero_()
+        for row, data in enumerate(rows):
+            if data is not None:
+                # Luma precedes chroma, which carries no flow.
+                clip = self._clip(row)
+                luma, _ = _nv12(data, clip)
+                # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
+                value = to_flow(luma, clip.info, clip.request).view(frames, 2 * self._stack, *size)
+                flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
+        return flow
 
-    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        return DevicePlanes(*self._nv12(self._memory, row), self._writable)
 
-    def finish(self) -> Video:
-        """See `fastvid.load.batch.sinks.Sink`."""
-        memory = self._take()
-        planes = [self._planes(memory, row) if good else None for row, good in enumerate(self._good)]
-        return video_of(planes, self._spec, self._shapes)
+def to_flow(luma: torch.Tensor, info: StreamInfo, request: ClipRequest) -> torch.Tensor:
+    """Convert pictures of x above y to flow in pixels of the output picture.
 
-    def _nv12(self, memory: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
-        request, (start, stop) = self._clip(row).request, self._spans[row]
-        count, height, width = len(request.frames), request.box.height, request.box.width
-        chroma = start + count * height * width
-        luma = memory[start:chroma].view(count, height, width)
-        return luma, memory[chroma:stop].view(count, height // 2, width // 2, 2)
-
-    def _planes(self, memory: torch.Tensor, row: int) -> ClipPlanes:
-        clip, (y, uv) = self._clip(row), self._nv12(memory, row)
-        return ClipPlanes(y, uv[..., 0], uv[..., 1], clip.request.flip, clip.info.matrix, clip.info.range)
+    `luma`: uint8 [N, h', w], cropped by `flow_request`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
+    """
+    half = info.height // 2
+    rows = request.box.height - half
+    levels = torch.stack([luma[:, :rows], luma[:, half:]], dim=1).float()
+    levels -= ZERO
+    flow = resize(levels, request.size)
+    height, width = request.size
+    unit = info.flow_bound / STEPS
+    flow[:, 0].mul_(unit * width / request.box.width)
+    flow[:, 1].mul_(unit * height / rows)
+    if request.flip:
+        flow = flow.flip(-1)
+        flow[:, 0].neg_()
+    return flow

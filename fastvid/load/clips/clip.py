@@ -1,17 +1,8 @@
-"""Rows of a batch and their planned clips, before anything is read.
+"""Rows of a batch, their planned clips, and the rules that make clips of samples, before anything is read.
 
-Clips of one video that are decoded together: evaluation views and repeated augmentation.
-
-Each packet that any of them needs is decoded once. The decoder writes planes of all requested frames in the bounding
-box of all crops; the same thread then cuts each clip out of them into that clip's own row.
-
-Which sampler and which crop make the clips of each sample: the same for all, or one of each for every dataset.
-
-What a sampler and a crop make of every sample of a dataset, from its facts alone.
-
-The annotations of one sample, for samplers that choose frames by them.
-
-Streams of a clip: the pictures of one camera or several, and the optical flow that belongs to its frames.
+Clips of one video (evaluation views, repeated augmentation) are decoded together: each packet that any of them needs
+once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread then cuts each
+clip out of them into that clip's own row.
 
 All streams of a sample show the same moments: frame f of one camera is frame f of another. A clip's flow covers the
 same frames and the same crop as its pictures. Each frame has a stack of L flow pictures, half before and half after it,
@@ -31,7 +22,7 @@ import pyarrow as pa
 
 from fastvid.decode.pyav import can_cut
 from fastvid.decode.request import Box, ClipRequest
-from fastvid.decode.sound import AudioWindow
+from fastvid.decode.sound import Audio, AudioWindow
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
@@ -41,6 +32,7 @@ from fastvid.format.shard import Shard
 from fastvid.load.clips.crops import Size, Spatial, Transform
 from fastvid.load.clips.sampling import NO_ANNOTATIONS, Sampler, clip_length, clip_lengths
 from fastvid.load.clips.timed_sampling import Deltas
+from fastvid.load.clips.views import Views
 from fastvid.load.order.buckets import ClipSizes
 from fastvid.load.order.epoch import ClipShape, EveryFrame
 from fastvid.load.order.mixture import Mixture, part_of, parts_of
@@ -140,23 +132,45 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ClipRules:
-    """The sampler and the transforms of each dataset. Worker processes use it too, so it contains no dataset."""
+    """What makes the clips of each sample. Worker processes use it too, so it contains no dataset."""
 
     samplers: tuple[Sampler, ...]  # sampler of each dataset, or one for all samples
     spatials: tuple[Spatial, ...]  # transforms of each dataset, or one for all samples
     # one past the last sample of each dataset; empty if there is one sampler and one crop for all samples.
     ends: tuple[int, ...] = ()
+    streams: tuple[str, ...] = (PICTURES,)
+    flow_stack: int = 1
+    depth: Mapping[str, DepthScale] = field(default_factory=dict)  # the streams that show depth
+    views: Views | None = None  # the clips and crops of each sample; None for one of each, without an axis of views
+    audio: Audio | None = None
 
     @classmethod
-    def of(cls, dataset: Dataset | Mixture, frames: Frames, spatial: Crops) -> ClipRules:
+    def of(
+        cls,
+        dataset: Dataset | Mixture,
+        frames: Frames,
+        spatial: Crops,
+        streams: Sequence[str] | str | None = None,
+        flow_stack: int = 1,
+        views: Views | None = None,
+        audio: Audio | None = None,
+    ) -> ClipRules:
         """Build from a loader's arguments."""
         if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
             raise UsageError(
                 f"EveryFrame has items, whose frames {frames!r} does not choose",
                 hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
             )
+        for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
+            if not hasattr(sampler, "draw"):
+                raise UsageError(
+                    f"frames is {sampler!r}, which is no sampler",
+                    hint=f"use Segments({sampler}), Uniform({sampler}) or Dense({sampler}, stride)",
+                )
+        names = check_streams(streams, flow_stack, dataset.streams)
+        options = (names, flow_stack, depth_of(dataset, names), views, audio)
         if not isinstance(frames, Mapping) and not isinstance(spatial, Mapping):
-            return cls((frames,), (Spatial.of(spatial),))
+            return cls((frames,), (Spatial.of(spatial),), (), *options)
         if not isinstance(dataset, Mixture):
             argument = "frames" if isinstance(frames, Mapping) else "spatial"
             raise UsageError(
@@ -165,7 +179,18 @@ class ClipRules:
             )
         samplers = dataset.by_name("frames", frames) if isinstance(frames, Mapping) else (frames,) * len(dataset.names)
         crops = dataset.by_name("spatial", spatial) if isinstance(spatial, Mapping) else (spatial,) * len(dataset.names)
-        return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends)
+        return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends, *options)
+
+    @property
+    def num_views(self) -> int:
+        """Clips of each sample and stream."""
+        return 1 if self.views is None else self.views.num_views
+
+    @property
+    def shape(self) -> ClipShape | None:
+        """Frames, height and width of every clip; None if they depend on the video, its dataset or its bucket."""
+        count, size = self.num_frames, self.output
+        return None if count is None or size is None else (count, *size)
 
     def of_sample(self, sample: int) -> tuple[Sampler, Spatial]:
         """Return the sampler and the transforms of a sample."""
@@ -196,6 +221,11 @@ class ClipRules:
     def spatial_text(self) -> str:
         """The transforms, for a loader's fingerprint."""
         return _joined([str(spatial) for spatial in self.spatials])
+
+    @property
+    def streams_text(self) -> str:
+        """The streams, for a loader's fingerprint."""
+        return ",".join(self.streams) + (f" flow_stack={self.flow_stack}" if FLOW in self.streams else "")
 
 
 def _common(values: Sequence[_T]) -> _T | None:
@@ -229,9 +259,7 @@ def _sizes(dataset: Dataset, sampler: Sampler, spatial: Spatial) -> tuple[IntArr
     return frames, *spatial.sizes(heights, widths)
 
 
-def varying_sizes(
-    dataset: Dataset | Mixture, rules: ClipRules, streams: Sequence[str], *, required: bool
-) -> ClipSizes | None:
+def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: bool) -> ClipSizes | None:
     """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
 
     `dataset`: the samples.
@@ -239,9 +267,9 @@ def varying_sizes(
     for _, spatial in rules.pairs:
         if spatial.output is None:
             spatial.output_of(256, 256)  # fails if only a bucket has a size
-    if rules.num_frames is not None and rules.output is not None:
+    if rules.shape is not None:
         return None
-    if len([name for name in streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
+    if len([name for name in rules.streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
         # Of a sample with several cameras the annotations have the size of the first; items have no facts of their own.
         if required:
             raise UsageError(
@@ -330,11 +358,6 @@ def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
 def picture_size(info: StreamInfo, stream: str) -> Size:
     """Return the height and width of a stream's pictures in pixels: flow has one half above the other."""
     return (info.height // 2 if stream == FLOW else info.height), info.width
-
-
-def streams_text(names: Sequence[str], stack: int) -> str:
-    """Return the streams of a loader as text, for the fingerprint of its state."""
-    return ",".join(names) + (f" flow_stack={stack}" if FLOW in names else "")
 
 
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:

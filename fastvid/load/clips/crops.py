@@ -41,9 +41,14 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Sized:
-    """A crop with a size, or with none until it is given that of a bucket."""
+    """A crop with a size, or with none until it is given that of a bucket.
 
-    size: int | Size | None = None  # (height, width) in pixels; None if it comes from a bucket
+    Attributes:
+        size: (height, width) in pixels; None if it comes from a bucket.
+        from_bucket: Whether the size came from a bucket, so that regions are relative to `largest`.
+    """
+
+    size: int | Size | None = None
     from_bucket: bool = field(default=False, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -357,7 +362,10 @@ class Spatial:
         flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
         crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
         if any(not hasattr(crop, "draw") or not hasattr(crop, "output") for crop in crops):
-            raise UsageError(f"spatial contains something that is neither a crop nor a flip: {listed}")
+            raise UsageError(
+                f"spatial contains something that is neither a crop nor a flip: {listed}",
+                hint=f"use CenterCrop({listed[0]}), RandomResizedCrop({listed[0]}) or another crop",
+            )
         if len(crops) != 1 or len(flips) > 1:
             raise UsageError(
                 f"spatial must contain one crop and at most one HorizontalFlip, got {listed}",

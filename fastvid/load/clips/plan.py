@@ -1,15 +1,7 @@
-"""Plans clips before they are read: their frames, crop and flip.
+"""Plans: which frames, crop and flip each row of a batch gets, decided before anything is read.
 
-A plan is a pure function of the row, its shard's index, the seed and the epoch, so any thread, process or rank can plan
-any clip. This module does not use the dataset, because worker processes plan clips too.
-
-The sound of planned clips: how long it is in a batch, and the task of reading and decoding one.
-
-Turns positions of an epoch into batch plans: samples, shards and clips, before anything is read.
-
-Plans are pure functions of the dataset, order, sampler and crop, so any thread, process or rank can compute any batch.
-
-The batches of a loader's epochs: of one size, or planned from the sizes of all clips.
+A plan is a pure function of the dataset, the order, the rules, the seed and the epoch, so any thread, process or rank
+can compute any batch. `ClipPlanner` does not use the dataset, because worker processes plan clips too.
 """
 
 from __future__ import annotations
@@ -40,7 +32,6 @@ from fastvid.load.clips.clip import (
     SampleAnnotations,
     as_clips,
     check_lengths,
-    clip_sizes,
     flow_request,
     join_neighbours,
     picture_size,
@@ -48,8 +39,8 @@ from fastvid.load.clips.clip import (
 )
 from fastvid.load.clips.crops import Size
 from fastvid.load.clips.sampling import VideoInfo, with_length
-from fastvid.load.clips.views import ONE_VIEW, Views
-from fastvid.load.order.buckets import Buckets, ClipSizes
+from fastvid.load.clips.views import ONE_VIEW
+from fastvid.load.order.buckets import ClipSizes
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import (
     MASKED,
@@ -60,14 +51,10 @@ from fastvid.load.order.epoch import (
     EpochOrder,
     EpochOrders,
     EveryFrame,
-    Last,
     Share,
 )
 from fastvid.load.order.mixture import Mixture, parts_of
-from fastvid.load.order.packed import Packed
 from fastvid.runtime.arrays import AnyArray, BoolArray, Float32Array, IntArray
-from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_integer
 
 
 @dataclass(frozen=True)
@@ -78,11 +65,6 @@ class ClipPlanner:
     seed: int  # seed of the random draws, which also depend on the epoch and the row's position
     epoch: int
     backend: Backend
-    streams: tuple[str, ...] = ("rgb",)
-    flow_stack: int = 1
-    views: Views = ONE_VIEW
-    audio: Audio | None = None
-    depth: frozenset[str] = frozenset()
 
     @property
     def runs_in_workers(self) -> bool:
@@ -98,11 +80,11 @@ class ClipPlanner:
 
     def infos(self, row: BatchRow) -> dict[str, StreamInfo]:
         """Return the streams of a row's video."""
-        return {stream: row.shard.info(row.shard_row, stream) for stream in self.streams}
+        return {stream: row.shard.info(row.shard_row, stream) for stream in self.rules.streams}
 
     def facts(self, infos: Mapping[str, StreamInfo]) -> tuple[tuple[int, int], Size]:
         """Return the exact frame rate of a video as numerator and denominator, and its height and width."""
-        stream = PICTURES if PICTURES in self.streams else self.streams[0]
+        stream = PICTURES if PICTURES in self.rules.streams else self.rules.streams[0]
         info = infos[stream]
         return info.fps.as_integer_ratio(), picture_size(info, stream)
 
@@ -112,31 +94,32 @@ class ClipPlanner:
         `row`: the row. `rows`: rows of its batch. View v of stream s of row r is written to canvas row (s *
         rows + r) * V + v.
         """
-        infos = infos or self.infos(row)
+        rules, infos = self.rules, infos or self.infos(row)
         self._check_codecs(infos)
-        first = infos[self.streams[0]]
+        first = infos[rules.streams[0]]
         check_lengths(infos)
-        height, width = picture_size(first, self.streams[0])
+        height, width = picture_size(first, rules.streams[0])
         draws = Draws(self.seed, self.epoch, row.position)
-        sampler, spatial = self.rules.of_sample(row.sample)
+        sampler, spatial = rules.of_sample(row.sample)
         if row.shape is not None:
             sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
         facts = (first.num_frames, float(first.fps), width, height, row.key, row.annotations)
-        shown = self.views.clips(sampler, VideoInfo(*facts, anchor=row.anchor), draws)
+        views = rules.views or ONE_VIEW
+        shown = views.clips(sampler, VideoInfo(*facts, anchor=row.anchor), draws)
         clips = []
         for number, (stream, found) in enumerate(infos.items()):
-            at = (number * rows + row.row) * self.views.num_views
+            at = (number * rows + row.row) * views.num_views
             # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
-            cuts = self.views.cuts(spatial, *picture_size(found, stream), draws)
+            cuts = views.cuts(spatial, *picture_size(found, stream), draws)
             for frames in shown:
                 for box, size, flip in cuts:
                     if stream == FLOW:
-                        stacked = stack_frames(frames, found.num_frames, self.flow_stack)
+                        stacked = stack_frames(frames, found.num_frames, rules.flow_stack)
                         request = flow_request(row.sample, stacked, box, size, found, flip=flip)
                     else:
-                        request = ClipRequest(row.sample, frames, box, size, flip, stream, stream in self.depth)
+                        request = ClipRequest(row.sample, frames, box, size, flip, stream, stream in rules.depth)
                     whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
-                    window = None if self.audio is None or number else self.audio.window(frames, found.fps)
+                    window = None if rules.audio is None or number else rules.audio.window(frames, found.fps)
                     clips.append(Clip(at, *whose, found, request, frames, window=window))
                     at += 1
         return clips
@@ -186,44 +169,6 @@ def sounding(clips: Sequence[BatchRow | None], rows: int) -> Iterator[tuple[int,
             yield row, clip
 
 
-@dataclass(frozen=True)
-class LongestSound:
-    """Finds the longest sound of a global batch, which ranks cannot know from their own rows, from facts and draws."""
-
-    dataset: Dataset | Mixture  # the samples
-    order: EpochOrder
-
-    def samples(self, share: Share, clips: Sequence[BatchRow | None], planner: ClipPlanner) -> int:
-        """Return the samples of the longest sound, S; of this rank's rows alone in a batch planned by shape.
-
-        `share`: this rank's rows, as the batches made it. `planner`: draws the frames of the other ranks' rows.
-        """
-        longest = max(
-            (clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window), default=0
-        )
-        own = share.positions[share.positions != MASKED]
-        if share.shape is not None or share.bins is not None or len(own) == share.stop - share.start:
-            return longest
-        others = np.setdiff1d(np.arange(share.start, share.stop), own)
-        assert planner.audio is not None
-        for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
-            video = self._video(sample)
-            sampler, _ = planner.rules.of_sample(sample)
-            (frames,) = planner.views.clips(sampler, video, Draws(planner.seed, planner.epoch, position))
-            fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
-            longest = max(longest, planner.audio.window(frames, fps).count)
-        return longest
-
-    def _video(self, sample: int) -> VideoInfo:
-        frames, fps, width, height = (column[sample].item() for column in self._facts)
-        annotations = SampleAnnotations(self.dataset, sample)
-        return VideoInfo(frames, fps, width, height, self.dataset.key(sample), annotations)
-
-    @cached_property
-    def _facts(self) -> list[AnyArray]:
-        return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
-
-
 _ROWS_AHEAD: Final = 256
 """Rows whose samples are looked up in one call."""
 
@@ -233,13 +178,13 @@ MOST_FETCHERS: Final = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BatchPlan:
-    """One rank's share of a batch."""
+    """One rank's share of a batch. A canvas row is a row of a stream and view, see `ClipPlanner.decide`."""
 
+    planner: ClipPlanner  # has planned the clips, or plans those that are not planned yet; one object an epoch
     share: Share  # positions of the rows
     samples: list[int]  # number of the sample in each row; MASKED for an empty row
     keys: list[str]  # key of each row's sample; "" for an empty row
-    # the clip of each canvas row, see `ClipPlanner.decide`; a `BatchRow` if it is not planned yet; None if it is
-    # masked or planning it failed.
+    # the clip of each canvas row; a `BatchRow` if it is not planned yet; None if it is masked or planning it failed.
     clips: list[BatchRow | None]
     errors: dict[int, Exception]  # planning errors, by canvas row
     # exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty row,
@@ -256,7 +201,7 @@ class BatchPlanner:
     dataset: Dataset | Mixture  # the samples
     order: EpochOrder  # order of the samples
     clips: ClipPlanner  # plans frames, crop and flip
-    join: bool = False
+    join: bool = False  # whether neighbouring clips of a video are decoded together
     # whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
     # plans its clip.
     decide: bool = True
@@ -275,9 +220,9 @@ class BatchPlanner:
             for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):
                 yield self._plan(share, part)
 
-    def plan(self, share: Share) -> BatchPlan:
-        """Return the plan of one rank's share of a batch."""
-        return self._plan(share, self._samples(share.positions))
+    def plan(self, share: Share, samples: IntArray | None = None) -> BatchPlan:
+        """Return the plan of one rank's share of a batch; of these samples, in place of those of the order."""
+        return self._plan(share, self._samples(share.positions) if samples is None else samples)
 
     def _samples(self, positions: IntArray) -> IntArray:
         present = positions != MASKED
@@ -301,10 +246,10 @@ class BatchPlanner:
         frames = (
             self.dataset.place(wanted)[1].tolist() if isinstance(self.dataset, EveryFrame) else [None] * len(wanted)
         )
-        views = self.clips.views.num_views
-        empty: list[BatchRow | None] = [None] * (len(samples) * len(self.clips.streams) * views)
+        rules = self.clips.rules
+        empty: list[BatchRow | None] = [None] * (len(samples) * len(rules.streams) * rules.num_views)
         facts = np.full((2, len(samples), 2), -1, dtype=np.int64)
-        plan = BatchPlan(self._shaped(share), samples.tolist(), [""] * len(samples), empty, {}, *facts)
+        plan = BatchPlan(self.clips, self._shaped(share), samples.tolist(), [""] * len(samples), empty, {}, *facts)
         positions, opened = share.positions.tolist(), dict[int, Shard]()
         for number, key, shard, shard_row, anchor in zip(
             np.flatnonzero(present).tolist(),
@@ -331,18 +276,39 @@ class BatchPlanner:
                     plan.clips[clip.row] = clip
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
                 add_location(error, self.dataset.shard_name(shard), key)
-                plan.errors[number * views] = error
-            # Yield the GIL to decode threads between clips; otherwise it switches only every 5 ms.
-            time.sleep(0)
+                plan.errors[number * rules.num_views] = error
+        # Yield the GIL to decode threads between batches; otherwise it switches only every 5 ms.
+        time.sleep(0)
         if self.join:
             plan.clips[:] = join_neighbours(as_clips(plan.clips))
-        if self.clips.audio is None:
+        if rules.audio is None:
             return plan
-        return replace(plan, sound_samples=self._sounds.samples(share, plan.clips, self.clips))
+        return replace(plan, sound_samples=self._longest_sound(share, plan.clips, rules.audio))
+
+    def _longest_sound(self, share: Share, clips: Sequence[BatchRow | None], audio: Audio) -> int:
+        """Return the samples of the longest sound of the global batch, which ranks cannot know from their own rows; of
+        this rank's rows alone in a batch planned by shape."""
+        counts = [clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window]
+        own = share.positions[share.positions != MASKED]
+        if share.shape is None and share.bins is None and len(own) < share.stop - share.start:
+            others = np.setdiff1d(np.arange(share.start, share.stop), own)
+            for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
+                video = self._video(sample)
+                sampler, _ = self.clips.rules.of_sample(sample)
+                draws = Draws(self.clips.seed, self.clips.epoch, position)
+                (frames,) = ONE_VIEW.clips(sampler, video, draws)
+                fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
+                counts.append(audio.window(frames, fps).count)
+        return max(counts, default=0)
+
+    def _video(self, sample: int) -> VideoInfo:
+        frames, fps, width, height = (column[sample].item() for column in self._facts)
+        annotations = SampleAnnotations(self.dataset, sample)
+        return VideoInfo(frames, fps, width, height, self.dataset.key(sample), annotations)
 
     @cached_property
-    def _sounds(self) -> LongestSound:
-        return LongestSound(self.dataset, self.order)
+    def _facts(self) -> list[AnyArray]:
+        return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
 
     def _open(self, shards: list[int]) -> None:
         """Open shards in parallel if each costs a request; errors are raised again when the shard is used."""
@@ -377,42 +343,6 @@ class EpochPlans:
     def __init__(self, orders: EpochOrders, batching: Batching) -> None:
         self.orders, self.batching = orders, batching
         self._epochs: dict[tuple[int, int], EpochBatches] = {}
-
-    @classmethod
-    def of(
-        cls,
-        orders: EpochOrders,
-        dataset: Dataset | Mixture,
-        rules: ClipRules,
-        world: World,
-        last: Last,
-        *,
-        size: int | None,
-        group: int,
-        planned: Buckets | Packed | None,
-    ) -> EpochPlans:
-        """Return batches of one size, or planned from the sizes of all clips.
-
-        `dataset`: the samples.
-        """
-        if planned is None:
-            size = check_integer("global_batch_size", size, 1)
-            return cls(orders, Batches(orders.num_samples, size, last, world, group, orders.clips_per_video))
-        if size is not None or group != 1:
-            raise UsageError(
-                f"global_batch_size is {size} and group_size {group} with batches={planned}",
-                hint="leave out both: batches= decides the size of each batch",
-            )
-        if orders.clips_per_video > 1:
-            raise UsageError(
-                f"clips_per_video is {orders.clips_per_video} with batches={planned}",
-                hint="use global_batch_size: a planned batch may divide the clips of a video",
-            )
-        for sampler, spatial in rules.pairs:
-            for shape in planned.shapes:
-                with_length(sampler, shape[0])
-                spatial.of_size(shape[1:])
-        return cls(orders, planned.plan(clip_sizes(dataset, rules), world, last, dataset.key))
 
     def __repr__(self) -> str:
         batching = self.batching

@@ -100,7 +100,7 @@ SORTED_LIMIT: Final = 65_536
 """Largest set that is sorted by hash; its order takes half a megabyte during the epoch."""
 
 
-class Order:
+class Permutation:
     """The order in which one epoch visits the samples.
 
     `num_samples`: samples in the epoch, >= 0. `shuffle`: false visits the samples in dataset order.
@@ -125,7 +125,7 @@ class Order:
             self._sorted = np.argsort(mix64(steps + start), kind="stable").astype(np.int64)
 
     def __repr__(self) -> str:
-        return f"Order({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
+        return f"Permutation({self.num_samples}, seed={self.seed}, epoch={self.epoch}, shuffle={self.shuffle})"
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions of the epoch.
@@ -269,7 +269,7 @@ class GroupedOrder:
     def __init__(self, sizes: Sequence[int], counts: Sequence[int], members: Members, seed: int, epoch: int) -> None:
         self.seed, self.epoch = seed, epoch
         self._members = members
-        self._places = Order(sum(counts), seed, epoch)
+        self._places = Permutation(sum(counts), seed, epoch)
         self._sizes = np.asarray(sizes, dtype=np.int64)
         self._ends = np.cumsum(np.asarray(counts, dtype=np.int64))
         self._starts = np.concatenate([np.zeros(1, dtype=np.int64), self._ends[:-1]])
@@ -288,7 +288,7 @@ class GroupedOrder:
         return self._places.num_samples
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
-        """Return the samples at these positions, int64 [N]; see `Order.ids`."""
+        """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
         slots = self._places.ids(positions)
         groups = np.searchsorted(self._ends, slots, side="right")
         sizes = self._sizes[groups]
@@ -297,7 +297,7 @@ class GroupedOrder:
         return self._members(groups, self._permuted(groups, laps, indices, sizes))
 
     def _permuted(self, groups: IntArray, laps: UInt64Array, indices: IntArray, sizes: IntArray) -> IntArray:
-        """Permute `indices` within each lap: the Feistel network of `Order`, with separate keys for each element."""
+        """Permute `indices` within each lap: the network of `Permutation`, with separate keys for each element."""
         words = [mix64(mix64(self._states[groups] ^ laps) + np.uint64((n * GOLDEN) & MASK64)) for n in (1, 2, 3)]
         keys = [(word >> np.uint64(shift)).astype(np.uint32) for word in words for shift in (0, 32)]
         assert len(keys) == ROUNDS

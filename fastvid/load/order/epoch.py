@@ -34,7 +34,7 @@ from fastvid.load.order.draws import (
     ORDER_VERSION,
     GroupedOrder,
     Members,
-    Order,
+    Permutation,
     apportion,
     mix64_int,
 )
@@ -83,16 +83,16 @@ class BlockOrder:
     def __init__(self, sizes: IntArray, window: int, seed: int, epoch: int) -> None:
         self.seed, self.epoch = seed, epoch
         self.num_samples = int(sizes.sum())
-        order = Order(len(sizes), _keyed(seed, _SHARDS_TAG), epoch).ids(np.arange(len(sizes)))
+        order = Permutation(len(sizes), _keyed(seed, _SHARDS_TAG), epoch).ids(np.arange(len(sizes)))
         firsts = np.cumsum(sizes) - sizes
         self._ends = np.cumsum(sizes[order])
         # Sample number minus index in the layout: constant within a shard.
         self._shifts = firsts[order] - (self._ends - sizes[order])
         self._windows = -(-self.num_samples // window)
-        self._orders: OrderedDict[int, Order] = OrderedDict()
+        self._orders: OrderedDict[int, Permutation] = OrderedDict()
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
-        """Return the samples at these positions, int64 [N]; see `Order.ids`."""
+        """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
         wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
         if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):
             outside = wanted.min() if wanted.min() < 0 else wanted.max()
@@ -106,11 +106,11 @@ class BlockOrder:
             places[inside] = begin + self._order(window).ids(wanted[inside] - begin)
         return places + self._shifts[np.searchsorted(self._ends, places, side="right")]
 
-    def _order(self, window: int) -> Order:
+    def _order(self, window: int) -> Permutation:
         order = self._orders.pop(window, None)
         if order is None:
             begin, end = (number * self.num_samples // self._windows for number in (window, window + 1))
-            order = Order(end - begin, _keyed(_keyed(self.seed, _WINDOW_TAG), window), self.epoch)
+            order = Permutation(end - begin, _keyed(_keyed(self.seed, _WINDOW_TAG), window), self.epoch)
         self._orders[window] = order
         while len(self._orders) > _KEPT_WINDOWS:
             self._orders.popitem(last=False)
@@ -168,6 +168,40 @@ class ClassBalanced:
         check_least(1, num_samples=self.num_samples)
 
 
+Last = Literal["drop", "mask", "keep"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which samples an epoch visits, in which order, and how it ends.
+
+    Args:
+        shuffle: True for a uniformly random order, a `BlockShuffle` for one that touches few shards at a time, False
+            for dataset order, as in evaluation.
+        balance: Class shares of the epoch; None visits every sample once.
+        clips_per_video: K clips of each visited video, for contrastive learning. They are neighbours in `Batch.video`
+            [n * K, 3, T, H, W], never split between ranks, and each has its own frames, crop, flip and transforms.
+        group_size: Consecutive clips of a batch that always go to the same rank; must divide the batch, and above 1
+            requires last="drop".
+        last: How to treat the remaining samples at the end of an epoch: "drop", "mask" (pad the batch with masked rows)
+            or "keep" (a smaller batch). "mask" and "keep" count each video once.
+
+    Raises:
+        UsageError: If an argument is out of range.
+    """
+
+    shuffle: bool | BlockShuffle = True
+    balance: ClassBalanced | None = None
+    clips_per_video: int = 1
+    group_size: int = 1
+    last: Last = "drop"
+
+    def __post_init__(self) -> None:
+        check_choice("last", self.last, get_args(Last))
+        object.__setattr__(self, "group_size", check_integer("group_size", self.group_size, 1))
+        check_least(1, clips_per_video=self.clips_per_video)
+
+
 @dataclass(frozen=True)
 class _GroupShares:
     sizes: list[int]
@@ -215,6 +249,11 @@ class EpochOrders:
         base = sum(self._groups.counts) if self._groups else len(dataset)
         self.num_samples = base * clips_per_video
 
+    @classmethod
+    def of(cls, dataset: Dataset | Mixture, order: Order) -> EpochOrders:
+        """Build from a loader's arguments."""
+        return cls(dataset, shuffle=order.shuffle, balance=order.balance, clips_per_video=order.clips_per_video)
+
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
         base: EpochOrder
@@ -223,7 +262,7 @@ class EpochOrders:
         elif isinstance(self._shuffle, BlockShuffle):
             base = BlockOrder(self._shard_sizes, self._shuffle.window, seed, epoch)
         else:
-            base = Order(len(self._dataset), seed, epoch, shuffle=self._shuffle)
+            base = Permutation(len(self._dataset), seed, epoch, shuffle=self._shuffle)
         return base if self.clips_per_video == 1 else _SeveralClips(base, self.clips_per_video)
 
 
@@ -380,8 +419,6 @@ class _OfSamples:
     def __getitem__(self, items: npt.ArrayLike) -> Any:
         return self._values[self._items.place(items)[0]]
 
-
-Last = Literal["drop", "mask", "keep"]
 
 MASKED = -1
 """Position of a row without a sample."""

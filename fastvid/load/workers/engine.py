@@ -1,6 +1,4 @@
-"""What a `BatchPipeline` works on: epochs, their batches, and the clips of these.
-
-The threads of an iteration: they plan, fetch, decode and finish batches in order, with bounded prefetch.
+"""The threads of an iteration: they plan, fetch, decode and finish batches in order, with bounded prefetch.
 
 One planner thread turns positions into clips, at most `prefetch` batches before the consumer needs them. Decode threads
 take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
@@ -10,8 +8,8 @@ the last one. On a CPU the consumer finishes each batch, because it would wait f
 if a transform uses the global random generators, which belong to the consumer.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
-Where epoch follows epoch, the planner may continue with the next one; what was prefetched of it waits between the
-iterations, and the threads that the next iteration starts continue from there.
+A pipeline runs from epoch to epoch. Where its consumer has followed it from one to the next, it prefetches from the one
+after that; what was prefetched waits between the iterations, and the threads of the next iteration continue from there.
 """
 
 from __future__ import annotations
@@ -33,10 +31,10 @@ import torch
 
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import FastvidError, WorkerError
-from fastvid.load.batch.batch import Assembler, Batch
-from fastvid.load.batch.canvas import BatchSound, Canvas, Finisher, SoundMemory
+from fastvid.load.batch.batch import Batch
+from fastvid.load.batch.canvas import BatchSound, Canvas, SoundMemory
 from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
-from fastvid.load.clips.plan import BatchPlan, ClipPlanner, add_location
+from fastvid.load.clips.plan import BatchPlan, add_location
 from fastvid.load.workers.clip_worker import (
     ClipResult,
     ClipTask,
@@ -46,26 +44,15 @@ from fastvid.load.workers.clip_worker import (
     fetch_sounds,
     fetch_together,
 )
-from fastvid.load.workers.lanes import Lanes
+from fastvid.load.workers.lanes import Decoders
 from fastvid.load.workers.stats import Counters
 from fastvid.runtime.arrays import IntArray
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class EpochPart:
-    """One epoch of a pipeline, or the rest of one."""
-
-    epoch: int
-    plans: Iterator[BatchPlan]
-    assembler: Assembler
-    planner: ClipPlanner | None = None
 
 
 @dataclass(slots=True, eq=False)
 class PendingBatch:
     """A batch in progress."""
 
-    part: EpochPart
     plan: BatchPlan  # its samples and clips
     canvas: Canvas
     pending: int
@@ -95,34 +82,34 @@ _JOIN_SECONDS: Final = 10.0
 
 
 class BatchPipeline:
-    """The threads of one iteration, and what they have prefetched of the next."""
+    """The batches of a loader from a position on, and the threads that make them during each iteration.
+
+    `epochs`: the plans of the rest of an epoch, then of each of the following ones, all computed lazily.
+    """
 
     def __init__(
         self,
-        parts: Iterator[EpochPart],
-        lanes: Sequence[Lanes],
-        finisher: Finisher,
+        epochs: Iterator[Iterator[BatchPlan]],
+        decoders: Decoders,
         *,
         prefetch: int,
-        follows: bool,
-        finishes_ahead: bool,
         sounds: SoundMemory | None = None,
         num_fetchers: int = 0,
     ) -> None:
-        self._lanes, self._finisher, self.follows = lanes, finisher, follows
-        self._prefetch, self._stream = prefetch, finisher.stream
-        self._sounds = sounds
-        self._finishes_ahead = self._stream.is_asynchronous and finishes_ahead
-        self._upcoming = self._plans(parts)
-        self._next_plan: tuple[EpochPart, BatchPlan] | None = None
+        self._decoders, self._stream, self._prefetch = decoders, decoders.finisher.stream, prefetch
+        self._sounds, self._lanes = sounds, decoders.lanes
+        self._finishes_ahead = self._stream.is_asynchronous and not decoders.assembler.uses_global_generators
+        # None where an epoch ends.
+        self._plans = itertools.chain.from_iterable(itertools.chain(plans, (None,)) for plans in epochs)
+        self._next_plan: BatchPlan | None = None
+        self._follows = False
         self._numbers = itertools.count()
-        self._batches: deque[PendingBatch] = deque()
+        self._batches: deque[PendingBatch | None] = deque()
         self._tasks: deque[QueuedClip] = deque()
         self._fetched: deque[QueuedClip] = deque()
         self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
         self._planned, self._stopped = False, True
-        self._epoch = self._planned_epoch = -1
         self._pid = os.getpid()
         self._active: dict[int, Sequence[QueuedClip]] = {}
         self._threads: list[threading.Thread] = []
@@ -132,10 +119,10 @@ class BatchPipeline:
             threading.Condition(self._lock) for _ in range(5)
         )
 
-    def start(self, epoch: int) -> None:
+    def start(self) -> None:
         """Start the threads, which continue with what was prefetched before."""
         # A child of a fork between two iterations continues by itself: no thread was running.
-        self._pid, self._epoch, self._stopped = os.getpid(), epoch, False
+        self._pid, self._stopped, self._planned = os.getpid(), False, False
         self._fetching, self._active = self._ahead, {}
         # Clips that threads had taken and not finished are behind those that nobody had taken.
         self._tasks = deque(sorted(self._tasks, key=lambda task: task.number))
@@ -157,7 +144,7 @@ class BatchPipeline:
     def ready(self) -> int:
         """Number of complete batches that wait for the consumer."""
         with self._lock:
-            return sum(not work.pending for work in self._batches)
+            return sum(work is not None and not work.pending for work in self._batches)
 
     @property
     def queued(self) -> int:
@@ -176,9 +163,6 @@ class BatchPipeline:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                is_over = self._planned_epoch >= self._epoch
-                if is_over and (not self._batches or self._batches[0].part.epoch > self._epoch):
-                    return None
                 if self._batches and self._is_ready(self._batches[0]):
                     self._room.notify()
                     work = self._batches.popleft()
@@ -197,9 +181,13 @@ class BatchPipeline:
         self._stream.hand_over(batch.device_tensors, done)
         return batch
 
-    def pause(self) -> bool:
-        """Stop all threads and wait for them, but keep what was prefetched; return whether `start` may follow."""
+    def pause(self, *, follow: bool) -> bool:
+        """Stop all threads at the end of an epoch and wait for them; return whether `start` may follow.
+
+        `follow`: whether to prefetch from the epoch after the next one.
+        """
         self._stop()
+        self._follows = follow
         return not any(thread.is_alive() for thread in self._threads)
 
     def close(self) -> None:
@@ -235,44 +223,45 @@ class BatchPipeline:
                 self._failure = self._failure or error
                 self._ready.notify_all()
 
-    def _plans(self, parts: Iterator[EpochPart]) -> Iterator[tuple[EpochPart, BatchPlan]]:
-        for part in parts:
-            for plan in part.plans:
-                yield part, plan
-            with self._lock:
-                self._planned_epoch = part.epoch
-                self._announce()
-
     def _plan(self) -> None:
-        while True:
+        is_over = False
+        while not is_over or self._follows:
             # Planned before there is room for it, and kept if the iteration ends meanwhile.
-            self._next_plan = self._next_plan or next(self._upcoming, None)
-            if self._next_plan is None:
-                break
+            plan = self._next_plan = self._next_plan or next(self._plans)
+            is_over = plan is None
             with self._lock:
-                while len(self._batches) >= self._prefetch and not self._stopped:
+                while not is_over and sum(map(bool, self._batches)) >= self._prefetch and not self._stopped:
                     self._room.wait()
-                if self._stopped:
+                if self._stopped and not is_over:
                     return
-            (part, plan), self._next_plan = self._next_plan, None
-            rows = clips_to_decode(plan.clips)
-            frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-            canvas, sound = self._finisher.open(plan.clips, plan.share.shape), None
-            if self._sounds is not None:
-                sound = self._sounds.open(plan.clips, len(plan.samples), plan.sound_samples)
-            work = PendingBatch(part, plan, canvas, len(rows), dict(plan.errors), frames, sound)
-            with self._lock:
-                self._batches.append(work)
-                tasks = {} if sound is None else sound.tasks
-                self._tasks.extend(
-                    QueuedClip(row.row, row, canvas, next(self._numbers), row, work, sounds=tasks.get(row.row, ()))
-                    for row in rows
-                )
-                self._work.notify(len(rows))
-                self._announce()
+            self._next_plan = None
+            if plan is None:
+                with self._lock:
+                    self._batches.append(None)
+                    self._announce()
+            else:
+                self._queue(plan)
         with self._lock:
             self._planned = True
             self._work.notify_all()
+            self._announce()
+
+    def _queue(self, plan: BatchPlan) -> None:
+        """Allocate the memory of a batch and queue its clips."""
+        rows = clips_to_decode(plan.clips)
+        frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
+        canvas, sound = self._decoders.finisher.open(plan.clips, plan.share.shape), None
+        if self._sounds is not None:
+            sound = self._sounds.open(plan.clips, len(plan.samples), plan.sound_samples)
+        work = PendingBatch(plan, canvas, len(rows), dict(plan.errors), frames, sound)
+        sounds = {} if sound is None else sound.tasks
+        with self._lock:
+            self._batches.append(work)
+            self._tasks.extend(
+                QueuedClip(row.row, row, canvas, next(self._numbers), row, work, sounds=sounds.get(row.row, ()))
+                for row in rows
+            )
+            self._work.notify(len(rows))
             self._announce()
 
     def _finish_ahead(self) -> None:
@@ -285,28 +274,30 @@ class BatchPipeline:
 
     def _finish_one(self, work: PendingBatch) -> None:
         begun = time.perf_counter()
-        work.finished = work.part.assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
+        work.finished = self._decoders.assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
         work.counters.finish_seconds += time.perf_counter() - begun
 
     def _take_complete(self) -> PendingBatch | None:
         """Return the next batch once all its clips are decoded; None when the iteration ends."""
         with self._lock:
             while not self._stopped:
-                if self._batches and not self._batches[0].pending and self._batches[0].finished is None:
-                    return self._batches[0]
-                if self._planned and not self._batches:
+                work = next((one for one in self._batches if one is not None), None)
+                if work is not None and not work.pending and work.finished is None:
+                    return work
+                if self._planned and work is None:
                     return None
                 self._complete.wait()
             return None
 
-    def _is_ready(self, work: PendingBatch) -> bool:
-        return work.finished is not None if self._finishes_ahead else not work.pending
+    def _is_ready(self, work: PendingBatch | None) -> bool:
+        return work is None or (work.finished is not None if self._finishes_ahead else not work.pending)
 
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()
         while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
             left = dict(enumerate(tasks))
-            for made in lane.make(tasks, partial(self._at, number, tasks), tasks[0].work.part.planner):
+            planner = tasks[0].work.plan.planner
+            for made in lane.make(tasks, partial(self._at, number, tasks), planner):
                 self._done(left.pop(made.number), made)
             if left:  # the iteration has ended
                 with self._lock:
@@ -328,8 +319,8 @@ class BatchPipeline:
             # Leave enough clips for the other threads.
             most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
             # Of one epoch at once, because epochs have planners of their own.
-            part, tasks = self._tasks[0].work.part, list[QueuedClip]()
-            while len(tasks) < most and self._tasks and self._tasks[0].work.part is part:
+            planner, tasks = self._tasks[0].work.plan.planner, list[QueuedClip]()
+            while len(tasks) < most and self._tasks and self._tasks[0].work.plan.planner is planner:
                 tasks.append(self._tasks.popleft())
             self._active[number] = tasks
             return tasks

@@ -1,4 +1,4 @@
-"""Chooses the decoder back-ends of an iteration and opens their lanes.
+"""The decoder back-ends of a loader, their lanes, and the sinks that match their output.
 
 A lane is one decoder used by one thread: a CPU back-end has one per thread, a GPU back-end as many as suit the device.
 All lanes take clips from one queue in order, so several back-ends decode the same frames in the same order as one;
@@ -7,24 +7,97 @@ colours differ within the tolerance that each back-end states.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Final
 
 import torch
 
 from fastvid.decode.backends import Backend, backend
-from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb
-from fastvid.errors import MissingDependency, UsageError
-from fastvid.format.schema import Codec
-from fastvid.load.memory import SharedBufferPool
+from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb, Levels, Planes, Rgb
+from fastvid.errors import FastvidError, MissingDependency, UsageError
+from fastvid.format.schema import FLOW, Codec
+from fastvid.load.batch.batch import Assembler
+from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.sinks import (
+    DepthSink,
+    DevicePlanesSink,
+    DeviceRgbSink,
+    FlowSink,
+    OpenSink,
+    PlanesSink,
+    RgbMemory,
+    RgbSink,
+)
+from fastvid.load.batch.spec import Spec, VideoSpec
+from fastvid.load.memory import BufferPool, SharedBufferPool
+from fastvid.load.options import Workers
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.mixture import parts_of
 from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
 
+_log = logging.getLogger(__name__)
+
 _ON_DEVICE: Final = frozenset({DevicePlanes, DeviceRgb})
 
-AUTO: Final = Backend(name="auto", target="", device="", codecs=frozenset(Codec), install="")
-"""Placeholder until the first iteration chooses a back-end."""
+_DEFAULT: Final = "pyav"
+"""Decodes every codec on every machine."""
+
+_AUTO: Final = dict.fromkeys([("cuda", codec) for codec in (Codec.H264, Codec.HEVC, Codec.VP9, Codec.AV1)], "nvdec")
+"""The back-end of ``decoder="auto"`` by device of the batches and codec; everything else is decoded by the default."""
+
+
+def choose_backends(decoder: str | Backend, spec: Spec, device: torch.device) -> tuple[Backend, ...]:
+    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu"."""
+    if decoder == "auto":
+        decoder = _automatic(spec, device)
+    chosen = (decoder,) if isinstance(decoder, Backend) else tuple(backend(name) for name in decoder.split("+"))
+    if len({one.name for one in chosen}) < len(chosen):
+        raise UsageError(f"decoder {decoder!r} names a back-end twice")
+    for one in chosen:
+        reason = one.why_unavailable(device.index)
+        if reason is not None:
+            raise MissingDependency(reason)
+    return chosen
+
+
+def _automatic(spec: Spec, device: torch.device) -> str:
+    rules = spec.rules
+    # Views are cut out of planes on the host, and depth and flow are decoded there.
+    if device.type == "cpu" or rules.views or rules.depth or FLOW in rules.streams:
+        return _DEFAULT
+    try:
+        firsts = [part.shard(0) for part in parts_of(spec.dataset)]
+        codecs = {shard.info(0, stream).codec for shard in firsts for stream in rules.streams}
+    except FastvidError:  # of a clip, which is reported where it is read
+        return _DEFAULT
+    names = {_AUTO.get((device.type, codec), _DEFAULT) for codec in codecs}
+    name = names.pop() if len(names) == 1 else _DEFAULT
+    reason = None if name == _DEFAULT else backend(name).why_unavailable(device.index)
+    if reason is not None:
+        _log.info("decoder %s instead of %s: %s", _DEFAULT, name, reason)
+    return name if reason is None else _DEFAULT
+
+
+def merge(chosen: Sequence[Backend]) -> Backend:
+    """Combine back-ends into one that supports the codecs common to all."""
+    if len(chosen) == 1:
+        return chosen[0]
+    return Backend(
+        name="+".join(one.name for one in chosen),
+        target="",
+        device=chosen[-1].device,
+        codecs=frozenset.intersection(*(one.codecs for one in chosen)),
+        install=" ".join(one.install for one in chosen),
+    )
+
+
+def on_device(one: Backend) -> bool:
+    """Return whether a back-end leaves its frames on a device."""
+    return not _ON_DEVICE.isdisjoint(one.load().outputs)
 
 
 class Lanes:
@@ -55,62 +128,101 @@ class Lanes:
             lane.close()
 
 
-def open_lane(
-    one: Backend, device: torch.device, clip_timeout: float = 0.0, memory: SharedBufferPool | None = None
-) -> Lane:
-    """Open a lane with its own decoder, in the thread that uses it.
+class Decoders:
+    """What makes the batches of a `Spec`: its back-ends with a lane for each thread, their sinks, and the assembler.
 
-    `clip_timeout`: seconds without progress after which a worker process is killed.
+    `together`: whether neighbouring clips may show the same sample, and are then decoded once.
     """
-    return ClipWorker(open_decoder(one, device)) if memory is None else ProcessLane(one, clip_timeout, memory)
 
+    def __init__(
+        self,
+        spec: Spec,
+        video: VideoSpec,
+        chosen: Sequence[Backend],
+        workers: Workers,
+        num_threads: int,
+        together: bool,
+    ) -> None:
+        self._spec, self._video, self._workers, self._num_threads = spec, video, workers, num_threads
+        self.backend, self.assembler = merge(chosen), Assembler(spec, video)
+        device, name = video.stream.device, self.backend.name
+        outputs = frozenset.intersection(*(frozenset(one.load().outputs) for one in chosen))
+        if spec.rules.depth and Levels not in outputs:
+            raise UsageError(f"decoder {name!r} does not decode depth", hint="use 'pyav'")
+        if FLOW in spec.rules.streams and Planes not in outputs:
+            raise UsageError(f"decoder {name!r} does not write planes, which flow needs", hint="use 'pyav'")
+        if any(one.device != device.type for one in chosen if on_device(one)):
+            raise UsageError(f"decoder {name!r} leaves frames on a GPU, but the loader's device is {str(device)!r}")
+        for one in chosen if workers.kind == "process" else ():
+            if on_device(one):
+                raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
+        # As many free batches are kept for reuse.
+        self._shared = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
+        self.pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
+        self._writes_rows = False  # whether worker processes write whole rows of a batch
+        sinks = [self._sinks(stream, chosen) for stream in spec.rules.streams]
+        self.finisher = Finisher(sinks, threads=num_threads, stream=video.stream)
+        self.join = together and Planes in outputs
+        pools = {one.name: Lanes(partial(self._open_lane, one)) for one in chosen}
+        self.lanes = [pools[name] for name in self._split(chosen)]
+        # Worker processes can plan clips if each row, of a known shape, is decoded directly into its batch.
+        known = isinstance(spec.batches, Buckets) or video.shape is not None
+        self.decides = self._writes_rows and not together and spec.rules.streams == ("rgb",) and known
 
-def open_decoder(one: Backend, device: torch.device) -> Decoder:
-    """Open a decoder; one for CUDA on this device, not on the thread's current one, which is GPU 0 in a new thread."""
-    return one.open(device_id=device.index) if one.device == "cuda" else one.open()
+    def close(self) -> None:
+        """Close the decoders."""
+        for lanes in self.lanes:
+            lanes.close()
 
+    def _split(self, chosen: Sequence[Backend]) -> list[str]:
+        """Return the back-end of each decode thread."""
+        device, names = self._video.stream.device, list[str]()
+        on_cpu = sum(not on_device(one) for one in chosen)
+        for one in chosen:
+            lanes = max(1, self._num_threads // on_cpu) if on_cpu else 0
+            if on_device(one):
+                lanes = self._workers.device_lanes or one.lanes(self._num_threads, device.index)
+            names += [one.name] * lanes
+        return names
 
-def choose_backends(decoder: str | Backend, device: torch.device) -> tuple[Backend, ...]:
-    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu"."""
-    chosen = (decoder,) if isinstance(decoder, Backend) else tuple(backend(name) for name in decoder.split("+"))
-    if len({one.name for one in chosen}) < len(chosen):
-        raise UsageError(f"decoder {decoder!r} names a back-end twice")
-    for one in chosen:
-        reason = one.why_unavailable(device.index)
-        if reason is not None:
-            raise MissingDependency(reason)
-    return chosen
+    def _open_lane(self, one: Backend) -> Lane:
+        """Open a lane with its own decoder, in the thread that uses it."""
+        if self._shared is not None:
+            return ProcessLane(one, self._workers.clip_timeout, self._shared)
+        # A decoder for CUDA is opened on this device, not on the thread's current one, which is GPU 0 in a new thread.
+        index = self._video.stream.device.index
+        decoder: Decoder = one.open(device_id=index) if one.device == "cuda" else one.open()
+        return ClipWorker(decoder)
 
+    def _sinks(self, stream: str, chosen: Sequence[Backend]) -> list[OpenSink]:
+        rules, video = self._spec.rules, self._video
+        if stream in rules.depth:
+            distances = torch.from_numpy(rules.depth[stream].millimetres())
+            return [partial(DepthSink, video, table=cache(partial(distances.to, video.stream.device)))]
+        if stream == FLOW:
+            return [partial(FlowSink, video, stack=rules.flow_stack)]
+        return self._rgb(chosen)
 
-def merge(chosen: Sequence[Backend]) -> Backend:
-    """Combine back-ends into one that supports the codecs common to all."""
-    if len(chosen) == 1:
-        return chosen[0]
-    return Backend(
-        name="+".join(one.name for one in chosen),
-        target="",
-        device=chosen[-1].device,
-        codecs=frozenset.intersection(*(one.codecs for one in chosen)),
-        install=" ".join(one.install for one in chosen),
-    )
-
-
-def split_lanes(
-    chosen: Sequence[Backend], num_threads: int, device_lanes: int | None, device: torch.device
-) -> list[Backend]:
-    """Return the back-end of each decode thread."""
-    on_cpu = sum(not on_device(one) for one in chosen)
-    split: list[Backend] = []
-    for one in chosen:
-        own = (
-            max(1, num_threads // on_cpu)
-            if not on_device(one)
-            else device_lanes or one.lanes(num_threads, device.index)
-        )
-        split += [one] * own
-    return split
-
-
-def on_device(one: Backend) -> bool:
-    """Return whether a back-end leaves its frames on a device."""
-    return not _ON_DEVICE.isdisjoint(one.load().outputs)
+    def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
+        stage, video = self.assembler.stage, self._video
+        if stage is not None:
+            video = stage.decoded
+        on_host = [frozenset(one.load().outputs) for one in chosen if not on_device(one)]
+        sinks: list[OpenSink] = []
+        if on_host:
+            outputs = frozenset.intersection(*on_host)
+            # On the host, the decoder's thread converts fastest, from its cache. To a device planes are half the bytes
+            # of RGB.
+            if Planes in outputs and (video.stream.device.type != "cpu" or Rgb not in outputs):
+                sinks.append(partial(PlanesSink, video))
+            else:
+                self._writes_rows = self._shared is not None
+                batches = self._shared or BufferPool(self._workers.prefetch + 1)
+                threads = len(on_host) * self._num_threads
+                sinks.append(partial(RgbSink, RgbMemory(video, batches, threads=threads)))
+        written = [one.load().outputs for one in chosen if on_device(one)]
+        if any(DevicePlanes in outputs for outputs in written):
+            sinks.append(partial(DevicePlanesSink, video))
+        if any(DevicePlanes not in outputs for outputs in written):
+            sinks.append(partial(DeviceRgbSink, video))
+        return sinks

@@ -119,7 +119,8 @@ class ProcessLane:
         worker = idle or self._start(lambda: keep_going(numbers[:1]))
         self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
-            worker.tell(planner)
+            if not all(isinstance(spot.source, Clip | EncodedClip) for spot in left.values()):
+                worker.tell(planner)
             orders = [worker.order(spot) for spot in left.values()]
             frames = [spot.frames for spot in left.values()]
             answer = worker.ask(orders, frames, self._clip_seconds, lambda task: keep_going([numbers[task]]))

@@ -17,6 +17,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,8 +30,6 @@ free data would speed the run up by less than a ninth."""
 _IDLE: Final = 0.6
 """Fraction of its threads' time from which a loader counts as busy. If a run waits while threads are idle, the loader
 prefetches too little or a batch has too few clips to share."""
-
-_STAGES: Final = ("fetch", "decode", "finish")
 
 
 @dataclass(slots=True)
@@ -104,6 +103,11 @@ class Counters:
         return cls(**dict(zip(_SUMS, sums, strict=True)))  # type: ignore[arg-type]
 
     @property
+    def stages(self) -> dict[str, float]:
+        """Seconds of each stage of a clip, over all threads."""
+        return {"fetch": self.fetch_seconds, "decode": self.decode_seconds, "finish": self.finish_seconds}
+
+    @property
     def wait_share(self) -> float:
         """Fraction of wall-clock time spent waiting, 0 to 1, without the first batches of iterations."""
         clock = self.wait_seconds + self.compute_seconds
@@ -153,7 +157,7 @@ class LoaderStats:
         """Fraction of the decode threads' time spent on clips, 0 to 1; 0 if unknown."""
         total = self.total
         clock = total.fill_seconds + total.wait_seconds + total.compute_seconds
-        spent = sum(getattr(total, f"{stage}_seconds") for stage in _STAGES)
+        spent = sum(total.stages.values())
         return min(1.0, spent / (clock * self.num_threads)) if clock and self.num_threads else 0.0
 
     def as_dict(self) -> dict[str, Any]:
@@ -184,7 +188,7 @@ class LoaderStats:
                 f"copy-bound: {copying:.0%} of the time the device waits for copies to it; use a decoder that"
                 " writes planes (pyav) or decodes on the device, which copies half as much or nothing"
             )
-        stages = {stage: getattr(total, f"{stage}_seconds") for stage in _STAGES}
+        stages = total.stages
         stage = max(stages, key=lambda name: stages[name])
         part = stages[stage] / (sum(stages.values()) or 1.0)
         faster = f"{clock / total.compute_seconds:.1f} times as fast" if total.compute_seconds else "without a model"
@@ -228,29 +232,16 @@ BatchCallback = Callable[[LoaderStats, int, int, int], None]
 
 def batch_callbacks(*, show_stats: bool, stats_file: str | os.PathLike[str] | None) -> list[BatchCallback]:
     """Return the callbacks to run after each batch."""
-    callbacks: list[BatchCallback] = []
-    if show_stats:
-        callbacks.append(LiveView())
-    if stats_file is not None:
-        callbacks.append(JsonLines(Path(stats_file)))
-    return callbacks
+    callbacks: list[BatchCallback] = [LiveView()] if show_stats else []
+    return callbacks if stats_file is None else [*callbacks, partial(append_line, Path(stats_file))]
 
 
-class JsonLines:
-    """Appends a line for each batch to a file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def __call__(self, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
-        """Append one line in a single write, so that a killed process leaves no partial line."""
-        line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
-        data = (json.dumps(line | stats.as_dict()) + "\n").encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+def append_line(path: Path, stats: LoaderStats, epoch: int, position: int, num_samples: int) -> None:
+    """Append a line of JSON in a single write, so that a killed process leaves no partial line."""
+    line = {"time": time.time(), "epoch": epoch, "position": position, "num_samples": num_samples}
+    data = (json.dumps(line | stats.as_dict()) + "\n").encode()
+    with path.open("ab", buffering=0) as file:
+        file.write(data)
 
 
 class LiveView:
@@ -291,7 +282,7 @@ class LiveView:
         rate = (position - before) / (now - since) if now > since else 0.0
         left = f", {(num_samples - position) / rate:.0f} s left" if rate else ""
         clips = max(1, total.clips)
-        stages = {"fetch": total.fetch_seconds, "decode": total.decode_seconds, "finish": total.finish_seconds}
+        stages = total.stages
         whole = sum(stages.values()) or 1.0
         parts = " ".join(f"{stage} {seconds / whole:.0%}" for stage, seconds in stages.items())
         kilobytes = f"{total.bytes_read / clips / 1e3:.0f} of {total.bytes_whole / clips / 1e3:.0f} kB"

@@ -1,56 +1,30 @@
-"""Frees space: rewrites shards without their removed samples, and deletes files that nothing refers to.
+"""Rewrites shards without their removed samples.
 
-`compact_shards` writes new shards next to the old ones and commits a generation with them; the old ones stay for jobs
-that have pinned an older generation. `collect_garbage` deletes old generations and the files that only they refer to.
-
-Both are safe while another change is running: garbage is listed first, then the commit record is swapped, and only then
-are files deleted. A change that began before the swap fails with ConflictError instead of referring to deleted files;
-one that begins after it uses file names that are not listed, because they contain the record's revision.
+The new shards lie next to the old ones, and a generation with them is committed; the old ones stay for jobs that have
+pinned an older generation, until `fastvid.sharding.change.history.collect_garbage` deletes them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fastvid.errors import FormatError, JobError, StorageError, UsageError
-from fastvid.format.annotations import KeptSignals, join_signals
-from fastvid.format.dataset import listed_samples, write_listed
-from fastvid.format.generations import (
-    Generation,
-    Head,
-    ShardRecord,
-    commit_generation,
-    history,
-    read_annotations,
-    read_head,
-    swap_head,
-)
-from fastvid.format.schema import FOREIGN, GENERATIONS, LEDGER_PARTS, annotations_file, generation_file, later_stem
-from fastvid.format.shard import open_shard, write_shard
-from fastvid.format.tar import read_members
+from fastvid.errors import UsageError
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
+from fastvid.format.schema import FOREIGN, later_stem
 from fastvid.runtime import faults
-from fastvid.runtime.values import sha256, things
-from fastvid.sharding.change.takedown import complete_takedowns
-from fastvid.sharding.job.lock import short_scratch
-from fastvid.sharding.job.restore import annotate_members, dataset_record, is_current, with_record
-from fastvid.storage import LocalStorage, Storage
+from fastvid.runtime.values import things
+from fastvid.sharding.change.history import sweep
+from fastvid.sharding.change.repack import Piece, kept_samples, map_checked, repack
+from fastvid.sharding.job.restore import is_current
+from fastvid.storage import Storage
 
 _LOG = logging.getLogger(__name__)
-
-# File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
-_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt|signals\.parquet)")
-_ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
-_GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +37,6 @@ class Compacted:
     bytes: int  # bytes saved in tars
 
 
-@dataclass(frozen=True, slots=True)
-class Garbage:
-    """Files and generations that no kept generation refers to."""
-
-    kept: tuple[int, ...]
-    dropped: tuple[int, ...]
-    files: Mapping[str, int]  # names and sizes in bytes of the deleted files
-
-    @property
-    def bytes(self) -> int:
-        """Total size of the files in bytes."""
-        return sum(self.files.values())
-
-
 def compact_shards(
     storage: Storage, *, annotations: bool = False, progress: Callable[[int, int], None] | None = None
 ) -> Compacted:
@@ -84,8 +44,7 @@ def compact_shards(
 
     The annotations in rewritten tars are the current ones.
     """
-    _sweep(storage)
-    complete_takedowns(storage)
+    sweep(storage)
     head = read_head(storage)
     generation = next(history(storage, head))
     table = read_annotations(storage, generation)
@@ -105,24 +64,29 @@ def compact_shards(
         return Compacted(generation.number, {}, 0, 0)
     shards: list[ShardRecord] = []
     rewritten: dict[str, str | None] = {}
-    for shard, part, rows, is_chosen in zip(generation.shards, parts, tables, chosen, strict=True):
-        if not is_chosen:
+    made = replace(
+        generation,
+        number=generation.number + 1,
+        note=f"compact {things(todo, 'shard')}, {things(int(removed.sum()), 'removed sample')}",
+    )
+    for number, (part, rows) in enumerate(zip(parts, tables, strict=True)):
+        shard = generation.shards[number]
+        if not chosen[number]:
             shards.append(shard)
             continue
         if progress is not None:
             progress(len(rewritten), todo)
-        new = _rewrite(storage, shard, ~part, head, generation, rows)
-        rewritten[shard.name] = new.name if new else None
-        shards += [new] if new else []
+        rewritten[shard.name] = None
+        if not part.all():
+            # Unique for each state of the dataset, by its revision; two runs from one state write equal bytes.
+            name = later_stem(shard.name, head.revision)
+            _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int((~part).sum()), shard.samples, name)
+            piece = Piece(storage, generation, number, ~part)
+            shards.append(repack(storage, name, [piece], made, rows.filter(pa.array(~part))))
+            rewritten[shard.name] = name
         faults.reach("compact")
-    made = replace(
-        generation,
-        number=generation.number + 1,
-        shards=tuple(shards),
-        note=f"compact {things(todo, 'shard')}, {things(int(removed.sum()), 'removed sample')}",
-    )
+    made = replace(made, shards=tuple(shards))
     committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
-    complete_takedowns(storage)
     saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
 
@@ -136,12 +100,6 @@ def _is_outdated(storage: Storage, shard: ShardRecord, rows: pa.Table, generatio
         is_current(members, row, generation.classes)
         for (_, members), row in zip(samples, rows.to_pylist(), strict=True)
     )
-
-
-def _sweep(storage: Storage) -> None:
-    """Delete what killed commands left half written; others may be writing."""
-    if isinstance(storage, LocalStorage):
-        storage.sweep_dead()
 
 
 def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.bool_]]) -> None:
@@ -158,124 +116,3 @@ def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.
             hint="encode the tars with `fastvid shard` and remove the samples there to free their bytes; until then"
             " they stay hidden",
         )
-
-
-def find_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Return what `collect_garbage` would delete."""
-    return _find(storage, read_head(storage), keep_generations)
-
-
-def collect_garbage(storage: Storage, *, keep_generations: int = 1) -> Garbage:
-    """Delete all generations but the newest and those with a tag, and every file that only they refer to."""
-    if storage.list(f"{LEDGER_PARTS}/"):
-        raise JobError(
-            "a sharding job is unfinished here; no generation contains its shards yet",
-            file=storage.url,
-            hint="run the job again until it is complete",
-        )
-    _sweep(storage)
-    complete_takedowns(storage)
-    head = read_head(storage)
-    garbage = _find(storage, head, keep_generations)
-    if garbage.files:
-        swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
-    for name in sorted(garbage.files, key=_deletion_order):
-        with contextlib.suppress(StorageError):
-            storage.discard(name)  # also this machine's cached copy, which is found by the version of the file
-        storage.delete(name)
-        faults.reach("gc")
-    complete_takedowns(storage)
-    return garbage
-
-
-def _deletion_order(name: str) -> tuple[int, str]:
-    """Return the sort key: annotations first, so that no generation with deleted shards can be opened; then records,
-    which reserve their numbers until the annotations are deleted; then shards."""
-    return (0 if _ANNOTATIONS.fullmatch(name) else 1 if _GENERATION.fullmatch(name) else 2), name
-
-
-def _find(storage: Storage, head: Head, keep_generations: int) -> Garbage:
-    if keep_generations < 1:
-        raise UsageError(
-            f"keep_generations is {keep_generations}, expected at least 1", hint="keep at least the current generation"
-        )
-    names = storage.list()
-    tagged = set(head.tags.values())
-    kept = [
-        generation
-        for place, generation in enumerate(history(storage, head))
-        if place < keep_generations or generation.number in tagged
-    ]
-    needed = {file for g in kept for file in (generation_file(g.number), annotations_file(g.number))}
-    stems = {shard.name for generation in kept for shard in generation.shards}
-    files, dropped = {}, set()
-    for name in names:
-        shard, record = _SHARD_FILE.fullmatch(name), _GENERATION.fullmatch(name) or _ANNOTATIONS.fullmatch(name)
-        if (shard and shard[1] not in stems) or (record and name not in needed):
-            files[name] = storage.size(name)
-            if record:
-                dropped.add(int(record[1]))
-    return Garbage(tuple(g.number for g in kept), tuple(sorted(dropped, reverse=True)), files)
-
-
-def _rewrite(
-    storage: Storage,
-    shard: ShardRecord,
-    keep: npt.NDArray[np.bool_],
-    head: Head,
-    generation: Generation,
-    table: pa.Table,
-) -> ShardRecord | None:
-    """Write the kept samples of a shard under a new name; None if there are none."""
-    if not keep.any():
-        return None
-    # The revision makes the name unique for each state of the dataset; two runs from one state write equal bytes.
-    name = later_stem(shard.name, head.revision)
-    _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int(keep.sum()), shard.samples, name)
-    number = generation.shards.index(shard)
-    signals = join_signals(storage, name, [KeptSignals(storage, shard, table["num_frames"].to_pylist(), keep)])
-    shard = replace(shard, signals=signals)
-    if shard.is_in_place:
-        listed = zip(listed_samples(open_shard(storage, generation, number)), keep.tolist(), strict=True)
-        digest = write_listed(storage, name, (sample for sample, stays in listed if stays), generation.streams)
-        return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
-    view = map_checked(storage, shard)
-    # Labels and captions may have changed since the shard was written.
-    kept = zip(kept_samples(view, keep, shard), table.filter(pa.array(keep)).to_pylist(), strict=True)
-    samples = ((key, annotate_members(members, row, generation.classes)) for (key, members), row in kept)
-    record = dataset_record(
-        generation.number + 1,
-        streams=generation.streams,
-        classes=generation.classes,
-        extras=generation.extras,
-        profile=shard.profile,
-        encoder=shard.encoder,
-        table=table,
-    )
-    with short_scratch(storage) as scratch:
-        digest = write_shard(storage, name, with_record(samples, record), streams=generation.streams, scratch=scratch)
-    return replace(shard, name=name, bytes=digest.bytes, sha256=digest.sha256, samples=digest.samples)
-
-
-def map_checked(storage: Storage, shard: ShardRecord) -> memoryview:
-    """Return a shard's tar after checking its checksum."""
-    view = storage.map(f"{shard.name}.tar")
-    if sha256(view) != shard.sha256:
-        raise FormatError(
-            "tar differs from its checksum; copying it would hide the damage",
-            shard=shard.name,
-            hint="run `fastvid verify` to see what is damaged",
-        )
-    return view
-
-
-def kept_samples(
-    view: memoryview, keep: npt.NDArray[np.bool_], shard: ShardRecord
-) -> Iterator[tuple[str, Mapping[str, bytes]]]:
-    """Yield key and members, by suffix, of the samples of a tar for which `keep`, bool [samples], is true."""
-    groups = [(key, list(members)) for key, members in groupby(read_members(view), key=lambda member: member.key)]
-    if len(groups) != len(keep):
-        raise FormatError(f"tar contains {len(groups)} samples, the generation says {len(keep)}", shard=shard.name)
-    for (key, members), stays in zip(groups, keep.tolist(), strict=True):
-        if stays:
-            yield key, {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in members}

@@ -4,18 +4,12 @@ Each change commits a new generation in milliseconds, whatever the size of the s
 generation continues to read it until `fastvid gc` deletes it.
 
 Reads new labels and columns for a dataset's samples, from a table with keys or from the usual annotation files.
-
-Copies a dataset to another folder or store, and checks every file by its SHA-256.
 """
 
 from __future__ import annotations
 
-import csv
-import hashlib
-import io
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -23,22 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
+from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import change
-from fastvid.format.generations import Generation, history, read_head
+from fastvid.format.generations import Generation
 from fastvid.format.schema import (
     ANNOTATION_FIELDS,
-    BLOCKED,
-    DATASET_JSON,
     FACT_FIELDS,
-    LEDGER,
-    REMOVALS,
-    annotations_file,
-    generation_file,
 )
-from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows
 from fastvid.sharding.sources.action_sets import AnnotationFile
@@ -50,11 +36,11 @@ from fastvid.sharding.sources.tables import (
     Annotations,
     Columns,
     NumberedRecord,
+    check_rows,
     label_list,
     plain_value,
 )
 from fastvid.storage import Storage
-from fastvid.storage.urls import read_pieces, sha256_of
 
 # Number of unknown keys that a message lists.
 _SHOWN: Final = 10
@@ -231,14 +217,15 @@ class Matched:
 
 
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change."""
+    """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
+
+    An empty field of a CSV is None.
+    """
     file, names = AnnotationFile(place), Columns.parse(columns)
-    form = file.suffix[1:]
+    form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
     try:
-        if form not in ("json", "jsonl", "parquet"):
-            rows = read_label_csv(file.read(), file=place, columns=names)
-        else:
-            rows = _by_key(read_table(file, form, names))
+        rows = _by_key(read_table(file, form, names, whole=True))
+        check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
         for row in rows.values():
             if LABELS in row:
                 row[LABELS] = label_list(row[LABELS])
@@ -257,49 +244,12 @@ def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for number, record in records:
         key = record.get("key")
-        if not isinstance(key, str):
+        if not isinstance(key, str) or not key:
             raise UsageError("row has no key", row=number, column="key", hint="name the column, such as key=COLUMN")
         if key in rows:
             raise UsageError(f"duplicate key {key!r}", row=number)
-        rows[key] = {
-            name: value if name == LABELS else plain_value(value) for name, value in record.items() if name != "key"
-        }
-    return rows
-
-
-def read_label_csv(data: bytes, *, file: str, columns: Columns | None = None) -> dict[str, dict[str, Any]]:
-    """Return rows for `relabel_samples` from a CSV with the columns ``key`` and those to change.
-
-    An empty field is None. Columns of whole or decimal numbers become numbers, except ``label``, whose text is first
-    looked up as a class name.
-    """
-    try:
-        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
-        lines = [(reader.line_num, line) for line in reader if line]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"cannot parse CSV: {error}", file=file) from error
-    renamed = {source: name for name, source in columns.sources.items()} if columns is not None else {}
-    header = [renamed.get(name.strip(), name.strip()) for name in lines[0][1]] if lines else []
-    if missing := next((name for name in renamed.values() if name not in header), None):
-        raise UsageError(f"table has no column for {missing!r}", file=file, hint=f"its columns are {', '.join(header)}")
-    if "key" not in header or len(header) < 2 or len(set(header)) < len(header):
-        raise UsageError(
-            f"CSV header is {','.join(header)!r}", file=file, hint="name the column key, and label or other columns"
-        )
-    rows: dict[str, dict[str, Any]] = {}
-    at = header.index("key")
-    for number, line in lines[1:]:
-        if len(line) != len(header):
-            raise UsageError(f"line has {len(line)} fields, the header {len(header)}", file=file, line=number)
-        if line[at] in rows:
-            raise UsageError(f"duplicate key {line[at]!r}", file=file, line=number)
-        rows[line[at]] = {name: value or None for name, value in zip(header, line, strict=True) if name != "key"}
-    for name in header:
-        if name not in ("key", "label", LABELS):
-            numbers = _numbers([row[name] for row in rows.values()])
-            if numbers is not None:
-                for row, value in zip(rows.values(), numbers, strict=True):
-                    row[name] = value
+        values = {name: None if value == "" else value for name, value in record.items() if name != "key"}
+        rows[key] = {name: value if name == LABELS else plain_value(value) for name, value in values.items()}
     return rows
 
 
@@ -357,109 +307,3 @@ def _wanted(row: AnnotationRow) -> list[str]:
     if row.whole_name is None:
         return [f"{path}#{ends}"]
     return [path, f"{encode_name(row.whole_name)}#{ends}"]
-
-
-def _numbers(texts: list[Any]) -> list[Any] | None:
-    """Return the values as integers or floats, keeping None; None if any is not a number."""
-    for kind in (int, float):
-        try:
-            return [None if text is None else kind(text) for text in texts]
-        except ValueError:
-            continue
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class DatasetCopy:
-    """The result of `copy_dataset`."""
-
-    generations: tuple[int, ...]
-    copied: int
-    bytes: int  # their size in bytes
-    present: int
-
-
-def copy_dataset(source: Storage, target: Storage, *, every: bool = False, concurrency: int = 4) -> DatasetCopy:
-    """Copy the current generation and those with a tag, or every one; the commit record last, so half is no dataset.
-
-    Tars and annotations are checked against the SHA-256 in their generation, other files against the source, and each
-    file is read back from the target. Calling again resumes: files that are complete are kept after the same check.
-    """
-    if source.url.rstrip("/") == target.url.rstrip("/"):
-        raise UsageError("the copy would be the dataset itself", file=target.url, hint="choose another folder")
-    head = read_head(source)
-    if target.exists(DATASET_JSON) and target.read(DATASET_JSON) != head.content:
-        raise UsageError(
-            "the target contains another dataset, or another state of this one",
-            file=target.url,
-            hint="choose a new folder; nothing was copied",
-        )
-    tagged = set(head.tags.values())
-    generations = [
-        generation
-        for place, generation in enumerate(history(source, head))
-        if every or place == 0 or generation.number in tagged
-    ]
-    files = _files(source, generations)
-    progress, copied, copied_bytes = Progress(len(files), what="files"), 0, 0
-    pool = ThreadPoolExecutor(concurrency, thread_name_prefix="copy")
-    try:
-        for size in pool.map(lambda item: _copy(source, target, *item), files.items()):
-            progress.advance()
-            copied, copied_bytes = copied + (size is not None), copied_bytes + (size or 0)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    progress.finish()
-    if not target.exists(DATASET_JSON) and not target.swap(DATASET_JSON, head.content, None):
-        raise ConflictError(
-            "another process created a dataset in the target", file=target.url, hint="choose a new folder"
-        )
-    return DatasetCopy(tuple(g.number for g in generations), copied, copied_bytes, len(files) - copied)
-
-
-def _files(source: Storage, generations: list[Generation]) -> dict[str, str | None]:
-    """Return the SHA-256 of every file but the commit record, None where only the source knows it."""
-    files: dict[str, str | None] = {}
-    for generation in generations:
-        for shard in generation.shards:
-            files |= {f"{shard.name}.{suffix}": None for suffix in shard.suffixes}
-            files[shard.data] = shard.sha256
-        files[annotations_file(generation.number)] = generation.annotations_sha256
-        files[generation_file(generation.number)] = None
-    files |= {name: None for name in (LEDGER, BLOCKED) if source.exists(name)}
-    return files | dict.fromkeys(source.list(f"{REMOVALS}/"))
-
-
-def _copy(source: Storage, target: Storage, name: str, expected: str | None) -> int | None:
-    """Copy a file and read it back; return its size, or None if the target had it already."""
-    same_size = target.exists(name) and target.size(name) == source.size(name)
-    if same_size and sha256_of(target, name) == (expected or sha256_of(source, name)):
-        return None
-    # The handle of a file that is replaced below would be that of the old one.
-    target.discard(name)
-    digest, size = hashlib.sha256(), 0
-    with target.create(name) as file:
-        for piece in _hashed(read_pieces(source, name), digest):
-            file.write(piece)
-            size += len(piece)
-            faults.reach("copy")
-        if expected not in (None, digest.hexdigest()):
-            raise FormatError(
-                f"{name} differs from the SHA-256 in the generation",
-                file=source.url,
-                hint="run `fastvid verify` on the source; the copy can be resumed",
-            )
-    if sha256_of(target, name) != digest.hexdigest():
-        target.delete(name)
-        raise FormatError(
-            f"{name} has other bytes after the copy than before it",
-            file=target.url,
-            hint="run the command again; check the disk if it happens twice",
-        )
-    return size
-
-
-def _hashed(pieces: Iterator[bytes], digest: hashlib._Hash) -> Iterator[bytes]:
-    for piece in pieces:
-        digest.update(piece)
-        yield piece

@@ -17,7 +17,7 @@ from fastvid.format.dataset import Dataset, whole_file
 from fastvid.format.schema import FLOW, PICTURES, to_parquet
 from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
 from fastvid.runtime import faults
-from fastvid.sharding.change.compact import map_checked
+from fastvid.sharding.change.repack import Members, map_checked
 from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
 from fastvid.sharding.sources.sources import VIDEO_SUFFIXES
@@ -40,8 +40,6 @@ _FILE_NAME: Final = "file_name"  # column in which HF datasets expects the video
 _VIDEO: Final = "video"  # column that HF datasets adds
 _SPLIT: Final = "split"
 _ALL: Final = "data"  # folder of samples without a split
-
-Members = tuple[str, Mapping[str, bytes]]
 
 
 @dataclass(frozen=True, slots=True)

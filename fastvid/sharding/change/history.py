@@ -1,26 +1,28 @@
-"""The history of a dataset: its generations, what differs between two of them, and their tags."""
+"""The generations of a dataset: lists them, and deletes old ones with the files that only they refer to.
+
+Deleting is safe while another change is running: garbage is listed first, then the commit record is swapped, and only
+then are files deleted. A change that began before the swap fails with ConflictError instead of referring to deleted
+files; one that begins after it uses file names that are not listed, because they contain the record's revision.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from fastvid.errors import JobError, StorageError, UsageError
+from fastvid.format.generations import Generation, Head, history, read_generation, read_head, swap_head
+from fastvid.format.schema import GENERATIONS, LEDGER_PARTS, annotations_file, generation_file
+from fastvid.runtime import faults
+from fastvid.storage import LocalStorage, Storage
 
-from fastvid.errors import ConflictError, UsageError
-from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head, swap_head
-from fastvid.runtime.arrays import BoolArray
-from fastvid.runtime.near_names import near_names
-from fastvid.storage import Storage
-
-_TAG: Final = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
-# A writer that commits every few milliseconds is a runaway loop, so give up eventually.
-_ATTEMPTS: Final = 10
-_CLASS: Final = "class"
+# File names made by fastvid; any other file in the folder belongs to the user and is never deleted.
+_SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt|signals\.parquet)")
+_ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
+_GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,47 +45,17 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnChange:
-    """The samples of which a column differs."""
+class Garbage:
+    """Files and generations that no kept generation refers to."""
 
-    column: str
-    values: tuple[tuple[str, Any, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What differs between two generations. Samples are compared by key; hidden ones count as absent."""
-
-    old: int
-    new: int  # number of the second
-    added: tuple[str, ...]  # keys that only the second has, in its order
-    removed: tuple[str, ...]
-    changed: tuple[ColumnChange, ...]  # columns of samples in both that differ, in the order of the columns
-    samples: int  # number of samples in both of which anything differs
-    # class names that only the second has, and those that only the first has.
-    classes: tuple[tuple[str, ...], tuple[str, ...]]
-    # shards that only the second has, and those that only the first has.
-    shards: tuple[tuple[str, ...], tuple[str, ...]]
+    kept: tuple[int, ...]
+    dropped: tuple[int, ...]
+    files: Mapping[str, int]  # names and sizes in bytes of the deleted files
 
     @property
-    def differs(self) -> bool:
-        """Whether anything differs."""
-        return bool(self.added or self.removed or self.changed or any(self.classes) or any(self.shards))
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "old": self.old,
-            "new": self.new,
-            "added": list(self.added),
-            "removed": list(self.removed),
-            "changed": {
-                one.column: {key: {"old": old, "new": new} for key, old, new in one.values} for one in self.changed
-            },
-            "samples_changed": self.samples,
-            "classes": {"added": list(self.classes[0]), "removed": list(self.classes[1])},
-            "shards": {"added": list(self.shards[0]), "removed": list(self.shards[1])},
-        }
+    def bytes(self) -> int:
+        """Total size of the files in bytes."""
+        return sum(self.files.values())
 
 
 def list_generations(storage: Storage) -> list[Entry]:
@@ -92,98 +64,19 @@ def list_generations(storage: Storage) -> list[Entry]:
     names: dict[int, list[str]] = {}
     for tag, number in sorted(head.tags.items()):
         names.setdefault(number, []).append(tag)
-    return [_entry(generation, names.get(generation.number, ())) for generation in history(storage, head)]
+    found = list(history(storage, head))
+    found += _before(storage, found[-1].number)
+    return [_entry(generation, names.get(generation.number, ())) for generation in found]
 
 
-def compare_generations(storage: Storage, old: int | str, new: int | str | None = None) -> Difference:
-    """Return what differs between two generations of a dataset.
-
-    `new`: number or tag of the second; the current one by default.
-    """
-    first, second = (read_generation(storage, which)[1] for which in (old, new))
-    before, after = (_visible(storage, generation) for generation in (first, second))
-    places = pc.index_in(before["key"], value_set=after["key"].combine_chunks())
-    both = before.filter(places.is_valid())
-    there = after.take(places.drop_null())
-    differs = np.zeros(both.num_rows, dtype=bool)
-    changed = []
-    for name in dict.fromkeys([*both.column_names, *there.column_names]):
-        if name in ("key", "label", "removed"):
-            continue
-        rows = _differences(_column(both, name), _column(there, name))
-        if rows.any():
-            differs |= rows
-            where = pa.array(rows)
-            values = (_column(table, name).filter(where).to_pylist() for table in (both, there))
-            changed.append(ColumnChange(name, tuple(zip(both["key"].filter(where).to_pylist(), *values, strict=True))))
-    is_new = pc.invert(pc.is_in(after["key"], value_set=before["key"].combine_chunks()))
-    return Difference(
-        first.number,
-        second.number,
-        tuple(after["key"].filter(is_new).to_pylist()),
-        tuple(before["key"].filter(places.is_null()).to_pylist()),
-        tuple(changed),
-        int(differs.sum()),
-        _only(first.classes, second.classes),
-        _only([shard.name for shard in first.shards], [shard.name for shard in second.shards]),
-    )
-
-
-def tag_generation(storage: Storage, tag: str, which: int | str | None = None, *, move: bool = False) -> int:
-    """Give a generation a name, by which it can be opened and which keeps it from `collect_garbage`.
-
-    Returns the number of the generation.
-    """
-    if not _TAG.fullmatch(tag):
-        raise UsageError(
-            f"invalid tag {tag!r}", hint="use up to 64 letters, digits, dots, dashes and underscores, a letter first"
-        )
-    number = read_generation(storage, which)[1].number
-
-    def edit(tags: dict[str, int]) -> None:
-        if tags.get(tag, number) != number and not move:
-            raise UsageError(
-                f"generation {tags[tag]} has the tag {tag!r} already", file=storage.url, hint="move it with --move"
-            )
-        tags[tag] = number
-
-    _edit_tags(storage, edit, needed=number)
-    return number
-
-
-def delete_tag(storage: Storage, tag: str) -> int:
-    """Take a name from its generation, and return the generation's number."""
-    found = 0
-
-    def edit(tags: dict[str, int]) -> None:
-        nonlocal found
-        if tag not in tags:
-            near = near_names(pa.chunked_array([pa.array(sorted(tags), pa.string())]), tag)
-            hint = f"did you mean {', '.join(map(repr, near))}?" if near else "list the tags with `fastvid log DIR`"
-            raise UsageError(f"no generation has the tag {tag!r}", file=storage.url, hint=hint)
-        found = tags.pop(tag)
-
-    _edit_tags(storage, edit)
-    return found
-
-
-def _edit_tags(storage: Storage, edit: Callable[[dict[str, int]], None], *, needed: int | None = None) -> None:
-    for attempt in range(_ATTEMPTS):
-        head = read_head(storage)
-        tags = dict(head.tags)
-        edit(tags)
-        if tags == dict(head.tags):
-            return
-        if needed is not None:
-            # It may have been deleted meanwhile; it cannot be deleted between here and the swap.
-            read_generation(storage, needed)
-        try:
-            swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation, tags=tags)
-        except ConflictError:
-            if attempt + 1 == _ATTEMPTS:
-                raise
-        else:
-            return
+def _before(storage: Storage, oldest: int) -> Iterator[Generation]:
+    """Yield the generations that were kept when those between them and the oldest of the newest were deleted."""
+    try:
+        names = storage.list(f"{GENERATIONS}/")
+    except StorageError:  # a web server does not list files
+        return
+    numbers = [int(match[1]) for name in names if (match := _GENERATION.fullmatch(name))]
+    yield from (read_generation(storage, number)[1] for number in sorted(numbers, reverse=True) if number < oldest)
 
 
 def _entry(generation: Generation, tags: Sequence[str]) -> Entry:
@@ -201,33 +94,61 @@ def _entry(generation: Generation, tags: Sequence[str]) -> Entry:
     )
 
 
-def _visible(storage: Storage, generation: Generation) -> pa.Table:
-    """Return the annotations of the samples that are not hidden, with the column ``class`` for their labels."""
-    table = read_annotations(storage, generation)
-    table = table.filter(pc.invert(table["removed"]))
-    if _CLASS in table.column_names:
-        return table
-    numbers = table["label"].to_pylist()
-    names = generation.classes
-    text = [None if n is None else names[n] if 0 <= n < len(names) else str(n) for n in numbers]
-    return table.append_column(_CLASS, pa.array(text, pa.string()))
+def find_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:
+    """Return what `collect_garbage` would delete."""
+    return _find(storage, read_head(storage), keep_generations, keep)
 
 
-def _column(table: pa.Table, name: str) -> pa.ChunkedArray:
-    return table[name] if name in table.column_names else pa.chunked_array([pa.nulls(table.num_rows)])
+def collect_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:
+    """Delete all generations but the newest and those to `keep`, and every file that only they refer to."""
+    if storage.list(f"{LEDGER_PARTS}/"):
+        raise JobError(
+            "a sharding job is unfinished here; no generation contains its shards yet",
+            file=storage.url,
+            hint="run the job again until it is complete",
+        )
+    sweep(storage)
+    head = read_head(storage)
+    garbage = _find(storage, head, keep_generations, keep)
+    if garbage.files:
+        swap_head(storage, head, dataset_id=head.dataset_id, generation=head.generation)
+    for name in sorted(garbage.files, key=_deletion_order):
+        with contextlib.suppress(StorageError):
+            storage.discard(name)  # also this machine's cached copy, which is found by the version of the file
+        storage.delete(name)
+        faults.reach("gc")
+    return garbage
 
 
-def _differences(old: pa.ChunkedArray, new: pa.ChunkedArray) -> BoolArray:
-    """Return which values differ; two nulls are equal, bool [N]."""
-    try:
-        equal = pc.or_kleene(pc.equal(old, new), pc.and_(old.is_null(), new.is_null()))
-        return ~np.asarray(equal.fill_null(False).to_numpy(), dtype=bool)
-    except (pa.ArrowNotImplementedError, pa.ArrowInvalid):  # lists, or columns of two types
-        pairs = zip(old.to_pylist(), new.to_pylist(), strict=True)
-        return np.fromiter((one != other for one, other in pairs), dtype=bool, count=len(old))
+def _deletion_order(name: str) -> tuple[int, str]:
+    """Return the sort key: annotations first, so that no generation with deleted shards can be opened; then records,
+    which reserve their numbers until the annotations are deleted; then shards."""
+    return (0 if _ANNOTATIONS.fullmatch(name) else 1 if _GENERATION.fullmatch(name) else 2), name
 
 
-def _only(old: Sequence[str], new: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names that only the second has, and those that only the first has."""
-    before, after = set(old), set(new)
-    return tuple(name for name in new if name not in before), tuple(name for name in old if name not in after)
+def _find(storage: Storage, head: Head, keep_generations: int, keep: Collection[int]) -> Garbage:
+    if keep_generations < 1:
+        raise UsageError(
+            f"keep_generations is {keep_generations}, expected at least 1", hint="keep at least the current generation"
+        )
+    names = storage.list()
+    wanted = {*head.tags.values(), *keep}  # fastvid 0.2 gave generations tags
+    newest = list(history(storage, head))
+    kept = [g for place, g in enumerate(newest) if place < keep_generations or g.number in wanted]
+    kept += [read_generation(storage, number)[1] for number in sorted(wanted - {g.number for g in newest})]
+    needed = {file for g in kept for file in (generation_file(g.number), annotations_file(g.number))}
+    stems = {shard.name for generation in kept for shard in generation.shards}
+    files, dropped = {}, set()
+    for name in names:
+        shard, record = _SHARD_FILE.fullmatch(name), _GENERATION.fullmatch(name) or _ANNOTATIONS.fullmatch(name)
+        if (shard and shard[1] not in stems) or (record and name not in needed):
+            files[name] = storage.size(name)
+            if record:
+                dropped.add(int(record[1]))
+    return Garbage(tuple(g.number for g in kept), tuple(sorted(dropped, reverse=True)), files)
+
+
+def sweep(storage: Storage) -> None:
+    """Delete what killed commands left half written; others may be writing."""
+    if isinstance(storage, LocalStorage):
+        storage.sweep_dead()

@@ -15,7 +15,6 @@ import numpy.typing as npt
 from fastvid.decode.pictures import encode_picture
 from fastvid.decode.video import decode_frames
 from fastvid.errors import FastvidError
-from fastvid.format.schema import PacketFlag
 from fastvid.format.shard import Shard, open_shard
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
@@ -33,7 +32,6 @@ _WINDOW_SECONDS: Final = 6.0
 _TILES: Final = 240
 _PER_CLASS: Final = (1, 18)
 _PROBES: Final = 8  # strips made to estimate the size of one
-_PACKETS: Final = 64  # packets of a sample that the page draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +42,6 @@ class FrameStrip:
     uri: str
     frames: int  # number of frames
     width: int  # width of one frame in pixels; the height is HEIGHT
-    packets: str
     codec: str
     bytes: int
 
@@ -132,9 +129,8 @@ class _Maker:
         reader = shard.reader(row, stream)
         shown = decode_frames(info, table, reader, frames, size=(HEIGHT, width), gap=reader.gap).data
         picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
-        packets, bytes_of_video = _packets(table.records[:_PACKETS]), int(table.records["size"].sum())
-        uri = encode_picture(picture)
-        return FrameStrip(sample, uri, len(frames), width, packets, info.codec.label, bytes_of_video)
+        uri, bytes_of_video = encode_picture(picture), int(table.records["size"].sum())
+        return FrameStrip(sample, uri, len(frames), width, info.codec.label, bytes_of_video)
 
     def _shard(self, index: int) -> Shard:
         with self._lock:
@@ -170,11 +166,3 @@ def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
         for items in lists:
             if place < len(items):
                 yield items[place]
-
-
-def _packets(records: npt.NDArray[np.void]) -> str:
-    parts = []
-    for flags, size in zip(records["flags"].tolist(), records["size"].tolist(), strict=True):
-        kind = "k" if flags & PacketFlag.KEY else "d" if flags & PacketFlag.DROPPABLE else "r"
-        parts.append(f"{kind}{size}")
-    return " ".join(parts)

@@ -1,16 +1,12 @@
-"""The page's table of sources with their results, filters by reason and a text search.
+"""Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
 
-The page's sections for classes, splits and clips.
-
-The page's distributions, and its section about the encoding.
-
-Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
+Its sections: classes and splits as bars, a contact sheet, the columns that came with the sources, how the samples are
+encoded, and the table of sources with what became of each.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -20,106 +16,11 @@ import numpy as np
 from fastvid.errors import UsageError
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.media.timing import MEANING, Reason
-from fastvid.report.charts import COLOURS, bars, histogram
+from fastvid.report.charts import COLOURS, bars
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
-from fastvid.runtime.values import axis_bytes, axis_seconds, count, duration, percent, shares, size, things
+from fastvid.runtime.values import count, duration, percent, shares, size, things
 from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
 from fastvid.sharding.page.summary import ClassCount, Summary
-
-# Browsers lay out this many rows without a noticeable delay.
-_ROWS: Final = 4000
-_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
-_REMOVED: Final = "sources that were taken down, or duplicates that were dropped"
-_NUMERIC: Final = (False, False, False, True, True, True)
-
-
-def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
-    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
-    if summary.ledger is None or not summary.sources:
-        return None
-    rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
-    written: list[Markup] = []
-    room = max_bytes
-    for entry in rows[:_ROWS]:
-        markup = _row(entry)
-        room -= len(markup)
-        if room < 0:
-            break
-        written.append(markup)
-    packed, removed = summary.statuses["packed"], summary.statuses["removed"]
-    lead = f"{count(summary.sources)} sources: {count(packed)} packed, {count(summary.rejected.total())} rejected"
-    lead += f", {count(removed)} removed." if removed else "."
-    if len(written) < len(rows):
-        lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
-    listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
-    return Section(
-        "Sources",
-        f'<div class="filters">{_filters(rows, packed, removed)}</div>'
-        '<div class="tools"><input type="search" id="find-source" placeholder="Search names and messages"'
-        ' aria-label="search sources"><span class="found" id="found"></span></div>'
-        f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
-        lead,
-    )
-
-
-def _filters(rows: list[dict[str, Any]], packed: int, removed: int) -> str:
-    reasons = Counter(row["reason"] for row in rows if row["reason"] is not None)
-    changes = Counter(warning for row in rows for warning in row["warnings"] or ())
-    groups = (
-        (
-            "status",
-            [
-                ("", "all", len(rows), "every source"),
-                ("packed", "packed", packed, "sources that became samples"),
-                *([("removed", "removed", removed, _REMOVED)] if removed else []),
-            ],
-        ),
-        ("rejected", [(f"r-{reason}", reason, number, _meaning(reason)) for reason, number in reasons.most_common()]),
-        (
-            "changed",
-            [(f"w-{change}", change, number, "packed with this change") for change, number in changes.most_common()],
-        ),
-    )
-    return "".join(
-        f"<div><span>{label}</span>{''.join(map(_button, entries))}</div>" for label, entries in groups if entries
-    )
-
-
-def _button(entry: tuple[str, str, int, str]) -> str:
-    tag, name, number, tip = entry
-    return (
-        f'<button data-tag="{text(_tag(tag))}" aria-pressed="{str(not tag).lower()}" data-tip="{text(tip)}">'
-        f"{text(name)}<b>{count(number)}</b></button>"
-    )
-
-
-def _row(entry: dict[str, Any]) -> Markup:
-    reason, warnings = entry["reason"], entry["warnings"] or []
-    status = "removed" if entry["status"] == "removed" else "packed"
-    tags = [_tag(f"r-{reason}")] if reason is not None else [status, *(_tag(f"w-{warning}") for warning in warnings)]
-    pill = '<span class="pill ok">packed</span>'
-    if status == "removed":
-        pill = f'<span class="pill tag" data-tip="{text(_REMOVED)}">removed</span>'
-    if reason is not None:
-        pill = f'<span class="pill no" data-tip="{text(_meaning(reason))}">{text(reason)}</span>'
-    notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in warnings)
-    if entry["message"]:
-        notes += f"<div>{text(entry['message'])}</div>"
-    source = Markup(f'<span class="mono">{text(entry["source_id"])}</span>')
-    into, out = (size(entry[name]) if entry[name] else "" for name in ("bytes_in", "bytes_out"))
-    frames = count(entry["num_frames"]) if entry["num_frames"] is not None else ""
-    cells = (Markup(pill), source, Markup(notes), into, out, frames)
-    return row(cells, _NUMERIC, f' data-tags="{text(" ".join(tags))}"')
-
-
-def _tag(name: str) -> str:
-    """Return a tag without spaces; ledgers of other tools may contain any reason."""
-    return "-".join(name.split())
-
-
-def _meaning(reason: str) -> str:
-    return MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"
-
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
@@ -244,7 +145,7 @@ def _tile(summary: Summary, strip: FrameStrip) -> str:
     rows |= {name: value for name, value in row.items() if name not in ours and value is not None}
     return (
         f'<div class="tile" role="button" tabindex="0" aria-label="{key}" data-key="{key}"'
-        f' data-packets="{strip.packets}" style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'
+        f' style="--n:{strip.frames};--w:{strip.width};--p:{strip.frames // 2}">'
         f'<div class="strip" style="background-image:url({strip.uri})"></div>'
         f'<span class="len">{duration(length)}</span><span class="cap">{key}</span><span class="run"></span>'
         f"{definitions(rows)}</div>"
@@ -253,34 +154,6 @@ def _tile(summary: Summary, strip: FrameStrip) -> str:
 
 _SHOWN: Final = 7  # number of most common values shown
 _LONGEST: Final = 120  # characters of an example
-_PACKETS: Final = {
-    "k": "key: decoding starts here",
-    "r": "referenced: other packets refer to it",
-    "d": "droppable: left out unless its frame is requested",
-}
-
-
-def shapes_section(summary: Summary) -> Section:
-    """Return the section with durations, bytes, sizes and rates."""
-    per_clip = summary.encoding.bytes.astype(np.float64)
-    cards = [
-        ("Duration", "seconds of each sample", histogram(summary.seconds, duration, axis_seconds, what="samples")),
-        ("Frame size", "width x height in pixels", _common(summary.sizes)),
-        ("Frame rate", "frames per second", _common(summary.rates)),
-    ]
-    if len(per_clip):
-        some = "each sample" if summary.encoding.is_complete else things(len(per_clip), "sample")
-        cards.insert(1, ("Bytes", f"encoded video of {some}", histogram(per_clip, size, axis_bytes, what="samples")))
-    listed = (card(title, chart, aside=what) for title, what, chart in cards)
-    return Section("Distributions", grid(*listed), "Over all visible samples.")
-
-
-def _common(counts: Counter[str]) -> str:
-    """Return the most common values as bars."""
-    shown = dict(counts.most_common(_SHOWN))
-    if rest := counts.total() - sum(shown.values()):
-        shown[f"{len(counts) - _SHOWN} others"] = rest
-    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
 
 
 def columns_section(summary: Summary) -> Section:
@@ -302,15 +175,17 @@ def _short(example: str) -> str:
     return example if len(example) <= _LONGEST else f"{example[: _LONGEST - 1]}…"
 
 
-def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
-    """Return the section with packets of one sample, the profile and the generations."""
+def encoding_section(summary: Summary) -> Section:
+    """Return the section with durations, sizes and rates, the profile and the generations."""
     shard, encoding = summary.generation.shards[0], summary.encoding
+    shortest, median, longest = map(duration, np.quantile(summary.seconds, [0, 0.5, 1]).tolist())
     video = {
-        "packets per key frame": f"{encoding.packets_per_key:.1f}",
-        "droppable packets": percent(encoding.droppable_share, 1),
+        "duration": f"{shortest} shortest, {median} median, {longest} longest",
         "codec": shares(encoding.codecs),
         "colour": shares(encoding.colours),
         "bit rate": f"{encoding.bit_rate / 1000:.0f} kbit/s",
+        "packets per key frame": f"{encoding.packets_per_key:.1f}",
+        "droppable packets": percent(encoding.droppable_share, 1),
         "decoded whole": f"{count(encoding.whole)} of {things(encoding.num_samples, 'sample')}",
         "profile": _profile(shard.profile),
         "encoder": _encoder(shard.encoder),
@@ -320,44 +195,21 @@ def encoding_section(summary: Summary, sheet: ContactSheet) -> Section:
         f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
         for one in summary.history
     }
-    return Section(
-        "Encoding",
-        _packets_of_one(summary, sheet)
-        + grid(
-            card("Video", definitions(video), aside=read),
-            card("History", definitions(past), aside="generations that can be opened"),
-        ),
-        "How samples are encoded, and what decoding a training clip requires.",
+    cards = (
+        card("Frame size", _common(summary.sizes), aside="width x height in pixels"),
+        card("Frame rate", _common(summary.rates), aside="frames per second"),
+        card("Video", definitions(video), aside=read),
+        card("History", definitions(past), aside="generations that can be opened"),
     )
+    return Section("Encoding", grid(*cards), "Over all visible samples.")
 
 
-def _packets_of_one(summary: Summary, sheet: ContactSheet) -> str:
-    strips = [strip for found in sheet.strips.values() for strip in found]
-    if not strips:
-        return ""
-    # The sample with the most packets, to show the pattern.
-    chosen = max(strips, key=lambda strip: strip.packets.count(" "))
-    legend = "".join(f'<span><i class="p{kind}"></i>{meaning}</span>' for kind, meaning in _PACKETS.items())
-    graphic = f'{packets(chosen.packets)}<div class="legend">{legend}</div>'
-    return card("Packets of one sample", graphic, aside=summary.annotations["key"][chosen.sample].as_py())
-
-
-def packets(kinds: str) -> str:
-    """Draw packets as bars in decode order, their height by size. `kinds` is as in `FrameStrip.packets`."""
-    found = [(part[0], int(part[1:])) for part in kinds.split()]
-    # Key packets are ten times as large as others; square roots keep both visible.
-    most = math.sqrt(max((number for _, number in found), default=1))
-    parts = []
-    for number, (kind, number_bytes) in enumerate(found):
-        high = max(2.0, 100 * math.sqrt(number_bytes) / most)
-        parts.append(
-            f'<rect class="p{kind}" x="{10 * number + 1}" y="{100 - high:.1f}" width="8" height="{high:.1f}"'
-            f' data-tip="packet {number}: {size(number_bytes)}, {_PACKETS[kind]}"/>'
-        )
-    return (
-        f'<svg class="packets" viewBox="0 0 {10 * len(found)} 100" preserveAspectRatio="none" role="img"'
-        f' aria-label="packets: {text(kinds)}">{"".join(parts)}</svg>'
-    )
+def _common(counts: Counter[str]) -> str:
+    """Return the most common values as bars."""
+    shown = dict(counts.most_common(_SHOWN))
+    if rest := counts.total() - sum(shown.values()):
+        shown[f"{len(counts) - _SHOWN} others"] = rest
+    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
 
 
 def _encoder(build: Mapping[str, Any]) -> str:
@@ -375,6 +227,56 @@ def _profile(profile: Mapping[str, Any]) -> str:
     )
     name = str(profile.get("name", "not recorded"))
     return f"{name}: {rest}" if rest else name
+
+
+# Browsers lay out this many rows without a noticeable delay.
+_ROWS: Final = 4000
+_HEADS: Final = ("Result", "Source", "Notes", "In", "Out", "Frames")
+_NUMERIC: Final = (False, False, False, True, True, True)
+
+
+def ledger_section(summary: Summary, *, max_bytes: int) -> Section | None:
+    """Return the section, rejected sources first, as many rows as fit; None if the dataset has no ledger."""
+    if summary.ledger is None or not summary.sources:
+        return None
+    rows = sorted(summary.ledger.to_pylist(), key=lambda row: (row["reason"] is None, row["source_id"]))
+    written: list[Markup] = []
+    room = max_bytes
+    for entry in rows[:_ROWS]:
+        markup = _row(entry)
+        room -= len(markup)
+        if room < 0:
+            break
+        written.append(markup)
+    removed = f", {count(summary.statuses['removed'])} removed" if summary.statuses["removed"] else ""
+    lead = f"{count(summary.sources)} sources: {count(summary.statuses['packed'])} packed, "
+    lead += f"{count(summary.rejected.total())} rejected{removed}."
+    if len(written) < len(rows):
+        lead += f" The first {count(len(written))} are listed; ledger.parquet contains all."
+    listed = table(_HEADS, written, numeric=_NUMERIC, attributes=' id="ledger"')
+    return Section(
+        "Sources",
+        '<div class="tools"><input type="search" id="find-source" placeholder="Search names, results and messages"'
+        ' aria-label="search sources"><span class="found" id="found"></span></div>'
+        f'<div class="card sources">{listed}<div class="empty" id="none" hidden>No source matches.</div></div>',
+        lead,
+    )
+
+
+def _row(entry: dict[str, Any]) -> Markup:
+    reason = entry["reason"]
+    kind, meaning = ("ok", "") if entry["status"] == "packed" else ("tag", "taken down, or a dropped duplicate")
+    if reason is not None:
+        kind = "no"
+        meaning = MEANING[Reason(reason)] if reason in set(Reason) else "a reason unknown to this version of fastvid"
+    pill = f'<span class="pill {kind}" data-tip="{text(meaning)}">{text(reason or entry["status"])}</span>'
+    notes = "".join(f'<span class="pill tag">{text(warning)}</span>' for warning in entry["warnings"] or ())
+    if entry["message"]:
+        notes += f"<div>{text(entry['message'])}</div>"
+    source = Markup(f'<span class="mono">{text(entry["source_id"])}</span>')
+    into, out = (size(entry[name]) if entry[name] else "" for name in ("bytes_in", "bytes_out"))
+    frames = count(entry["num_frames"]) if entry["num_frames"] is not None else ""
+    return row((Markup(pill), source, Markup(notes), into, out, frames), _NUMERIC)
 
 
 _SMALLEST: Final = 200_000
@@ -411,8 +313,7 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:
     sections = [classes_section(summary), clips_section(summary, sheet)]
     sections += [columns_section(summary)] if summary.columns else []
-    if summary.num_samples:
-        sections += [shapes_section(summary), encoding_section(summary, sheet)]
+    sections += [encoding_section(summary)] if summary.num_samples else []
     chips: dict[str, object] = {"generation": summary.generation.number, "id": summary.dataset_id[:12]}
     chips |= {"last change": summary.generation.note} if summary.generation.note else {}
     chips |= {"profile": ", ".join(sorted(summary.profiles)), "streams": ", ".join(summary.generation.streams)}

@@ -1,7 +1,4 @@
-"""How the samples of a dataset are encoded, from the facts of some of its shards.
-
-Summarises a dataset from its tables, without opening a video: counts, hours, columns and the ledger.
-"""
+"""Summarises a dataset from its tables, without opening a video: counts, hours, columns, encoding and the ledger."""
 
 from __future__ import annotations
 
@@ -35,86 +32,54 @@ _COLUMNS: Final = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Encoding:
     """Statistics of the first stream of the visible samples of some shards."""
 
-    facts: pa.Table
-    shards: int
+    shards: int  # whose facts were read
     of: int
+    num_samples: int
+    bytes: int
+    bit_rate: float  # bits per second
+    codecs: Counter[str]  # samples by codec
+    colours: Counter[str]  # samples by colour range and matrix
+    conforming: int  # samples that keep the promises of profiles, because a profile wrote them
+    whole: int  # samples that must be decoded from their first packet
+    packets_per_key: float
+    droppable_share: float  # of the packets: those that no other packet refers to
+
+    @classmethod
+    def of_facts(cls, facts: pa.Table, shards: int, of: int) -> Encoding:
+        """Return the statistics of facts of some shards, of all shards."""
+        column: dict[str, npt.NDArray[Any]] = {name: facts[name].to_numpy() for name in facts.column_names}
+        seconds = (column["num_frames"] * column["fps_den"] / np.maximum(column["fps_num"], 1)).sum()
+        sizes, packets, keys, droppable = (
+            int(column[name].sum()) for name in ("member_size", "num_packets", "num_keys", "num_droppable")
+        )
+        colours = zip(facts["color_range"].to_pylist(), facts["color_matrix"].to_pylist(), strict=True)
+        return cls(
+            shards,
+            of,
+            facts.num_rows,
+            sizes,
+            float(8 * sizes / max(seconds, 1e-9)),
+            Counter(facts["codec"].to_pylist()),
+            Counter(f"{levels} {matrix}" for levels, matrix in colours),
+            int(np.count_nonzero(column["conforms"])),
+            int(np.count_nonzero(column["whole"])),
+            packets / keys if keys else 0.0,
+            droppable / packets if packets else 0.0,
+        )
 
     @property
     def is_complete(self) -> bool:
         """Whether the facts of all shards were read."""
         return self.shards == self.of
 
-    @property
-    def num_samples(self) -> int:
-        """Number of samples whose facts were read."""
-        return int(self.facts.num_rows)
-
-    @cached_property
-    def bytes(self) -> IntArray:
-        """Size of each sample's stream in bytes."""
-        return self._fact("member_size").astype(np.int64)
-
-    @cached_property
-    def bit_rate(self) -> float:
-        """Bits per second, over all samples."""
-        seconds = self._fact("num_frames") * self._fact("fps_den") / np.maximum(self._fact("fps_num"), 1)
-        return float(8 * self.bytes.sum() / max(seconds.sum(), 1e-9))
-
-    @cached_property
-    def codecs(self) -> Counter[str]:
-        """Number of samples by codec."""
-        return Counter(self.facts["codec"].to_pylist())
-
-    @cached_property
-    def colours(self) -> Counter[str]:
-        """Number of samples by colour range and matrix."""
-        pairs = zip(self.facts["color_range"].to_pylist(), self.facts["color_matrix"].to_pylist(), strict=True)
-        return Counter(f"{levels} {matrix}" for levels, matrix in pairs)
-
-    @cached_property
-    def packets_per_key(self) -> float:
-        """Packets per key packet."""
-        keys = int(self._fact("num_keys").sum())
-        return int(self._fact("num_packets").sum()) / keys if keys else 0.0
-
-    @cached_property
-    def droppable_share(self) -> float:
-        """Fraction of the packets that no other packet refers to."""
-        packets = int(self._fact("num_packets").sum())
-        return int(self._fact("num_droppable").sum()) / packets if packets else 0.0
-
-    @cached_property
-    def conforming(self) -> int:
-        """Number of samples that keep the promises of profiles, because a profile wrote them."""
-        return int(np.count_nonzero(self._fact("conforms")))
-
-    @cached_property
-    def whole(self) -> int:
-        """Number of samples that must be decoded from their first packet."""
-        return int(np.count_nonzero(self._fact("whole")))
-
     def to_json(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
-        return {
-            "shards_read": self.shards,
-            "samples": self.num_samples,
-            "bytes": int(self.bytes.sum()),
-            "bit_rate": self.bit_rate,
-            "codecs": dict(self.codecs),
-            "colours": dict(self.colours),
-            "conforming": self.conforming,
-            "whole": self.whole,
-            "packets_per_key": self.packets_per_key,
-            "droppable_share": self.droppable_share,
-        }
-
-    def _fact(self, name: str) -> npt.NDArray[Any]:
-        values: npt.NDArray[Any] = self.facts[name].to_numpy()
-        return values
+        numbers = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "of"}
+        return {"shards_read": numbers.pop("shards"), "samples": numbers.pop("num_samples"), **numbers}
 
 
 def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> Encoding:
@@ -142,7 +107,7 @@ def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) 
     with ThreadPoolExecutor(_READERS) as pool:
         tables = list(pool.map(read, chosen))
     facts = pa.concat_tables(tables) if tables else pa.table({name: [] for name in _COLUMNS})
-    return Encoding(facts, len(chosen), total)
+    return Encoding.of_facts(facts, len(chosen), total)
 
 
 UNLABELLED: Final = "(no label)"

@@ -18,9 +18,10 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.values import things
+from fastvid.sharding.change.repack import Piece, Renaming
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.job.ledger import Row
-from fastvid.sharding.sets.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, old_ledger
+from fastvid.sharding.sets.make import Made, Recipe, arrange, folder_name, make_dataset, old_ledger
 from fastvid.storage import Storage, open_storage
 
 _SHOWN: Final = 10  # keys that a message lists
@@ -114,7 +115,7 @@ def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: R
         np.ones(shard.samples, dtype=bool) if shard.profile.get("name") == FOREIGN else ~mask
         for shard, mask in zip(generation.shards, masks, strict=True)
     ]
-    pieces = tuple(Piece(storage, shard, keep, renaming) for shard, keep in zip(generation.shards, keeps, strict=True))
+    pieces = tuple(Piece(storage, generation, number, keep, renaming) for number, keep in enumerate(keeps))
     table = every.filter(pa.array(np.concatenate(keeps)))
     table = _renamed(table, renaming)
     return _Part(storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, renaming))

@@ -31,7 +31,8 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.sets.repack import Made, Piece, Recipe, arrange, make_dataset, old_ledger
+from fastvid.sharding.change.repack import Piece
+from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset, old_ledger
 from fastvid.storage import Storage
 
 
@@ -344,7 +345,7 @@ def make_subset(
     keep = np.zeros(source.generation.num_samples, dtype=bool)
     keep[rows] = True
     masks = np.split(keep, np.cumsum([shard.samples for shard in shards])[:-1])
-    pieces = [Piece(source.storage, shard, mask) for shard, mask in zip(shards, masks, strict=True)]
+    pieces = [Piece(source.storage, source.generation, place, mask) for place, mask in enumerate(masks)]
     table = source.annotations.take(pa.array(rows))
     names = set(table["source_id"].to_pylist())
     ledger = old_ledger(source.storage)

@@ -6,7 +6,6 @@ kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no la
 ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
 hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
 sthv2:DIR      labels.json, train.json, validation.json, test.json
-diving48:PATH  a list of {vid_name, label} as JSON or CSV, or a folder with Diving48_V2_train.json and the others
 charades:FILE  id,subject,scene,...,actions,length with actions "c092 11.90 21.20;c147 0.00 12.60"; multi-label
 ava:FILE       video_id,timestamp,x1,y1,x2,y2,action_id,person_id without a header; multi-label
 """
@@ -30,10 +29,7 @@ from fastvid.sharding.sources.tables import (
     LABELS,
     AnnotationRow,
     Annotations,
-    NumberedRecord,
     class_order,
-    plain_value,
-    read_objects,
     read_rows,
     read_text_rows,
     seconds_of,
@@ -102,33 +98,6 @@ AVA_SECONDS: Final = 3.0
 """Length of a clip of AVA: people judged the middle frame of 3 seconds (Gu et al., CVPR 2018, section 3.4)."""
 _AVA_FIELDS: Final = 8
 _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
-
-
-def parse_diving48(text: str, vocabulary: str | None = None, split: str | None = None) -> Annotations:
-    """Parse Diving48's list of ``{vid_name, label, start_frame, end_frame}``, as JSON or CSV.
-
-    `vocabulary`: ``Diving48_vocab.json``: for each label its words, such as ``["Back", "15som", "05Twis",
-    "FREE"]``. `split`: split of all rows; the file itself has none.
-    """
-    records: list[NumberedRecord]
-    if text.lstrip().startswith("["):
-        records = read_objects(text)
-    else:
-        records = list(enumerate(read_rows(text, text_columns=("vid_name",)), FIRST_ROW))
-    names = [] if vocabulary is None else ["_".join(words) for words in json.loads(vocabulary)]
-    rows = []
-    for number, record in records:
-        fields = {name: plain_value(value) for name, value in record.items()}
-        name, label = str(fields.pop("vid_name")), fields.pop("label", None)
-        if label is not None and names:
-            if not 0 <= int(label) < len(names):
-                raise UsageError(
-                    f"label {label} of {name!r} is not in the vocabulary of {len(names)} labels", row=number
-                )
-            label = names[int(label)]
-        columns = fields if split is None else fields | {"split": split}
-        rows.append(AnnotationRow(name, None if label is None else str(label), columns, number=number))
-    return Annotations(tuple(rows), tuple(names) or class_order(rows))
 
 
 def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
@@ -318,20 +287,3 @@ def read_sthv2(folder: AnnotationFile) -> Annotations:
         raise UsageError("no labels.json in the folder", file=folder.place)
     splits = {split: find(name) for split, name in (("train", "train"), ("val", "validation"), ("test", "test"))}
     return parse_sthv2(labels.text(), {split: file.text() for split, file in splits.items() if file is not None})
-
-
-def read_diving48(place: AnnotationFile) -> Annotations:
-    """Read a list of Diving48, or the folder of its lists."""
-    # Prefer Diving48_V2_train.json, which has corrected labels, to Diving48_train.json.
-    files = [place]
-    if place.is_folder:
-        lists = [file for file in place.files() if file.suffix in (".json", ".csv") and split_of(file.name)]
-        newest = [file for file in lists if "_v2_" in file.name.lower()]
-        files = newest or lists
-    others = place.files() if place.is_folder else place.folder().files()
-    vocabulary = next((file for file in others if "vocab" in file.name and file.suffix == ".json"), None)
-    words = None if vocabulary is None or vocabulary in files else vocabulary.text()
-    parts = [parse_diving48(file.text(), words, split_of(file.name)) for file in files]
-    rows = tuple(row for part in parts for row in part.rows)
-    longest = max((part.classes for part in parts), key=len, default=())
-    return Annotations(rows, longest if words is not None else class_order(rows))

@@ -26,7 +26,6 @@ from fastvid.sharding.sources.action_sets import (
     AnnotationFile,
     read_ava,
     read_charades,
-    read_diving48,
     read_hmdb51,
     read_kinetics,
     read_sthv2,
@@ -123,13 +122,14 @@ def read_annotations(
     return _named(rows, classes, class_names)
 
 
-def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[NumberedRecord]:
+def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
     """Return the rows of a table by column, with renamed columns and one row per segment.
 
     Args:
         file: The table.
         form: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
         columns: Names for its columns.
+        whole: Whether a row of a CSV with fewer fields than the header is an error.
 
     Raises:
         UsageError: If the table does not parse.
@@ -137,7 +137,7 @@ def read_table(file: AnnotationFile, form: str, columns: Columns) -> list[Number
     records: Sequence[NumberedRecord]
     if form == "csv":
         text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
-        records = list(enumerate(read_rows(file.text(), text_columns=text_columns), FIRST_ROW))
+        records = list(enumerate(read_rows(file.text(), text_columns=text_columns, whole=whole), FIRST_ROW))
     elif form == "parquet":
         records = read_parquet(file.read())
     elif form == "jsonl":
@@ -181,9 +181,8 @@ def _read(spec: str, mapping: Columns) -> Annotations:
     """Read one file."""
     kind, colon, path = spec.partition(":")
     if not colon or kind not in FORMATS:
-        raise UsageError(
-            f"unknown annotations {spec!r}", hint=f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}"
-        )
+        hint = _TABLE_INSTEAD.get(kind, f"use FORMAT:PATH with one of the formats {', '.join(FORMATS)}")
+        raise UsageError(f"unknown annotations {spec!r}", hint=hint)
     if mapping.sources and kind not in _TABLES:
         raise UsageError(
             f"columns of {kind!r} cannot be renamed", file=path, hint=f"use one of the tables {', '.join(_TABLES)}"
@@ -321,12 +320,14 @@ _TABLES: Final = (*_FORMS, "hf")
 _READERS: Final[Mapping[str, Callable[[AnnotationFile], Annotations]]] = {
     "ava": read_ava,
     "charades": read_charades,
-    "diving48": read_diving48,
     "hmdb51": read_hmdb51,
     "kinetics": read_kinetics,
     "list": lambda file: parse_list(file.text(), split_of(file.name)),
     "sthv2": read_sthv2,
     "ucf101": read_ucf101,
+}
+_TABLE_INSTEAD: Final = {
+    "diving48": "use json:FILE or csv:FILE with --columns path=vid_name, and --classes for the names of its numbers"
 }
 FORMATS: Final = tuple(sorted({*_TABLES, *_READERS, *CAPTION_SETS}))
 """The names of all formats."""

@@ -196,8 +196,8 @@ _INT64: Final = 1 << 63
 _CLOCK: Final = re.compile(r"(?:(\d+):)?(\d+):([0-5]?\d(?:\.\d*)?)", re.ASCII)
 
 
-def read_text_rows(text: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV as text; fields missing at the end of a row are empty."""
+def read_text_rows(text: str, *, whole: bool = False) -> list[dict[str, str]]:
+    """Read the rows of a CSV as text; fields missing at the end of a row are empty, or an error if `whole`."""
     reader = csv.reader(io.StringIO(text))
     try:
         lines = [(reader.line_num, fields) for fields in reader if fields]
@@ -212,17 +212,18 @@ def read_text_rows(text: str) -> list[dict[str, str]]:
         raise UsageError(f"duplicate column {double!r}", row=1, hint="rename or delete one of the columns")
     rows = []
     for number, fields in lines[1:]:
-        if len(fields) > len(header):
+        if len(fields) > len(header) or (whole and len(fields) < len(header)):
+            few = "more" if len(fields) > len(header) else "fewer"
             raise UsageError(
-                "row has more fields than the header", row=number, hint="quote fields that contain a comma"
+                f"row has {few} fields than the header", row=number, hint="quote fields that contain a comma"
             )
         rows.append(dict(zip(header, fields + [""] * (len(header) - len(fields)), strict=True)))
     return rows
 
 
-def read_rows(text: str, *, text_columns: Collection[str]) -> list[dict[str, Any]]:
+def read_rows(text: str, *, text_columns: Collection[str], whole: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a CSV, see `read_text_rows`."""
-    rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text)]
+    rows: list[dict[str, Any]] = [dict(row) for row in read_text_rows(text, whole=whole)]
     for name in rows[0] if rows else ():
         if name not in text_columns:
             for row, value in zip(rows, _typed([row[name] for row in rows]), strict=True):

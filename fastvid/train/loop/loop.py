@@ -272,8 +272,6 @@ class Trainer:
             )
         self.loader.load_state_dict(state["loader"])
         self.strategy.load_state_dict(state["strategy"]["state"])
-        if state["world_size"] != self.member.world.size:
-            self.strategy.on_membership_change(int(state["world_size"]), self.member.world.size)
         self.lineage.load_state_dict(state["lineage"])
         self._position = self.loader.state_dict()
         self._steps = int(state["step"])

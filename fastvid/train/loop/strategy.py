@@ -228,9 +228,6 @@ class Strategy:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the strategy's part of a checkpoint; called on every rank, before `prepare`."""
 
-    def on_membership_change(self, before: int, now: int) -> None:
-        """Resume a run of `before` ranks with `now` ranks; called after `load_state_dict`."""
-
     def lineage(self) -> list[dict[str, int | str]] | None:
         """Return the samples that all replicas trained the settled model on.
 

@@ -421,7 +421,6 @@ def check_streams(config: Config, model: nn.Module) -> None:
             f"data.streams is {','.join(data.streams)!r}, model {config.model.name!r} takes {','.join(streams)!r}",
             hint=f"set data.streams={','.join(streams)}",
         )
-    config.task.check_streams(streams)
     stack = getattr(model, "flow_stack", data.flow_stack)
     if stack != data.flow_stack:
         raise UsageError(

@@ -35,7 +35,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -296,7 +296,7 @@ class AdaptiveBatch(Strategy):
         resizing = ResizingLoader(
             loader, lambda: self.policy.size(replica.samples), lambda batch: self._before_step(replica, batch)
         )
-        yield from self.inner.rounds(replica, resizing, epochs)
+        yield from self.inner.rounds(replica, cast("Loader", resizing), epochs)
 
     def _before_step(self, replica: Replica, batch: Batch) -> None:
         """Set the rate and attach the noise measurement for the next step."""
@@ -363,9 +363,6 @@ class AdaptiveBatch(Strategy):
             if self.meter is not None and own["meter"] is not None:
                 self.meter.load_state_dict(own["meter"])
 
-    def on_membership_change(self, before: int, now: int) -> None:
-        self.inner.on_membership_change(before, now)
-
     def lineage(self) -> list[dict[str, int | str]] | None:
         return self.inner.lineage()
 
@@ -380,15 +377,9 @@ class ResizingLoader:
         self._loader, self._size, self._on_batch = loader, size, on_batch
         self._first = loader.global_batch_size
 
-    @property
-    def epoch(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self._loader.epoch
-
-    @property
-    def global_batch_size(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self._loader.global_batch_size
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the loader."""
+        return getattr(self._loader, name)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self._loader.epoch
@@ -408,24 +399,3 @@ class ResizingLoader:
         if self._loader.epoch == epoch:  # no batches remain: iterating ends the epoch
             for _ in self._loader:
                 raise AssertionError
-
-    @property
-    def steps_left(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self._loader.steps_left
-
-    def set_batch_size(self, global_batch_size: int) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self._loader.set_batch_size(global_batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self._loader.load_state_dict(state)
-
-    def go(self, epoch: int, start: int, stop: int) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self._loader.go(epoch, start, stop)

@@ -150,6 +150,10 @@ class Classification(Task):
                 f"mixing needs groups of clips, data.group_size is {config.data.group_size}",
                 hint="set data.group_size to a divisor of data.global_batch_size, for example 8",
             )
+        if self._mixes and len(config.data.streams) > 1:
+            raise UsageError(
+                "mixup and CutMix do not support models with several streams", hint="set task.mixup=0 and task.cutmix=0"
+            )
 
     def names(self, dataset: Dataset | Mixture, data: DataSettings) -> tuple[str, ...]:
         classes = tuple(dataset.classes)
@@ -158,12 +162,6 @@ class Classification(Task):
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         assert config.model.num_classes is not None
         check_labels(dataset, config.data.label, config.model.num_classes)
-
-    def check_streams(self, streams: tuple[str, ...]) -> None:
-        if len(streams) > 1 and self._mixes:
-            raise UsageError(
-                "mixup and CutMix do not support models with several streams", hint="set task.mixup=0 and task.cutmix=0"
-            )
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:
         if not (self._mixes and phase.training):

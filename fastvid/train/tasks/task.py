@@ -97,6 +97,9 @@ class DataSettings(Protocol):
     @property
     def group_size(self) -> int: ...
 
+    @property
+    def streams(self) -> tuple[str, ...]: ...
+
 
 class ModelSettings(Protocol):
     """What tasks read of `fastvid.train.ModelConfig`."""
@@ -172,9 +175,6 @@ class Task:
 
     def check_data(self, dataset: Dataset | Mixture, config: RunSettings) -> None:
         """Raise a UsageError if a sample of a split cannot be trained on or scored; called before the first step."""
-
-    def check_streams(self, streams: tuple[str, ...]) -> None:
-        """Raise a UsageError if the task does not support the streams that the model takes."""
 
     def prepare(self, batch: Batch, phase: Phase) -> Batch:  # noqa: ARG002
         """Return a batch with further or changed entries, one row per clip, for example mixed clips or masks."""

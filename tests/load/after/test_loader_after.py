@@ -20,7 +20,7 @@ from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grays
 from fastvid.load.after.chain import TransformChain
 from fastvid.load.after.transform import TransformDraws
 from fastvid.load.batch.canvas import TransformStage
-from fastvid.load.batch.sinks import VideoSpec
+from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views

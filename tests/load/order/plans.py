@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fastvid.load.order.buckets import ClipSizes
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import MASKED
 from fastvid.runtime.processes import World
 
@@ -18,7 +18,7 @@ def key(sample):
 
 def ranks(batches, sizes, world, *, last="mask", seed=0, epoch=0, order=None):
     """Return the batches of one epoch for each rank of a world."""
-    order = order or Order(len(sizes), seed, epoch)
+    order = order or Permutation(len(sizes), seed, epoch)
     return [batches.plan(sizes, World(rank, world), last, key).epoch(order) for rank in range(world)]
 
 

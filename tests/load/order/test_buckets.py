@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.order.buckets import Buckets, patches
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.runtime.processes import World
 from tests.load.order import plans
 
@@ -64,7 +64,7 @@ def test_every_world_sees_the_same_batches_and_each_sample_once(case):
 @given(datasets().filter(has_batch))
 def test_each_batch_has_one_shape_and_the_clips_of_its_bucket(case):
     buckets, sizes, last, seed = case
-    assigned, ids = buckets.assign(sizes), Order(len(sizes), seed, 0).ids(np.arange(len(sizes)))
+    assigned, ids = buckets.assign(sizes), Permutation(len(sizes), seed, 0).ids(np.arange(len(sizes)))
     for world in plans.WORLDS:
         seen_smaller = False
         for start, stop, shape, (rows,), of_ranks in plans.steps(epoch_of(case, world)):
@@ -103,7 +103,7 @@ def test_a_batch_is_due_when_its_last_sample_is():
     # As a streaming bucketer with unlimited room would emit them.
     rng = np.random.default_rng(5)
     sizes, buckets = plans.sizes(rng.integers(1, 40, 200)), Buckets([(1, 8, 8), (8, 8, 8), (16, 8, 8)], [3, 5, 2])
-    assigned, ids = buckets.assign(sizes), Order(200, 9, 4).ids(np.arange(200))
+    assigned, ids = buckets.assign(sizes), Permutation(200, 9, 4).ids(np.arange(200))
     waiting, emitted = {0: [], 1: [], 2: []}, []
     for place in range(200):
         held = waiting[int(assigned[ids[place]])]
@@ -175,7 +175,7 @@ def test_samples_that_fit_no_shape_are_refused_before_the_epoch_or_skipped_by_na
         UsageError, match=r"2 of 6 samples have fewer frames .* 8: clip-1 \(3 frames of 90x160\); clip-4"
     ):
         Buckets([(8, 90, 160)], 2).plan(sizes, World(), "mask", plans.key)
-    (epoch,) = plans.ranks(Buckets([(8, 90, 160)], 2, unfit="skip"), sizes, 1, order=Order(6, shuffle=False))
+    (epoch,) = plans.ranks(Buckets([(8, 90, 160)], 2, unfit="skip"), sizes, 1, order=Permutation(6, shuffle=False))
     assert "clip-1 (3 frames" in caplog.text
     assert [share.positions.tolist() for share in epoch.shares(0)] == [[0, 2], [3, 5]]
     assert [(share.start, share.stop, share.weight) for share in epoch.shares(0)] == [(2, 4, 0.5), (4, 6, 0.5)]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.draws import GroupedOrder, Order, apportion
+from fastvid.load.order.draws import GroupedOrder, Permutation, apportion
 from fastvid.load.order.epoch import BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset
@@ -284,7 +284,7 @@ def test_shuffle_quality_is_as_documented():
     shards = np.repeat(np.arange(400), 250)
     mixed = np.arange(100_000) % 2  # every shard contains both classes, as `fastvid shard` writes them
     by_shard = shards % 2  # every shard contains one class: the worst case
-    uniform = Order(100_000, 1, 0)
+    uniform = Permutation(100_000, 1, 0)
     distance, spread, touched = mixing(uniform, shards, mixed, 100)
     assert distance == pytest.approx(1, abs=0.02)
     assert spread == pytest.approx(1, abs=0.15)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.packed import Packed, best_fit, bins_of_rank, cost, in_steps
 from fastvid.runtime.processes import World
 from tests.load.order import plans
@@ -127,7 +127,7 @@ def test_every_world_sees_the_same_batches_and_each_sample_once(case):
         assert plans.without_ranks(plans.steps(epoch_of(case, world))) == plans.without_ranks(whole)
     delivered = plans.samples(whole)
     assert len(set(delivered)) == len(delivered)
-    tokens = sizes.tokens(packed.patch)[Order(len(sizes), seed, 0).ids(np.arange(len(sizes)))]
+    tokens = sizes.tokens(packed.patch)[Permutation(len(sizes), seed, 0).ids(np.arange(len(sizes)))]
     for start, stop, _, bins, _ in whole:
         assert stop - start == sum(map(len, bins))
         assert len(bins) == packed.bins
@@ -145,7 +145,7 @@ def test_every_world_sees_the_same_batches_and_each_sample_once(case):
 @settings(max_examples=20)
 def test_clips_larger_than_a_bin_are_skipped_and_all_others_delivered(case):
     packed, sizes, last, seed = case
-    tokens = sizes.tokens(packed.patch)[Order(len(sizes), seed, 0).ids(np.arange(len(sizes)))]
+    tokens = sizes.tokens(packed.patch)[Permutation(len(sizes), seed, 0).ids(np.arange(len(sizes)))]
     whole = plans.steps(epoch_of(case, 3))
     delivered = set(plans.samples(whole))
     assert delivered <= set(np.flatnonzero(tokens <= packed.tokens).tolist())
@@ -201,7 +201,9 @@ def test_costs_of_ranks_differ_by_little_where_dealing_bins_in_order_does_not(mo
     durations = np.exp(np.random.default_rng(0).normal(np.log(9), 1.0, 40_000))
     sizes = plans.sizes(np.clip((durations * 2).astype(np.int64), 4, 240), 224, 224)
     packed = Packed(32_768, bins=16)
-    costs = cost(sizes.tokens(packed.patch)[Order(len(sizes), 0, 0).ids(np.arange(len(sizes)))], packed.quadratic_from)
+    costs = cost(
+        sizes.tokens(packed.patch)[Permutation(len(sizes), 0, 0).ids(np.arange(len(sizes)))], packed.quadratic_from
+    )
     epochs = plans.ranks(packed, sizes, 8, last="drop")
     loads = np.asarray(
         [

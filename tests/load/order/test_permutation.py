@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.order.draws import SORTED_LIMIT, Order
+from fastvid.load.order.draws import SORTED_LIMIT, Permutation
 
 M32, M64 = 2**32 - 1, 2**64 - 1
 
@@ -57,7 +57,7 @@ WORDS = st.integers(0, M64)
 @given(st.integers(1, 400), WORDS, WORDS)
 def test_small_sets_follow_the_reference(n, seed, epoch):
     expected = [reference(n, seed, epoch, p) for p in range(min(n, 20))]
-    assert Order(n, seed, epoch).ids(np.arange(min(n, 20))).tolist() == expected
+    assert Permutation(n, seed, epoch).ids(np.arange(min(n, 20))).tolist() == expected
 
 
 @given(st.integers(SORTED_LIMIT + 1, 2**61), WORDS, WORDS, st.data())
@@ -67,7 +67,7 @@ def test_large_sets_follow_the_reference(n, seed, epoch, data):
     positions = [0, 1, n // 2, n - 1]
     if data is not None:
         positions += data.draw(st.lists(st.integers(0, n - 1), max_size=6))
-    ids = Order(n, seed, epoch).ids(positions)
+    ids = Permutation(n, seed, epoch).ids(positions)
     assert ids.dtype == np.int64
     assert ids.tolist() == [reference(n, seed, epoch, p) for p in positions]
 
@@ -75,13 +75,13 @@ def test_large_sets_follow_the_reference(n, seed, epoch, data):
 @pytest.mark.parametrize("n", [1, 2, 3, 1000, SORTED_LIMIT, SORTED_LIMIT + 1, 2**17, 100_003, 262_145])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_every_sample_comes_exactly_once(n, shuffle):
-    ids = Order(n, 3, 1, shuffle=shuffle).ids(np.arange(n))
+    ids = Permutation(n, 3, 1, shuffle=shuffle).ids(np.arange(n))
     assert np.array_equal(np.sort(ids), np.arange(n))
 
 
 @pytest.mark.parametrize("n", [500, 100_003])
 def test_any_subset_of_positions_gives_the_same_samples(n):
-    order = Order(n, 5, 2)
+    order = Permutation(n, 5, 2)
     everything = order.ids(np.arange(n))
     some = np.random.default_rng(0).integers(0, n, 300)
     assert np.array_equal(order.ids(some), everything[some])
@@ -90,21 +90,21 @@ def test_any_subset_of_positions_gives_the_same_samples(n):
 
 
 def test_without_shuffle_samples_are_in_dataset_order():
-    assert Order(10, 1, 1, shuffle=False).ids([3, 0, 9]).tolist() == [3, 0, 9]
+    assert Permutation(10, 1, 1, shuffle=False).ids([3, 0, 9]).tolist() == [3, 0, 9]
 
 
 @pytest.mark.parametrize("n", [1000, 100_000])
 def test_seed_epoch_and_size_each_change_the_order(n):
-    first = Order(n, 0, 0).ids(np.arange(999))
-    for other in (Order(n, 1, 0), Order(n, 0, 1), Order(n + 1, 0, 0)):
+    first = Permutation(n, 0, 0).ids(np.arange(999))
+    for other in (Permutation(n, 1, 0), Permutation(n, 0, 1), Permutation(n + 1, 0, 0)):
         # Two independent orders agree at one position on average.
         assert np.count_nonzero(first == other.ids(np.arange(999))) < 10
-    assert np.array_equal(first, Order(n, 0, 0).ids(np.arange(999)))
+    assert np.array_equal(first, Permutation(n, 0, 0).ids(np.arange(999)))
 
 
 @pytest.mark.parametrize("n", [20_000, 1_000_000])
 def test_neighbouring_positions_are_independent(n):
-    ids = Order(n, 11, 4).ids(np.arange(20_000)) / n
+    ids = Permutation(n, 11, 4).ids(np.arange(20_000)) / n
     counts, _ = np.histogram(ids, bins=100, range=(0, 1))
     # Chi-squared over 100 cells has mean 99 and deviation 14; a complete small set fills the cells exactly.
     assert ((counts - 200) ** 2 / 200).sum() < 99 + 4 * 14
@@ -116,7 +116,7 @@ def test_neighbouring_positions_are_independent(n):
 def test_permutations_of_a_tiny_set_are_equally_likely():
     counts = {}
     for epoch in range(6000):
-        permutation = tuple(Order(4, 0, epoch).ids(np.arange(4)).tolist())
+        permutation = tuple(Permutation(4, 0, epoch).ids(np.arange(4)).tolist())
         counts[permutation] = counts.get(permutation, 0) + 1
     assert len(counts) == 24
     # 23 degrees of freedom: mean 23, deviation 6.8.
@@ -125,7 +125,7 @@ def test_permutations_of_a_tiny_set_are_equally_likely():
 
 def test_a_hundred_million_samples_take_constant_memory():
     tracemalloc.start()
-    ids = Order(10**8, 1, 1).ids(np.arange(512))
+    ids = Permutation(10**8, 1, 1).ids(np.arange(512))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(set(ids.tolist())) == 512
@@ -135,7 +135,7 @@ def test_a_hundred_million_samples_take_constant_memory():
 @pytest.mark.parametrize("position", [-1, 10])
 def test_positions_outside_the_epoch_are_refused(position):
     with pytest.raises(UsageError, match=f"position {position} is outside an epoch of 10"):
-        Order(10).ids([0, position])
+        Permutation(10).ids([0, position])
 
 
 @pytest.mark.parametrize(
@@ -151,5 +151,5 @@ def test_positions_outside_the_epoch_are_refused(position):
 )
 def test_arguments_out_of_range_are_refused(arguments, message):
     with pytest.raises(UsageError, match=message):
-        Order(*arguments)
-    assert Order(2**62 - 1, 2**64 - 1, 2**64 - 1).ids(0).shape == (1,)
+        Permutation(*arguments)
+    assert Permutation(2**62 - 1, 2**64 - 1, 2**64 - 1).ids(0).shape == (1,)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.load.order.draws import GROUPED_VERSION, ORDER_VERSION, GroupedOrder, Order, apportion
+from fastvid.load.order.draws import GROUPED_VERSION, ORDER_VERSION, GroupedOrder, Permutation, apportion
 from fastvid.load.order.epoch import BLOCKS_VERSION, BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset
@@ -93,8 +93,8 @@ def test_each_kind_of_order_has_its_class_size_and_fingerprint():
     dataset = FakeDataset(40)
     weighted = Mixture([dataset, FakeDataset(3, dataset_id="other")], weights=[1, 3], num_samples=20)
     for found, kind, size, text in (
-        (EpochOrders(dataset), Order, 40, f"{ORDER_VERSION} shuffle=True"),
-        (EpochOrders(dataset, shuffle=False), Order, 40, f"{ORDER_VERSION} shuffle=False"),
+        (EpochOrders(dataset), Permutation, 40, f"{ORDER_VERSION} shuffle=True"),
+        (EpochOrders(dataset, shuffle=False), Permutation, 40, f"{ORDER_VERSION} shuffle=False"),
         (
             EpochOrders(dataset, shuffle=BlockShuffle(9)),
             BlockOrder,

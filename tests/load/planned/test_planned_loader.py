@@ -18,7 +18,7 @@ from fastvid.load.clips.crops import CenterCrop, Native
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
 from fastvid.load.order.buckets import Buckets
-from fastvid.load.order.draws import Order
+from fastvid.load.order.draws import Permutation
 from fastvid.load.order.packed import Packed
 from tests.datasets import make_clip, pack
 from tests.load.fakes import fake
@@ -328,5 +328,5 @@ def test_order_of_a_state_is_that_of_the_epoch():
     # Draws depend on the position in the epoch's order, not on the place in the plan.
     (loader,) = loaders(FakeVideos(90), BUCKETS, 1, seed=3, last="keep")
     found = [row for *_, rows_ in together([loader]) for row in rows_]
-    ids = Order(90, 3, 0).ids(np.arange(90))
+    ids = Permutation(90, 3, 0).ids(np.arange(90))
     assert all(ids[row[0]] == row[1] for row in found)

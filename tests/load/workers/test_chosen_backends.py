@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -16,14 +17,18 @@ from fastvid.decode.backends import Backend, backend
 from fastvid.decode.dali import DaliCpuDecoder
 from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
+from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
-from fastvid.load.batch.sinks import DeviceRgbSink, VideoSpec
+from fastvid.load.batch.sinks import DeviceRgbSink
+from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
-from fastvid.load.workers import auto, lanes
+from fastvid.load.workers import lanes
+from tests import fake_cuda
 from tests.datasets import REPOSITORY, pack
-from tests.load.fakes import FakeDataset
+from tests.load.fakes import FakeDataset, FakeShard, fake
+from tests.load.gpu_fakes import gpu
 from tests.load.loaders import clip_loader
-from tests.load.tools import plans
+from tests.load.tools import make as fake_loader
 from tests.makers import read_numbers
 
 CPU = LoaderStream(torch.device("cpu"))
@@ -149,59 +154,58 @@ def test_damaged_clip_is_masked_and_its_lane_continues(dataset, known, monkeypat
     assert valid == {f"v{n}": n != 2 for n in range(6)}
 
 
-def test_auto_measures_available_backends_and_logs_the_reason(dataset, monkeypatch, caplog):
-    rates = {"pyav": 100.0, "dali-cpu": 300.0}
-    monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
+def test_auto_is_the_default_on_a_cpu_and_part_of_a_state(dataset):
     loader = make(dataset)
-    assert loader.backend.name == "auto"
-    assert "decoder" not in loader.state_dict()
-    with caplog.at_level(logging.INFO, "fastvid"):
-        frames_of(loader)
-    assert loader.backend.name == "dali-cpu"
-    assert "decoder dali-cpu: clips/s with 2 threads: dali-cpu 300, pyav 100" in caplog.text
-    state = loader.state_dict()
-    assert state["decoder"] == "dali-cpu"
+    assert loader.backend.name == loader.state_dict()["decoder"] == "pyav"
+    assert "decoder" not in make(dataset, decoder="pyav").state_dict()
 
-    # A checkpoint keeps the choice: nothing is measured again.
-    monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
+
+def test_a_state_keeps_the_decoder_that_auto_chose(dataset, caplog):
+    saved = make(dataset, decoder="dali-cpu")
+    following = frames_of(saved)
     resumed = make(dataset)
-    resumed.load_state_dict(state)
-    frames_of(resumed)
-    assert resumed.backend.name == "dali-cpu"
-    # A back-end that is not available here is chosen anew.
+    resumed.load_state_dict({**make(dataset).state_dict(), "decoder": "dali-cpu"})
+    assert frames_of(resumed) == following
+    assert resumed.backend.name == resumed.state_dict()["decoder"] == "dali-cpu"
+    # A back-end that is not available here is replaced by the one of the table.
     elsewhere = make(dataset)
-    elsewhere.load_state_dict({**state, "decoder": "dali-gpu"})
-    assert elsewhere.backend.name == "auto"
+    elsewhere.load_state_dict({**elsewhere.state_dict(), "decoder": "dali-gpu"})
+    assert elsewhere.backend.name == "pyav"
+    assert "decoder dali-gpu of the state is not available here" in caplog.text
+    # A decoder that was named stays.
+    named = make(dataset, decoder="pyav")
+    named.load_state_dict({**named.state_dict(), "decoder": "dali-cpu"})
+    assert named.backend.name == "pyav"
 
 
-def test_auto_resumes_at_the_end_of_an_epoch(dataset, monkeypatch):
-    rates = {"pyav": 100.0, "dali-cpu": 300.0}
-    monkeypatch.setattr(auto, "measure", lambda chosen, *_: rates[chosen[0].name])
-    whole = make(dataset)
-    for _ in whole:
-        state = whole.state_dict()
-    assert (state["epoch"], state["position"], state["decoder"]) == (0, 6, "dali-cpu")
-    following = frames_of(whole)
-    unchosen = {name: value for name, value in state.items() if name != "decoder"}
-    for saved, at_first in ((unchosen, "auto"), (state, "dali-cpu")):
-        if saved is state:
-            monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried again"))
-        resumed = make(dataset)
-        resumed.load_state_dict(saved)
-        # A state of the last batch begins the next epoch, which has batches to measure a decoder on.
-        assert (resumed.epoch, resumed.position, resumed.backend.name) == (1, 0, at_first)
-        assert frames_of(resumed) == following
-        assert resumed.backend.name == "dali-cpu"
+@pytest.mark.parametrize(
+    ("codec", "options", "missing", "expected"),
+    [
+        (Codec.H264, {}, None, "nvdec"),
+        (Codec.AV1, {}, None, "nvdec"),
+        (Codec.MJPEG, {}, None, "pyav"),
+        (Codec.H264, {"views": fastvid.Views(1, 3)}, None, "pyav"),
+        (Codec.H264, {}, "no such device", "pyav"),
+    ],
+)
+def test_auto_on_a_gpu_depends_on_the_codec(monkeypatch, caplog, codec, options, missing, expected):
+    fake_cuda.install(monkeypatch)
+    table = {
+        "pyav": replace(fake("PlanesDecoder"), name="pyav"),
+        "nvdec": replace(gpu("GpuPlanesDecoder"), name="nvdec"),
+    }
+    monkeypatch.setattr(lanes, "backend", table.__getitem__)
+    monkeypatch.setattr(Backend, "why_unavailable", lambda one, _: missing if one.name == "nvdec" else None)
+    monkeypatch.setattr(FakeShard, "info", lambda *_: StreamInfo(codec, 48, 32, 9, Fraction(25)))
+    with caplog.at_level(logging.INFO, "fastvid"):
+        loader = fake_loader(
+            FakeDataset(40), decoder="auto", device="cuda:1", spatial=fastvid.CenterCrop(16), **options
+        )
+    assert loader.backend.name == loader.state_dict()["decoder"] == expected
+    assert ("decoder pyav instead of nvdec: no such device" in caplog.text) == bool(missing)
 
 
-def test_auto_measures_real_clips(dataset):
-    loader = make(dataset)
-    frames_of(loader)
-    assert loader.backend.name in ("pyav", "dali-cpu")
-
-
-def test_auto_skips_measuring_h264_on_a_cpu(videos, tmp_path):
-    """Neither a measurement of one second nor the import of a slower library."""
+def test_auto_imports_no_other_library_on_a_cpu(videos, tmp_path):
     pack(tmp_path / "set", [[("v", videos.painted("compact", frames=20).data, 0)]], classes=("a",))
     script = f"""
 import sys, fastvid
@@ -214,65 +218,6 @@ print(loader.backend.name, [name for name in ("torchcodec", "nvidia.dali") if na
 """
     run = subprocess.run([sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True, check=True)
     assert run.stdout == "pyav []\n", run.stderr
-
-
-def test_default_is_replaced_only_for_a_clear_gain(dataset, monkeypatch):
-    for dali, name in ((149.0, "pyav"), (151.0, "dali-cpu")):
-        rates = {"pyav": 100.0, "dali-cpu": dali}
-        monkeypatch.setattr(auto, "measure", lambda chosen, *_, rates=rates: rates[chosen[0].name])
-        assert auto.choose(plans(dataset), CPU, 1).name == name
-
-
-def test_failing_backend_is_not_chosen(dataset, monkeypatch, caplog):
-    def broken(self, clips, outputs):
-        raise RuntimeError("no such luck")
-
-    monkeypatch.setattr(DaliCpuDecoder, "decode", broken)
-    clips = plans(dataset)
-    assert auto.choose(clips, CPU, 1).rates["dali-cpu"] == 0
-    assert "dali-cpu is not used: no such luck" in caplog.text
-
-
-def test_default_is_kept_when_no_clip_can_be_read(monkeypatch):
-    dataset = FakeDataset(40)
-    for sample in range(40):
-        dataset.damage(sample)
-    monkeypatch.setattr(auto, "measure", lambda *_: pytest.fail("tried damaged clips"))
-    verdict = auto.choose(plans(dataset), CPU, 1)
-    assert verdict.name == "pyav"
-
-
-def test_ranks_use_the_default_without_a_process_group(dataset):
-    verdict = auto.agree(plans(dataset), fastvid.runtime.processes.World(1, 2), CPU, 1, frozenset())
-    assert verdict.name == "pyav"
-
-
-RANKS = """
-import os, sys
-import torch
-import torch.distributed as dist
-from fastvid.load.device import LoaderStream
-from fastvid.load.workers import auto
-from fastvid.runtime.processes import World
-from tests.load.loaders import clip_loader
-
-child = os.fork()
-rank = 0 if child else 1
-dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=rank, world_size=2)
-auto.choose = lambda *_: auto.BackendChoice(f"chosen-by-{rank}", {}, "")
-verdict = auto.agree([], World(rank, 2), LoaderStream(torch.device("cpu")), 1, frozenset())
-sys.stdout.write(f"rank {rank} takes {verdict.name}\\n")
-sys.stdout.flush()
-dist.destroy_process_group()
-if child:
-    os.waitpid(child, 0)
-"""
-
-
-def test_all_ranks_use_the_choice_of_rank_0(tmp_path):
-    command = [sys.executable, "-c", RANKS, str(tmp_path / "store")]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert sorted(run.stdout.split("\n"))[1:] == ["rank 0 takes chosen-by-0", "rank 1 takes chosen-by-0"]
 
 
 def test_invalid_decoder_names_are_refused(dataset, known):

@@ -17,8 +17,9 @@ from fastvid.format.dataset import Dataset, change
 from fastvid.format.generations import history, read_generation, read_head, swap_head
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
-from fastvid.sharding.change.compact import collect_garbage, compact_shards, find_garbage
-from fastvid.sharding.change.edit import match_annotations, read_label_csv, relabel_samples, remove_samples
+from fastvid.sharding.change.compact import compact_shards
+from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
+from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests import forks
@@ -129,23 +130,28 @@ class TestRelabel:
         assert relabel_samples(store, {"c/0": {"label": "left"}}).columns == ()
         assert read_head(store).generation == 1
 
-    def test_csv_is_parsed_to_rows(self, store):
+    def test_csv_is_parsed_to_rows(self, tmp_path):
         text = 'key,label,split,weight\nc/0,right,,1\n"c/1",left,"a,b",2\n'
-        rows = read_label_csv(text.encode("utf-8-sig"), file="new.csv")
+        file = tmp_path / "new.csv"
+        file.write_bytes(text.encode("utf-8-sig"))
+        rows = read_labels(str(file))
         assert rows == {
             "c/0": {"label": "right", "split": None, "weight": 1},
             "c/1": {"label": "left", "split": "a,b", "weight": 2},
         }
         for broken, message in (
-            ("name,label\na,b\n", "header"),
-            ("key\na\n", "header"),
-            ("", "header"),
-            ("key,label\na,b,c\n", "3 fields"),
-            ("key,label\na,b\na,c\n", "duplicate key"),
-            ('key,label\n"a', "parse"),
+            (b"name,label\na,b\n", "row has no key"),
+            (b"key,label\n,b\n", "row has no key"),
+            (b"key,label\na,b,c\n", "more fields than the header"),
+            (b"key,label\na\n", "fewer fields than the header"),
+            (b'key,label\n"a', "fewer fields than the header"),
+            (b"key,label\na,b\na,c\n", "duplicate key"),
+            (b"key,label,label\na,b,c\n", "duplicate column"),
+            (b"key,label\na,\xff\n", "not UTF-8"),
         ):
+            file.write_bytes(broken)
             with pytest.raises(UsageError, match=message):
-                read_label_csv(broken.encode(), file="new.csv")
+                read_labels(str(file))
 
     def test_annotation_rows_find_samples_by_the_names_of_their_sources(self, tmp_path, clip):
         names = ["a/x.mp4", "b/x.mp4", "b/y.mp4", "b/z.mp4#1-2", "b/z.mp4#2-3", "y.mp4"]
@@ -442,7 +448,8 @@ def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, 
         "import sys\n"
         "from fastvid.storage import LocalStorage\n"
         "from fastvid.sharding.change.edit import remove_samples\n"
-        "from fastvid.sharding.change.compact import compact_shards, collect_garbage\n"
+        "from fastvid.sharding.change.compact import compact_shards\n"
+        "from fastvid.sharding.change.history import collect_garbage\n"
         f"store = LocalStorage(sys.argv[1])\n{command}\n"
     )
 

@@ -11,8 +11,9 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.runtime.processes import namespace
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import collect_garbage
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack
 from tests.sharding.shardtools import command, make

@@ -15,8 +15,9 @@ from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import StreamFlag
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
-from fastvid.sharding.change.edit import copy_dataset, remove_samples
+from fastvid.sharding.change.compact import compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
@@ -168,7 +169,7 @@ def test_commands_of_a_dataset_work_without_its_videos_inside(mine):
     collect_garbage(LocalStorage(out))
     assert fastvid.open(out).keys.to_pylist() == keys[1:]
     assert not [path for path in out.glob("data-*") if keys[0].encode() in path.read_bytes()]
-    copy_dataset(LocalStorage(out), LocalStorage(mine / "copy"))
+    shutil.copytree(out, mine / "copy")
     assert main(["subset", str(out), "--share", "0.5", "--out", str(mine / "half")]) == 0
     assert main(["merge", str(out), str(mine / "half"), "--prefix", "a,b", "--out", str(mine / "both")]) == 0
     for name in ("set", "copy", "half", "both"):

@@ -18,8 +18,9 @@ from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.timing import Reason
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
+from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
 from fastvid.sharding.job.index import rebuild

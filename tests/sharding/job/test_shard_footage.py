@@ -10,7 +10,7 @@ from fastvid.media.timing import Reason
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ledger
 
-# Short files. The whole footage is in test_shard_soak.py.
+# Short files. The whole footage is in test_corpus_soak.py.
 GOOD = {
     "clean/ROCm__vision__hmdb51_Turnk_r_Pippi_Michel_cartwheel_f_cm_np2_le_med_6.avi": 83,  # metadata cut mid-character
     "clean/open-mmlab__mmaction2__part_0.mp4": 33,  # 32 frames and one hole

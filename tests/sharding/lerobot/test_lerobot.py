@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,9 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError
-from fastvid.sharding.change.compact import collect_garbage, compact_shards
-from fastvid.sharding.change.edit import copy_dataset, remove_samples
+from fastvid.sharding.change.compact import compact_shards
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets.merge import merge_datasets
@@ -100,7 +102,7 @@ def test_what_lerobot_knows_of_features_is_kept(indexed, encoded):
 
 @pytest.mark.parametrize("which", ["indexed", "encoded"])
 def test_changes_of_a_dataset_keep_the_signals_of_each_episode(which, request, tmp_path):
-    copy_dataset(LocalStorage(request.getfixturevalue(which)), LocalStorage(tmp_path / "set"))
+    shutil.copytree(request.getfixturevalue(which), tmp_path / "set")
     every = {f"episode_{number:06d}": number for number in range(len(LENGTHS))}
     storage = LocalStorage(tmp_path / "set")
     check_signals(fastvid.open(tmp_path / "set"), every)
@@ -133,7 +135,7 @@ def test_merged_statistics_are_those_of_all_frames(indexed, tmp_path):
 
 
 def test_damaged_signals_are_found(encoded, tmp_path):
-    copy_dataset(LocalStorage(encoded), LocalStorage(tmp_path / "set"))
+    shutil.copytree(encoded, tmp_path / "set")
     file = tmp_path / "set/data-000001.signals.parquet"
     os.chmod(file, 0o644)
     data = bytearray(file.read_bytes())

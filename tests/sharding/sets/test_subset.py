@@ -14,9 +14,9 @@ from fastvid.errors import FastvidError, FormatError, JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
+from fastvid.sharding.change.repack import Renaming
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.sets.merge import merge_datasets
-from fastvid.sharding.sets.repack import Renaming
 from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage

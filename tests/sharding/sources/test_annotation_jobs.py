@@ -169,33 +169,6 @@ def test_list_separates_path_and_label(dataset):
     assert (counts(out, "train"), counts(out, "val")) == ({"jump": 1, "swim": 1}, {"run": 1})
 
 
-def test_diving48(dataset):
-    out, _ = dataset(
-        "diving48:labels",
-        ["rgb/dLYFZVZeD_g_00127.mp4", "rgb/-QkD3EfNdg_00012.mp4"],
-        {
-            "labels/Diving48_V2_train.json": json.dumps(
-                [{"vid_name": "dLYFZVZeD_g_00127", "label": 1, "start_frame": 0, "end_frame": 84}]
-            ),
-            "labels/Diving48_V2_test.json": json.dumps(
-                [
-                    {"vid_name": "-QkD3EfNdg_00012", "label": 0, "start_frame": 0, "end_frame": 118},
-                    {"vid_name": "gone_00001", "label": 0, "start_frame": 0, "end_frame": 9},
-                ]
-            ),
-            "labels/Diving48_vocab.json": json.dumps(
-                [["Back", "15som", "05Twis", "FREE"], ["Forward", "Dive", "NoTwis", "PIKE"]]
-            ),
-        },
-    )
-    found = Dataset(str(out))
-    assert found.classes == ("Back_15som_05Twis_FREE", "Forward_Dive_NoTwis_PIKE")
-    assert counts(out, "train") == {"Forward_Dive_NoTwis_PIKE": 1}
-    assert counts(out, "test") == {"Back_15som_05Twis_FREE": 1}
-    assert sorted(found.column("end_frame").to_pylist()) == [84, 118]
-    assert missing(out) == ["gone_00001"]
-
-
 @pytest.mark.parametrize("kind", ["csv", "json"])
 def test_csv_table_keeps_every_column(kind, dataset):
     records = [

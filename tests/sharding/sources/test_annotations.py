@@ -8,7 +8,6 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.sharding.sources.action_sets import (
-    parse_diving48,
     parse_hmdb51,
     parse_kinetics,
     parse_sthv2,
@@ -174,52 +173,16 @@ def test_json_is_read_like_csv(parse):
         parse("json", '[{"file": "a.mp4"}]')
 
 
-VOCABULARY = [
-    ["Back", "15som", "05Twis", "FREE"],
-    ["Back", "15som", "15Twis", "FREE"],
-    ["Forward", "Dive", "NoTwis", "PIKE"],
-]
-DIVES = [
-    {"vid_name": "dLYFZVZeD_g_00127", "label": 2, "start_frame": 0, "end_frame": 84},
-    {"vid_name": "-QkD3EfNdg_00012", "label": 0, "start_frame": 0, "end_frame": 118},
-]
-
-
-def test_diving48_names_integer_labels_and_keeps_columns():
-    parsed = parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY), "train")
-    rows = {row.name: row for row in parsed.rows}
-    assert rows["dLYFZVZeD_g_00127"].label == "Forward_Dive_NoTwis_PIKE"
-    assert rows["-QkD3EfNdg_00012"].columns == {"start_frame": 0, "end_frame": 118, "split": "train"}
-    # The frame numbers refer to the original film and must not be used to trim the clip.
-    assert {(row.start, row.end) for row in parsed.rows} == {(None, None)}
-    assert parsed.classes == ("Back_15som_05Twis_FREE", "Back_15som_15Twis_FREE", "Forward_Dive_NoTwis_PIKE")
-    assert parse_diving48(json.dumps(DIVES)).classes == ("0", "1", "2")
-    with pytest.raises(UsageError, match="label 7"):
-        parse_diving48(json.dumps([{"vid_name": "x", "label": 7}]), json.dumps(VOCABULARY))
-
-
-def test_diving48_csv_equals_json():
-    text = "vid_name,label,start_frame,end_frame\n" + "".join(
-        f"{d['vid_name']},{d['label']},{d['start_frame']},{d['end_frame']}\n" for d in DIVES
-    )
-    assert parse_diving48(text) == parse_diving48(json.dumps(DIVES))
-    assert parse_diving48(text, json.dumps(VOCABULARY)) == parse_diving48(json.dumps(DIVES), json.dumps(VOCABULARY))
-
-
-def test_diving48_folder_returns_both_splits_of_the_corrected_labels(tmp_path):
-    old = [{"vid_name": "dLYFZVZeD_g_00127", "label": 1, "start_frame": 0, "end_frame": 84}]
-    (tmp_path / "Diving48_train.json").write_text(json.dumps(old))
-    (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(DIVES[:1]))
-    (tmp_path / "Diving48_V2_test.json").write_text(json.dumps(DIVES[1:]))
-    (tmp_path / "Diving48_vocab.json").write_text(json.dumps(VOCABULARY))
-    parsed = read_annotations([f"diving48:{tmp_path}"])
-    assert {(row.name, row.label, row.columns["split"]) for row in parsed.rows} == {
-        ("dLYFZVZeD_g_00127", "Forward_Dive_NoTwis_PIKE", "train"),
-        ("-QkD3EfNdg_00012", "Back_15som_05Twis_FREE", "test"),
-    }
-    assert len(parsed.classes) == 3
-    alone = read_annotations([f"diving48:{tmp_path}/Diving48_V2_test.json"])
-    assert [row.columns["split"] for row in alone.rows] == ["test"]
+def test_diving48_is_a_table(tmp_path):
+    dives = [{"vid_name": "dLYFZVZeD_g_00127", "label": 2, "start_frame": 0, "end_frame": 84}]
+    (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(dives))
+    place = tmp_path / "Diving48_V2_train.json"
+    parsed = read_annotations([f"json:{place}"], ["Back", "Inward", "Forward"], columns="path=vid_name")
+    (row,) = parsed.rows
+    assert (row.name, row.label, row.start, row.end) == ("dLYFZVZeD_g_00127", "Forward", None, None)
+    assert row.columns == {"start_frame": 0, "end_frame": 84, "split": "train"}
+    with pytest.raises(UsageError, match=r"unknown annotations.*\n.*--columns path=vid_name"):
+        read_annotations([f"diving48:{place}"])
 
 
 def test_labels_of_several_lists_are_positions_among_all_sorted_names(tmp_path):
@@ -254,7 +217,6 @@ def test_row_longer_than_the_header_raises(parse):
         ("sthv2:.", "no labels.json"),
         ("ucf101:ucf", "class 'Cricket' is not in the list"),
         ("json:wrong.csv", "do not parse as json"),
-        ("diving48:absent", "No such file"),
     ],
 )
 def test_invalid_annotations_raise_clear_errors(spec, message, tmp_path, monkeypatch):

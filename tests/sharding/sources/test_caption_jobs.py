@@ -148,7 +148,7 @@ def test_relabel_table_errors_name_the_row(tmp_path):
         ("a.jsonl", '{"key": "a", "x": 1}\n{"key": "a", "x": 2}\n', "duplicate key 'a'", {"row": 2}),
         ("b.json", '[{"x": 1}]', "row has no key", {"row": 1, "column": "key"}),
         ("c.parquet", "none", "Parquet does not parse", {}),
-        ("d.csv", "key,x\na,1\n", "no column for 'caption'", {}),
+        ("d.csv", "key,x\na,1\n", "no column 'text'", {}),
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(UsageError, match=message) as caught:

@@ -80,7 +80,5 @@ def test_strategies_without_a_common_model_refuse_an_average_with_the_reason() -
     config = replace(base, optim=replace(base.optim, ema_decay=0.9))
     with pytest.raises(UsageError, match=r"sync=asgd does not support optim\.ema_decay: its ranks step independently"):
         strategy_of(replace(config, sync="asgd"))
-    with pytest.raises(UsageError, match=r"ema_decay with fragments or a delay"):
-        strategy_of(replace(config, sync="kavg", sync_options={"fragments": 2}))
     for sync in ("ddp", "kavg", "relay"):
         strategy_of(replace(config, sync=sync))

@@ -88,13 +88,6 @@ def test_a_joint_head_is_the_only_head() -> None:
     assert found["temporal.backbone.layer4.1.conv2.weight"] == found["spatial.backbone.layer4.1.conv2.weight"] == 0.5
 
 
-def test_a_mobilenet_s_numbered_head_is_no_block() -> None:
-    found = layer_scales(zoo.build("tsm-mobilenetv2", num_classes=3, num_frames=2, width_mult=0.25), 0.5)
-    assert found["backbone.classifier.1.weight"] == 1.0
-    assert found["backbone.features.18.0.weight"] == 0.5
-    assert found["backbone.features.0.0.weight"] == 0.5**19
-
-
 class Named(nn.Module):
     """A model that names its own layers."""
 

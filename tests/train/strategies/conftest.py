@@ -25,7 +25,7 @@ BY_WORLD = {
         "k1-sgd", "k1-momentum", "k1-average", "k1-adam", "k4", "k4-norm", "k4-average", "k4-reset", "k4-block0",
         "k4-block", "k4-slowmo", "count-k11", "count-k5", "count-average", "count-fp16", "count-bf16", "still-block",
         "post-local", "ddp-plain", "scheduled", "adaptive", "batch-ddp", "batch-kavg", "batch-capped", "batch-plateau",
-        "meter-ddp", "meter-k1", "meter-k5", "late-noise", "count-parts", "count-int8", "count-int4", "k4-nesterov",
+        "meter-ddp", "meter-k1", "meter-k5", "count-int8", "count-int4", "k4-nesterov",
         *(f"{when}-{name}" for name in scenarios.STATEFUL if name != "groups" for when in ("whole", "again")),
     ),
     3: ("k1-momentum", "k1-masked", "batch-ddp", "resumed", "wire"),

@@ -17,7 +17,7 @@ import torch
 from fastvid.runtime import faults
 from fastvid.train.ranks import Member
 from fastvid.train.strategies.shared.average import CODECS
-from fastvid.train.strategies.shared.wire import BLOCK, Counted, Traffic
+from fastvid.train.strategies.shared.wire import BLOCK, Traffic
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.lab import CONSTANT, PLAIN, Case
@@ -67,18 +67,11 @@ CASES = {
     "k4-block0": Case({"period": 4, "outer": "block"}, optim=MOMENTUM),
     "k4-block": Case({"period": 4, "outer": "block", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
     "k4-slowmo": Case({"period": 4, "outer": "slowmo", "outer_momentum": 0.5}, optim=MOMENTUM | CONSTANT),
-    # Fragments, delays, integers.
-    "ddp-still": Case(sync="ddp", optim=PLAIN | CONSTANT, noise=1.0),
-    "late-noise": Case({"period": 5, "delay": 2, "mixing": 0.25}, optim=PLAIN | CONSTANT, noise=1.0),
-    "count-parts": Case({"period": 5, "fragments": 2}, optim=PLAIN, run=QUIET),
+    # Integers.
     "count-int8": Case({"period": 11, "compress": "int8"}, optim=PLAIN, run=QUIET),
     "count-int4": Case({"period": 11, "compress": "int4"}, optim=PLAIN, run=QUIET),
     "k4-nesterov": Case({"period": 4, "outer": "nesterov"}, optim=MOMENTUM | CONSTANT),
-    "k4-streams": Case(
-        {"period": 4, "outer": "nesterov", "fragments": 3, "delay": 2, "compress": "int8"},
-        optim=MOMENTUM | CONSTANT,
-        norm=True,
-    ),
+    "k4-int8": Case({"period": 4, "outer": "nesterov", "compress": "int8"}, optim=MOMENTUM | CONSTANT, norm=True),
     "k4-int4": Case({"period": 4, "compress": "int4"}, optim=MOMENTUM),
     "post-local": Case({"period": 4, "local_after": 2.0}, optim=MOMENTUM),
     "scheduled": Case({"period": "1@0,3@2,11@4"}, optim=MOMENTUM),
@@ -111,7 +104,7 @@ STATEFUL = {
     "adaptive": CASES["adaptive"],
     "groups": CASES["groups-of-2"],
     "batch": CASES["batch-kavg"],
-    "streams": CASES["k4-streams"],
+    "int8": CASES["k4-int8"],
     "int4": CASES["k4-int4"],
     "noise": Case(
         {"batch": "noise", "batch_window": 7, "batch_threshold": 0.05, "batch_max": 32, "period": 2}, optim=MOMENTUM
@@ -132,7 +125,7 @@ def wire(folder: Path, member: Member) -> dict[str, Any]:
         for _ in range(ROUNDS):
             values = torch.rand(LENGTH, generator=generator, dtype=torch.float64)
             given += values
-            codec.begin(values, world.size, None, Counted(traffic, "average")).finish()
+            codec.average(values, world.size, None, traffic, "average")
             received += values
             means.append(values[:: LENGTH // 20])
         withheld = torch.zeros(LENGTH, dtype=torch.float64)

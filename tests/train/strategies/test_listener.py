@@ -26,7 +26,7 @@ from fastvid.train.strategies.shared.link import (
     shared_store,
     shared_token,
 )
-from tests.train.strategies.asgd.kit import TOKEN, client_of, merging, serving, together, until, weights_of
+from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
 
 SIZE = 6
 STRANGERS = 200
@@ -105,7 +105,7 @@ def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
 
         def answer() -> None:
             with trap.accept()[0] as connection:
-                connection.sendall(b"fvlink\0\3" + bytes(32))
+                connection.sendall(b"fvlink\0\4" + bytes(32))
                 connection.recv(64)
                 connection.sendall(bytes(40))
 
@@ -180,13 +180,10 @@ def test_many_clients_with_the_token_are_all_served() -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("deltas", [False, True])
-def test_values_that_are_not_finite_are_refused_by_name(
-    value: float, deltas: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: pytest.LogCaptureFixture) -> None:
     """An honest client that diverges must not poison the others."""
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(merging(SIZE))] if deltas else stack.enter_context(serving(SIZE))
+        servers = stack.enter_context(serving(SIZE))
         honest, other = (stack.enter_context(client_of(servers, SIZE)) for _ in range(2))
         weights = ones()
         honest.join(weights)
@@ -194,7 +191,7 @@ def test_values_that_are_not_finite_are_refused_by_name(
         wrong = ones()
         wrong[2] = value
         with pytest.raises(FastvidError, match="values are not finite"):
-            honest.push_delta(wrong, 1) if deltas else honest.push(wrong, 1.0)
+            honest.push(wrong, 1.0)
         assert f"client {honest.number}: 1 of {SIZE} values are not finite" in caplog.text
         assert servers[0].not_finite == 1
         assert servers[0].shard.version == 0
@@ -202,7 +199,7 @@ def test_values_that_are_not_finite_are_refused_by_name(
         # The link is still usable, and the others go on.
         honest.fetch(weights)
         assert torch.equal(weights, ones())
-        assert (other.push_delta(ones(), 1).staleness if deltas else other.push(ones(), 1.0)) == 0
+        assert other.push(ones(), 1.0) == 0
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])

@@ -19,25 +19,7 @@
     const title = document.createElement("h3");
     title.textContent = tile.dataset.key;
     const facts = one("dl", tile).cloneNode(true);
-    const note = document.createElement("p");
-    note.className = "note";
-    note.textContent = "first packets, in decode order";
-    body.replaceChildren(title, facts, note, packets(tile.dataset.packets));
-  };
-  const svg = (name, attributes) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-    for (const key in attributes) node.setAttribute(key, attributes[key]);
-    return node;
-  };
-  const packets = (text) => {
-    const found = text.split(" ").map((part) => [part[0], +part.slice(1)]);
-    const most = Math.sqrt(Math.max(...found.map((packet) => packet[1])));
-    const chart = svg("svg", { class: "packets", viewBox: `0 0 ${found.length * 12} 60`, preserveAspectRatio: "none" });
-    found.forEach(([kind, bytes], index) => {
-      const tall = Math.max(2, 60 * Math.sqrt(bytes) / most);
-      chart.append(svg("rect", { class: "p" + kind, x: index * 12 + 1, y: 60 - tall, width: 10, height: tall }));
-    });
-    return chart;
+    body.replaceChildren(title, facts);
   };
   for (const tile of all(".tiles .tile")) {
     const open = () => { dialog.showModal(); show(tile); };
@@ -53,23 +35,16 @@
   if (ledger) {
     const rows = all("tbody tr", ledger), words = one("#find-source"), found = one("#found"), empty = one("#none");
     const texts = rows.map((row) => row.textContent.toLowerCase());
-    let chosen = "";
     const apply = () => {
       const wanted = words.value.trim().toLowerCase();
       let shown = 0;
       rows.forEach((row, index) => {
-        const tags = row.dataset.tags.split(" ");
-        row.hidden = !((!chosen || tags.includes(chosen)) && texts[index].includes(wanted));
+        row.hidden = !texts[index].includes(wanted);
         shown += !row.hidden;
       });
       found.textContent = `${shown.toLocaleString("en")} of ${rows.length.toLocaleString("en")}`;
       empty.hidden = shown > 0;
     };
-    for (const button of all(".filters button")) button.addEventListener("click", () => {
-      chosen = button.dataset.tag;
-      for (const other of all(".filters button")) other.setAttribute("aria-pressed", String(other === button));
-      apply();
-    });
     words.addEventListener("input", apply);
     apply();
   }

@@ -1,15 +1,13 @@
-"""A parameter server, and clients that never wait for each other: Decoupled DiLoCo and asynchronous SGD.
+"""A parameter server, and clients that never wait for each other: asynchronous SGD.
 
     messages        message headers; each client has a separate link, so that its death does not affect the others
     weight_shard    a range of the weights with its optimizer: versions and consistent snapshots
     staleness       how staleness changes the rate of a gradient, and how far a client may run ahead
     lease           the samples that a client trains on; those of a dead client are reassigned
-    merger          collects deltas and merges those of a quorum
     record          what a server knows about a client
     server          serves one shard, with one thread per client
     client          a client of all shards of a server
     vector          a model as one vector on the CPU
-    deltas          when a client pushes what its own steps changed, and how it adopts merges
     gradients       pushes each gradient and fetches weights; double buffering
     options         checks options before data are read
 

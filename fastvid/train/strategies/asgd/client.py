@@ -35,7 +35,7 @@ class ParameterClient:
 
     def __init__(self, head: Address, size: int, *, timeout_s: float = 60.0) -> None:
         self.versions: Versions = ()
-        self.samples = self.merged = 0
+        self.samples = 0
         self._clock = 0
         self._links = [open_link(head, timeout_s)]
         self.number = self._links[0].number
@@ -70,7 +70,6 @@ class ParameterClient:
         """Fetch the newest weights into a tensor [size]; the range of each shard is one committed version."""
         answers = self._all(MessageHeader(ServerMessage.FETCH), into=into)
         self.versions = tuple(answer.version for answer in answers)
-        self.merged = answers[0].merged
         return self.versions
 
     def push(
@@ -92,18 +91,6 @@ class ParameterClient:
         answers = self._all(header, send=gradient, since=since, progress=progress)
         self._clock = answers[0].clock
         return answers[0].staleness
-
-    def push_delta(self, delta: Tensor, clips: int, *, progress: LeaseProgress | None = None) -> MessageHeader:
-        """Push what this client's weights were minus what they are now, for the next merge.
-
-        `delta`: [size], on the CPU, contiguous; must not change until this returns. `clips`: number of clips
-        that it was computed from, at least 1. Returns the reply: `version` is above that fetched last if there
-        was a merge since, and `merged` is how many pushes of this client it contains.
-        """
-        header = MessageHeader(ServerMessage.DELTA, clock=self._clock, clips=clips)
-        (answer,) = self._all(header, send=delta, since=self.versions, progress=progress)
-        self._clock, self.merged = answer.clock, answer.merged
-        return answer
 
     def lease(self) -> Lease | None:
         """Return the next samples, None if all are done. Waits while others may return some."""

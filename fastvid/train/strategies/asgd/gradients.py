@@ -72,7 +72,7 @@ class GradientPusher:
         self.weights.copy_(weights)
         self._versions = versions
 
-    def close(self) -> None:
+    def leave(self) -> None:
         """Wait for the transfer in flight, and leave the server."""
         self.settle()
         self._thread.shutdown()

@@ -14,7 +14,6 @@ class ServerMessage(IntEnum):
     INIT = 2
     FETCH = 3
     GRADIENT = 4
-    DELTA = 5
     LEASE = 6
     LEAVE = 7
     SHARDS = 8
@@ -31,7 +30,6 @@ class MessageHeader:
     version: int = 0
     staleness: int = 0
     clock: int = 0
-    merged: int = 0
     clips: int = 0
     rate: int = 0  # in GRADIENT, learning rate as the bits of a float64, see `float_bits`
     lease: int = -1

@@ -11,7 +11,6 @@ class ClientRecord:
 
     clock: int = 0
     pushes: int = 0
-    merged: int = 0
     clips: int = 0
     active: bool = True
     # whether it waits for samples. An idle client delays no other, because others may have to push before samples

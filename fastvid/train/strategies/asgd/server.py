@@ -1,7 +1,7 @@
 """Serves one shard: one thread accepts clients, and one thread per client blocks on its messages.
 
 The first shard of a server is its head: it chooses the client that initializes the weights, delays clients that are too
-far ahead, and leases samples. A server with a merger has one shard; it collects deltas instead of applying gradients.
+far ahead, and leases samples.
 
 One lock protects the records, and is held for a step of the optimizer, so that records match the order of steps. What
 else costs time is outside of it: receiving, sending, checksums and the search for values that are not finite.
@@ -9,7 +9,6 @@ else costs time is outside of it: receiving, sending, checksums and the search f
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import threading
@@ -23,7 +22,6 @@ from torch import Tensor
 
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.merger import Merger
 from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float
 from fastvid.train.strategies.asgd.record import ClientRecord
 from fastvid.train.strategies.asgd.staleness import Policy
@@ -46,7 +44,6 @@ class Server:
         policy: Policy | None = None,
         leases: Leases | None = None,
         *,
-        merger: Merger | None = None,
         head: bool = True,
         warm_up: int = 0,
         token: str | None = None,
@@ -55,7 +52,7 @@ class Server:
         timeout_s: float = 60.0,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        self.shard, self.policy, self.leases, self.merger = shard, policy or Policy(), leases, merger
+        self.shard, self.policy, self.leases = shard, policy or Policy(), leases
         self.staleness: Counter[int] = Counter()
         self.clients: dict[int, ClientRecord] = {}
         self.lost = self.largest_lead = self.not_finite = 0
@@ -93,46 +90,38 @@ class Server:
             self._changed.notify_all()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the shard, the pending deltas, the leases and the client records."""
+        """Return the state of the shard, the leases and the client records."""
         with self._changed:
-            self._merge_if_due()
             return {
                 "shard": self.shard.state_dict(),
-                "merger": None if self.merger is None else self.merger.state_dict(),
                 "leases": None if self.leases is None else self.leases.state_dict(),
                 "staleness": dict(self.staleness),
                 "lost": self.lost,
                 "clients": {
-                    number: {
-                        "clock": record.clock,
-                        "pushes": record.pushes,
-                        "merged": record.merged,
-                        "clips": record.clips,
-                    }
+                    number: {name: getattr(record, name) for name in ("clock", "pushes", "clips")}
                     for number, record in self.clients.items()
                 },
             }
 
     def _load(self, state: Mapping[str, Any]) -> None:
         self.shard.load_state_dict(state["shard"])
-        if self.merger is not None and state["merger"] is not None:
-            self.merger.load_state_dict(state["merger"])
         if self.leases is not None and state["leases"] is not None:
             self.leases.load_state_dict(state["leases"])
         self.staleness.update({int(key): int(count) for key, count in state["staleness"].items()})
         self.lost = int(state["lost"])
         self.clients = {
-            int(number): ClientRecord(**record, active=False) for number, record in state["clients"].items()
+            int(number): ClientRecord(record["clock"], record["pushes"], record["clips"], active=False)
+            for number, record in state["clients"].items()
         }
 
     def _session(self, link: Link) -> None:
         left, number = False, link.number
         try:
-            # Receives the payload of a push; not shared, and exchanged for another one if a merger keeps it.
+            # Receives the payload of a push.
             buffer = torch.empty(self.shard.numel, dtype=self.shard.dtype)
             while not left:
                 asked = MessageHeader.of(link.receive(buffer)[0])
-                buffer = self._handle(link, number, asked, buffer)
+                self._handle(link, number, asked, buffer)
                 left = asked.kind is ServerMessage.LEAVE
         except FastvidError as error:
             log.warning("lost client %d: %s", number, error)
@@ -148,11 +137,10 @@ class Server:
                 self._first = None
             if self.leases is not None and (returned := self.leases.give_back(number)):
                 log.warning("%d samples of client %d go to other clients", returned, number)
-            self._merge_if_due()
             self._changed.notify_all()
 
-    def _handle(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> Tensor:
-        """Handle a message, and return the buffer for the payload of the next one."""
+    def _handle(self, link: Link, number: int, asked: MessageHeader, buffer: Tensor) -> None:
+        """Handle a message, whose payload is in the buffer."""
         match asked.kind:
             case ServerMessage.JOIN:
                 self._join(link, number)
@@ -169,22 +157,16 @@ class Server:
                 # Reject everything else until the client has joined and there are weights.
                 self._reply(link, ServerMessage.REFUSED)
             case ServerMessage.FETCH:
-                self._send_weights(link, number)
-            case ServerMessage.GRADIENT if self.merger is None and asked.version <= self.shard.version:
+                self._send_weights(link)
+            case ServerMessage.GRADIENT if asked.version <= self.shard.version:
                 if self._finite(link, number, asked, buffer):
                     self._step(link, number, asked, buffer)
-            case ServerMessage.DELTA if (
-                self.merger is not None and asked.version <= self.shard.version and asked.clips > 0
-            ):
-                if self._finite(link, number, asked, buffer):
-                    buffer = self._add(link, number, asked, buffer, self.merger)
             case ServerMessage.LEASE:
                 self._lend(link, number)
             case _:
                 self._reply(link, ServerMessage.REFUSED)
         with self._changed:
             self._changed.notify_all()
-        return buffer
 
     def _reply(self, link: Link, kind: ServerMessage, **fields: int) -> None:
         link.send(astuple(MessageHeader(kind, version=max(0, self.shard.version), samples=self._samples, **fields)))
@@ -223,13 +205,9 @@ class Server:
             record.clock = self._slowest(record)
         self._reply(link, ServerMessage.DONE, fresh=int(fresh), clock=record.clock)
 
-    def _send_weights(self, link: Link, number: int) -> None:
-        with contextlib.ExitStack() as stack:
-            with self._changed:
-                self._merge_if_due()
-                snapshot = stack.enter_context(self.shard.reading())
-                merged = self.clients[number].merged
-            answer = MessageHeader(ServerMessage.DONE, version=snapshot.version, merged=merged)
+    def _send_weights(self, link: Link) -> None:
+        with self.shard.reading() as snapshot:
+            answer = MessageHeader(ServerMessage.DONE, version=snapshot.version)
             link.send(astuple(answer), snapshot.values, snapshot.checksum)
 
     def _step(self, link: Link, number: int, asked: MessageHeader, gradient: Tensor) -> None:
@@ -240,25 +218,13 @@ class Server:
             record = self._book(number, asked, staleness)
             version = self.shard.step(gradient, rate, 1 / self.present)
             self._changed.notify_all()
-        self._hold_back(link, record)
-        self._reply_to_push(link, record, version, staleness)
-
-    def _add(self, link: Link, number: int, asked: MessageHeader, delta: Tensor, merger: Merger) -> Tensor:
-        """Add a delta to the next merge, and return the buffer for the next one."""
-        with self._changed:
-            # A merge whose time was over before this push does not contain it.
-            self._merge_if_due()
-            staleness = self.shard.version - asked.version
-            record = self._book(number, asked, staleness)
-            spare = merger.add(number, delta, asked.clips)
-            self._merge_if_due()
-            self._changed.notify_all()
-        self._hold_back(link, record)
-        with self._changed:
-            self._merge_if_due()
-            version, merged = self.shard.version, record.merged
-        self._reply_to_push(link, record, version, staleness, merged)
-        return spare
+        if self._head:
+            # Wait while the client is too far ahead of the others.
+            self._wait(link, lambda: self.policy.may_continue(record.clock, self._slowest(record)))
+        answer = MessageHeader(
+            ServerMessage.DONE, version=version, staleness=staleness, clock=record.clock, samples=self._samples
+        )
+        link.send(astuple(answer))
 
     def _book(self, number: int, asked: MessageHeader, staleness: int) -> ClientRecord:
         """Record a push and what it acknowledges."""
@@ -269,38 +235,6 @@ class Server:
         if self.leases is not None and asked.lease >= 0:
             self.leases.acknowledge(number, asked.lease, asked.start, asked.digest)
         return record
-
-    def _hold_back(self, link: Link, record: ClientRecord) -> None:
-        """Wait while a client is too far ahead of the others."""
-        if self._head:
-            self._wait(link, lambda: self.policy.may_continue(record.clock, self._slowest(record)))
-
-    def _reply_to_push(self, link: Link, record: ClientRecord, version: int, staleness: int, merged: int = 0) -> None:
-        answer = MessageHeader(
-            ServerMessage.DONE,
-            version=version,
-            staleness=staleness,
-            clock=record.clock,
-            merged=merged,
-            samples=self._samples,
-        )
-        link.send(astuple(answer))
-
-    def _merge_if_due(self) -> None:
-        """Merge pending deltas if the quorum is there. Called before every message that could tell the difference."""
-        if self.merger is not None and self.merger.due(self._working):
-            for number in self.merger.merge(self._working):
-                # A checkpoint may have deltas of clients that the new server does not know.
-                if (record := self.clients.get(number)) is not None:
-                    record.merged = record.pushes
-            self._changed.notify_all()
-
-    @property
-    def _working(self) -> int:
-        """Number of clients that may still push."""
-        if self.leases is not None and self.leases.over:
-            return 0
-        return sum(record.active and not record.idle for record in self.clients.values())
 
     def _finite(self, link: Link, number: int, asked: MessageHeader, values: Tensor) -> bool:
         """Return whether rate and values are finite. If not, refuse them: one NaN would reach every client."""
@@ -339,7 +273,6 @@ class Server:
             elif lease is None and not record.idle:
                 # Notify only once: two idle clients would otherwise wake each other in an endless loop.
                 record.idle = True
-                self._merge_if_due()
                 self._changed.notify_all()
             return lease is not None or leases.over
 

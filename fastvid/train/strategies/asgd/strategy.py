@@ -3,44 +3,31 @@
     rank 0                      serves weights, optimizer and norm statistics, and records which positions are done
     every rank, independently   leases positions, and trains on their global batches
 
-Ranks share no batch: each trains on whole global batches at positions that no other rank has.
-
-``push=deltas``, the default, is Decoupled DiLoCo (2026, arXiv 2604.21428). Each client trains with an optimizer of its
-own, and every `period` steps pushes how far its weights went, together with its lease's progress. The server merges
-what a quorum of the clients brought, weighted by clips, with an outer Nesterov optimizer
-(`fastvid.train.strategies.asgd.merger`). Clients do not wait for a merge (`fastvid.train.strategies.asgd.deltas`): a
-slow one slows no other. With ``bound=1`` they do wait for the slowest; with ``quorum=all`` too, this is K-step
-averaging, in which each rank trains on whole global batches. Any optimizer, fp16 and frozen parts are supported. One
-client with ``period=1 outer=none`` trains like ddp, up to the rounding of w - (w - v).
-
-``push=gradients`` is GPU A-SGD (Paine et al. 2013). A client computes the gradient of each batch at its current
-weights, pushes it and fetches the newest weights; the server applies every gradient at once, with the run's optimizer.
-P ranks make as many weight updates as one rank would, and each gradient is computed from weights that are about P - 1
-updates old. The learning rate or the momentum may have to be lower, because asynchrony acts like momentum. One client
-trains exactly like ddp. Deltas cannot express it for several clients: a merge is not an update per gradient, and it is
-the clients, not the server, that have the run's momentum.
+Ranks share no batch: each trains on whole global batches at positions that no other rank has. This is GPU A-SGD (Paine
+et al. 2013): a client computes the gradient of each batch at its current weights, pushes it and fetches the newest
+weights; the server applies every gradient at once, with the run's optimizer. P ranks make as many weight updates as one
+rank would, and each gradient is computed from weights that are about P - 1 updates old. The learning rate or the
+momentum may have to be lower, because asynchrony acts like momentum. One client trains exactly like ddp.
 
 Rate and weight decay follow the run's schedule at the number of samples acknowledged by all clients.
 
 Norm statistics: each client normalizes by its own batches, and pushes its running statistics too. The server keeps
 their running average, in which a value has a weight of one over the number of clients. Checkpoints and evaluations use
-it. With deltas, a client that adopts merged weights adopts it as well; with gradients, only when it joins.
+it; a client adopts it when it joins.
 
-Accounting: a position is acknowledged with the push that contains it, so every position is acknowledged once. With
-deltas its progress is in the weights, or pending in the server's state, exactly once. If a client dies or leaves, its
-unpushed steps are lost, the rest of its lease goes to other clients, and ``returned`` counts these positions. With
-gradients, a push in flight to several shards may then be in the weights twice. The lineage in a checkpoint is that of
-the acknowledged samples, and equals ddp's at the end of an epoch.
+Accounting: a position is acknowledged with the push that contains it, so every position is acknowledged once. If a
+client dies or leaves, the rest of its lease goes to other clients, and ``returned`` counts these positions; a push in
+flight to several shards may then be in the weights twice. The lineage in a checkpoint is that of the acknowledged
+samples, and equals ddp's at the end of an epoch.
 
-A checkpoint contains the server's state: weights, optimizer, statistics, pending deltas, leases. Samples that were
-leased but not acknowledged are leased again. With deltas, rank 0 saves after its next push, and all ranks of a job
-resume with the moments of rank 0's optimizer; clients of other jobs begin with none. With gradients and several shards,
-the state of the head is copied first: a push that it has not acknowledged may already be in the other shards, but one
-that it has acknowledged is never missing there. If a server dies, the run resumes from its newest checkpoint.
+A checkpoint contains the server's state: weights, optimizer, statistics, leases. Samples that were leased but not
+acknowledged are leased again. With several shards, the state of the head is copied first: a push that it has not
+acknowledged may already be in the other shards, but one that it has acknowledged is never missing there. If a server
+dies, the run resumes from its newest checkpoint.
 
 Failures: each client has a separate connection, so its death affects no other process; the server drops it and
-continues with a quorum of the others. torchrun, however, stops all processes of a job when one dies, and restarts them
-from the checkpoint. To add and remove clients during a run, start them as separate jobs:
+continues with the others. torchrun, however, stops all processes of a job when one dies, and restarts them from the
+checkpoint. To add and remove clients during a run, start them as separate jobs:
 
     export FASTVID_TOKEN=$(openssl rand -hex 32)      the same for every job
     torchrun ... -m fastvid.train RECIPE sync=asgd sync_options.port=29600
@@ -69,14 +56,12 @@ from fastvid.train.parts.replica import Lineage, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes
 from fastvid.train.strategies.asgd import options
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
-from fastvid.train.strategies.asgd.deltas import DeltaPusher
 from fastvid.train.strategies.asgd.gradients import GradientPusher
 from fastvid.train.strategies.asgd.lease import Lease, Leases
-from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.staleness import Policy
 from fastvid.train.strategies.asgd.vector import Vector
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
+from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightShard, ranges
 from fastvid.train.strategies.shared.link import (
     Address,
     address_of,
@@ -84,7 +69,6 @@ from fastvid.train.strategies.shared.link import (
     shared_token,
     token_of_job,
 )
-from fastvid.train.tasks.task import Sums
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.
@@ -96,22 +80,13 @@ class Asgd(Strategy):
 
     Args:
         member: This process.
-        push: "deltas": clients step on their own, and the server merges how far they went. "gradients": the server
-            applies each gradient at once, as in the paper.
-        period: With deltas, steps from one push to the next.
-        outer: With deltas, optimizer of a merge: "nesterov", "block" (plain momentum) or "none" (move to the mean).
-        outer_momentum: See `OuterStep`.
-        outer_lr: See `OuterStep`.
-        quorum: With deltas, clients needed for a merge: a number, a fraction of those that work, or "all".
-        grace_s: With deltas, seconds to wait for further clients once the quorum is there.
-        overlap: With gradients, whether to transfer while the next step computes, which makes its gradient one update
-            staler.
-        staleness_aware: With gradients, see `Policy`.
+        push: "gradients", the one thing that clients push; accepted from recipes of 0.2.
+        overlap: Whether to transfer while the next step computes, which makes its gradient one update staler.
+        staleness_aware: See `Policy`.
         bound: See `Policy`.
-        warm_up: Updates or merges by the first client before others are admitted.
-        shards: With gradients, number of shards of the server, each with a separate lock, threads and links.
-        lease_batches: Global batches per lease; None is the period with deltas, and 8 with gradients. The first batch
-            of a lease is not prefetched. A delta is pushed at the end of a lease at the latest.
+        warm_up: Updates by the first client before others are admitted.
+        shards: Number of shards of the server, each with a separate lock, threads and links.
+        lease_batches: Global batches per lease, whose first batch is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
         host: Name or address of rank 0's machine that the server listens on, as clients reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
@@ -137,35 +112,24 @@ class Asgd(Strategy):
         self,
         member: Member,
         *,
-        push: str = "deltas",
-        period: int = 8,
-        outer: str = "nesterov",
-        outer_momentum: float | None = None,
-        outer_lr: float | None = None,
-        quorum: int | float | str = "all",
-        grace_s: float = 0.0,
+        push: str = "gradients",
         overlap: bool = False,
         staleness_aware: bool = False,
         bound: int | None = None,
         warm_up: int = 0,
         shards: int = 1,
-        lease_batches: int | None = None,
+        lease_batches: int = 8,
         server: str | None = None,
         host: str | None = None,
         port: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        options.refuse_mixed(push, locals())
-        if lease_batches is None:
-            lease_batches = period if push == "deltas" else 8
-        for name, value in (("period", period), ("lease_batches", lease_batches)):
-            if value < 1:
-                raise UsageError(f"sync option {name} is {value}, expected at least 1")
+        options.refuse_removed({"push": push})
+        if lease_batches < 1:
+            raise UsageError(f"sync option lease_batches is {lease_batches}, expected at least 1")
         super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound)
-        self._push, self._period, self._overlap = push, period, overlap
-        self._outer, self._quorum = OuterStep(outer, outer_momentum, outer_lr), Quorum(quorum, grace_s)
-        self._warm_up, self._shards, self._lease_batches = warm_up, shards, lease_batches
+        self._overlap, self._warm_up, self._shards, self._lease_batches = overlap, warm_up, shards, lease_batches
         self._elsewhere = None
         if server is not None:
             self._elsewhere = Address(*address_of("server", server), shared_token("sync option server"))
@@ -175,12 +139,10 @@ class Asgd(Strategy):
         self._serves = member.leads and server is None
         self.servers: list[Server] = []
         self._states: list[Any] | None = None
-        self._gradients: GradientPusher | None = None
-        self._deltas: DeltaPusher | None = None
+        self._pusher: GradientPusher | None = None
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
         self._clips = 0  # of the current step
-        self._last = False  # whether the current step ends a lease
         self._saved: Tensor | None = None  # this rank's values while its model has the server's
         self._reported: Counter[int] = Counter()  # staleness up to the last row of metrics
 
@@ -188,9 +150,8 @@ class Asgd(Strategy):
         super().prepare(replica)
         self._vector = Vector(replica.optimizer, replica.model)
         self._rule = optimizer_factory(replica.optimizer)
-        if self._push == "gradients":
-            self._gradient = self._vector.buffer()
-            replica.optimizer = PushOptimizer(replica.optimizer, lambda: self._push_gradient(replica))
+        self._gradient = self._vector.buffer()
+        replica.optimizer = PushOptimizer(replica.optimizer, lambda: self._push_gradient(replica))
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         with contextlib.ExitStack() as ends:
@@ -198,22 +159,20 @@ class Asgd(Strategy):
                 self._serve(replica.schedule.total // epochs, epochs, self._lease_batches * loader.global_batch_size)
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
             client = ParameterClient(self._address(), self._vector.size, timeout_s=self._timeout_s)
-            ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
+            pusher: GradientPusher | None = None
+            ends.push(lambda kind, *_: self._leave(pusher or client, early=kind is not None))
             weights = self._vector.collect(self._vector.buffer())
             client.join(weights)
             self._vector.spread(weights)
-            if self._push == "gradients":
-                self._gradients = GradientPusher(client, weights, overlap=self._overlap)
-            else:
-                self._deltas = DeltaPusher(client, self._vector, self._period)
+            self._pusher = pusher = GradientPusher(client, weights, overlap=self._overlap)
             self._lease = client.lease()
             replica.samples = max(replica.samples, client.samples)
             first = epochs if self._lease is None else self._lease.epoch
             for epoch in range(first, epochs):
                 # A rank without a lease in this epoch yields no batch.
-                yield Round(replica, self._batches(replica, loader, client, epoch), epoch, kept=self._serves)
+                yield Round(replica, self._batches(replica, loader, pusher, epoch), epoch, kept=self._serves)
 
-    def _batches(self, replica: Replica, loader: Loader, client: ParameterClient, epoch: int) -> Iterator[Batch]:
+    def _batches(self, replica: Replica, loader: Loader, pusher: GradientPusher, epoch: int) -> Iterator[Batch]:
         while (lease := self._lease) is not None and lease.epoch <= epoch:
             loader.go(lease.epoch, lease.start, lease.stop)
             seen = Lineage()
@@ -221,36 +180,26 @@ class Asgd(Strategy):
                 seen.add(lease.epoch, *Lineage.of(batch))
                 ((_, digest),) = seen.rows()
                 self._progress = LeaseProgress(lease.number, batch.stop, digest)
-                self._clips, self._last = batch.stop - batch.start, batch.stop == lease.stop
+                self._clips = batch.stop - batch.start
                 # `client.samples` does not include this rank's unpushed samples.
-                replica.samples = max(replica.samples, client.samples)
+                replica.samples = max(replica.samples, pusher.client.samples)
                 self._restore()
                 yield batch
-            self._lease = client.lease() if self._gradients is None else self._gradients.lease()
-
-    def maybe_sync(self, replica: Replica, sums: Sums) -> None:  # noqa: ARG002
-        if self._deltas is not None:
-            self._deltas.stepped(self._clips, self._progress, last=self._last)
+            self._lease = pusher.lease()
 
     def settle(self, replica: Replica) -> bool:
-        """Load the server's model on the rank that serves; the other ranks keep theirs.
-
-        Returns:
-            False between two pushes of deltas: the optimizer would be ahead of what the server has.
-        """
+        """Load the server's model on the rank that serves; the other ranks keep theirs."""
         if not self._serves:
             return True
-        if self._deltas is not None and self._deltas.steps:
-            return False
-        if self._gradients is not None:
-            self._gradients.settle()
+        if self._pusher is not None:
+            self._pusher.settle()
         if self._saved is None:
             self._saved = self._vector.collect(self._vector.buffer())
         self._states = [server.state_dict() for server in self.servers]
         replica.samples = int(self._states[0]["leases"]["acknowledged"])
         central = torch.cat([state["shard"]["values"] for state in self._states])
-        if self._gradients is not None:
-            self._gradients.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
+        if self._pusher is not None:
+            self._pusher.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
             self._vector.parameters_of(self._saved).copy_(self._vector.parameters_of(central))
         self._vector.spread(central)
         return True
@@ -262,16 +211,15 @@ class Asgd(Strategy):
             self._saved = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"push": self._push, "servers": self._states}
+        return {"push": "gradients", "servers": self._states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not self._serves:
             return
-        if (before := state.get("push")) != self._push:
+        if (before := state.get("push")) != "gradients":
             raise StateError(
-                f"checkpoint was written with push={before or 'gradients of an earlier version'}, this run has "
-                f"push={self._push}",
-                hint=f"set sync_options.push={before}" if before else "use another run.out",
+                f"checkpoint was written with push={before or 'gradients of an earlier version'}, which is gone",
+                hint="use another run.out",
             )
         self._states = state["servers"]
 
@@ -288,8 +236,7 @@ class Asgd(Strategy):
         ``updates``, ``lost`` (clients) and ``returned`` (samples).
         """
         row: dict[str, float] = {}
-        pusher = self._gradients or self._deltas
-        counts = pusher.staleness if pusher is not None else Counter[int]()
+        counts = self._pusher.staleness if self._pusher is not None else Counter[int]()
         if self.servers:
             head = self.servers[0]
             counts = head.counts()
@@ -302,10 +249,10 @@ class Asgd(Strategy):
         return row
 
     def _push_gradient(self, replica: Replica) -> None:
-        assert self._gradients is not None
+        assert self._pusher is not None
         self._vector.gradients(self._gradient)
-        self._gradients.step(self._gradient, replica.lr, self._clips, self._progress)
-        self._vector.spread(self._gradients.weights, statistics=False)
+        self._pusher.step(self._gradient, replica.lr, self._clips, self._progress)
+        self._vector.spread(self._pusher.weights, statistics=False)
 
     def _serve(self, samples_per_epoch: int, epochs: int, lease: int) -> None:
         if self._states is not None and len(self._states) != self._shards:
@@ -316,13 +263,12 @@ class Asgd(Strategy):
         token = token_of_job()
         for index, (start, stop) in enumerate(ranges(self._vector.size, self._shards)):
             head = index == 0
-            shard, merger = self._shard(start, stop)
+            shard = WeightShard(start, stop, self._rule, self._vector.sections, dtype=self._vector.dtype)
             self.servers.append(
                 Server(
                     shard,
                     self.policy,
                     Leases(samples_per_epoch, epochs, lease) if head else None,
-                    merger=merger,
                     head=head,
                     warm_up=self._warm_up if head else 0,
                     token=token,
@@ -335,15 +281,6 @@ class Asgd(Strategy):
         self._reported = self.servers[0].counts()
         self.servers[0].publish_ports([server.address.port for server in self.servers])
 
-    def _shard(self, start: int, stop: int) -> tuple[WeightShard, Merger | None]:
-        vector = self._vector
-        if self._push == "gradients":
-            return WeightShard(start, stop, self._rule, vector.sections, dtype=vector.dtype), None
-        # Rate multipliers and weight decay are those of the clients' optimizers.
-        sections = [WeightRange(part.start, part.stop, averaged=part.averaged) for part in vector.sections]
-        shard = WeightShard(start, stop, self._outer.rule, sections, dtype=vector.dtype)
-        return shard, Merger(shard, self._quorum, self._outer.rate)
-
     def _address(self) -> Address:
         """Return where the head of the server is."""
         if self._elsewhere is not None:
@@ -353,14 +290,11 @@ class Asgd(Strategy):
         assert found is not None
         return own or Address.decode(found)
 
-    def _leave(self, client: ParameterClient, *, early: bool) -> None:
+    def _leave(self, client: ParameterClient | GradientPusher, *, early: bool) -> None:
         """Leave the server, also when the run is stopped, so that the leased samples go to other clients."""
         # On early exit, ignore a dead server: it ended the run or no longer needs this client.
         with contextlib.suppress(FastvidError) if early else contextlib.nullcontext():
-            if self._gradients is None:
-                client.leave()
-            else:
-                self._gradients.close()
+            client.leave()
 
     def _close(self, *, early: bool) -> None:
         for server in self.servers:

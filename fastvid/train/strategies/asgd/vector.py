@@ -50,10 +50,6 @@ class Vector:
         """Return the part of a vector [size] that belongs to the parameters, as a view."""
         return values[: self._split]
 
-    def statistics_of(self, values: Tensor) -> Tensor:
-        """Return the part of a vector [size] that belongs to the norm statistics, as a view."""
-        return values[self._split :]
-
     def collect(self, into: Tensor) -> Tensor:
         """Copy the model into a vector [size], and return it."""
         return self._join([*self._parameters, *self._statistics], into)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.shared.outer_options import outer_options
 
 Kind = Literal["none", "block", "slowmo", "nesterov"]
+
+# DiLoCo (Douillard et al. 2023, arXiv 2311.08105), section 3.
+_NESTEROV: Final = (0.9, 0.7)
 
 
 class OuterMomentum:
@@ -34,7 +37,14 @@ class OuterMomentum:
     """
 
     def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
-        momentum, lr = outer_options(kind, momentum, lr, get_args(Kind))
+        if kind not in get_args(Kind):
+            raise UsageError(f"sync option outer is {kind!r}", hint=f"use one of {', '.join(get_args(Kind))}")
+        usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)
+        momentum, lr = usual[0] if momentum is None else momentum, usual[1] if lr is None else lr
+        if not 0 <= momentum < 1:
+            raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= momentum < 1")
+        if not 0 < lr < math.inf:
+            raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
         if kind == "none" and (momentum, lr) != (0.0, 1.0):
             raise UsageError(
                 "sync options outer_momentum and outer_lr have no effect with outer=none",

@@ -42,19 +42,12 @@ Moments (momentum buffers, Adam's m and v), option ``moments``:
 Adam: docs/strategies.md has the measurements of ``python -m bench moments``. Moments stay local by default: averaging
 them gains nothing for three times the bytes.
 
-Less traffic, and traffic beside the computation, options ``outer``, ``compress``, ``fragments`` and ``delay``:
-    outer="nesterov"   the outer optimizer of DiLoCo, `fastvid.train.strategies.kavg.outer`.
+Less traffic, options ``outer`` and ``compress``:
+    outer="nesterov"   the outer optimizer of DiLoCo, `OuterMomentum`.
     compress           differences to the last common model in 16, 8 or 4 bits, with error feedback,
-                       `fastvid.train.strategies.shared.wire`.
-    fragments=F        parts of the model are averaged at F different steps of a round: messages of 1 / F of the bytes.
-    delay=D            an average is adopted D local steps after it was sent; the ranks train on in the meantime. A rank
-                       then moves to the common part but for the share ``mixing`` of its own; 0.5, as in Streaming
-                       DiLoCo, keeps half of the local steps since the last average.
-With fragments or a delay, ranks have no common model between rounds. At the end of an epoch, and for a checkpoint, what
-is in flight is adopted and all ranks average the whole model once more. With compression such an average is sent in
-full precision, together with what compression had withheld. The time of a checkpoint within an epoch thus affects the
-weights, and a resumed run repeats the original run bit for bit. The words of the ranks travel with the last fragment: a
-request to stop takes effect ``delay`` steps after the end of a round.
+                       `fastvid.train.strategies.wire`. At the end of an epoch and for a checkpoint what compression had
+                       withheld is sent in full precision; the time of a checkpoint within an epoch thus affects the
+                       weights, and a resumed run repeats the original run bit for bit.
 """
 
 from __future__ import annotations
@@ -71,13 +64,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
 from fastvid.train.strategies.ddp import Ddp
-from fastvid.train.strategies.kavg.fragments import Fragment, split
-from fastvid.train.strategies.kavg.options import INTEGERS, Streaming, check_together, one_of, ranks_per_group
+from fastvid.train.strategies.kavg.options import INTEGERS, one_of, ranks_per_group
 from fastvid.train.strategies.kavg.outer import OuterMomentum
 from fastvid.train.strategies.kavg.period import Period
 from fastvid.train.strategies.shared.average import (
@@ -118,10 +109,6 @@ class Kavg(Strategy):
         compress: "fp16", "bf16", "int8" or "int4" sends parameters as differences to the last common model; "none"
             sends parameters in float32, or float64 if any parameter is. Statistics and moments are never compressed,
             and are then sent in a separate message.
-        fragments: Parts of the model that are averaged at different steps of a round, at most `period`.
-        delay: Local steps for which an average may travel, fewer than `period`; 0 waits for it.
-        mixing: Share of its own part that a rank keeps when it adopts an average, 0 <= x < 1; None is 0.5 with a delay,
-            as in Streaming DiLoCo, else 0.
 
     Attributes:
         traffic: Traffic of this rank: "average" (all ranks), "group", "settle" (moments and what compression withheld,
@@ -132,17 +119,6 @@ class Kavg(Strategy):
     Raises:
         UsageError: If an option is out of range, or conflicts with another or with the world size.
     """
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        super().check(config)
-        streams = config.sync_options.get("fragments", 1) != 1 or config.sync_options.get("delay", 0) != 0
-        if streams and config.optim.ema_decay is not None:
-            raise UsageError(
-                "sync=kavg does not support optim.ema_decay with fragments or a delay: ranks then have one model "
-                "at the end of an epoch and for a checkpoint only, whose time would change the average",
-                hint="set optim.ema_decay=none, or remove sync_options.fragments and sync_options.delay",
-            )
 
     def __init__(
         self,
@@ -159,9 +135,6 @@ class Kavg(Strategy):
         outer_lr: float | None = None,
         local_after: float = 0.0,
         compress: str = "none",
-        fragments: int = 1,
-        delay: int = 0,
-        mixing: float | None = None,
     ) -> None:
         one_of("moments", moments, get_args(Moments))
         one_of("compress", compress, ("none", *CODECS))
@@ -171,26 +144,29 @@ class Kavg(Strategy):
             raise UsageError(f"sync option local_after is {local_after}, expected at least 0 epochs")
         super().__init__(member)
         self.period = Period(period, adapt, adapt_epochs)
-        self._outers = [OuterMomentum(outer, outer_momentum, outer_lr) for _ in range(max(1, fragments))]
-        self._streaming = Streaming(fragments, delay, (0.5 if delay else 0.0) if mixing is None else mixing)
+        self._outer = OuterMomentum(outer, outer_momentum, outer_lr)
         self.traffic = Traffic()
         self.meter: NoiseMeter | None = None
         self._moments, self._compress = moments, compress
+        self._codec = None if compress == "none" else CODECS[compress]()
         self._local_after = local_after
         self._group_size = ranks_per_group(group_size, self.world_size)
         self._group_period = group_period
         self._group: dist.ProcessGroup | None = None
-        check_together(self._streaming, self.period, compress, group_size=self._group_size, moments=moments)
+        if self._group_size > 1 and compress in INTEGERS:
+            raise UsageError(
+                "sync option group_size cannot be combined with compression to integers",
+                hint="remove it, or use compress=none",
+            )
         self._ddp = Ddp(member)
         self._synchronous = False  # whether gradients are averaged in every step
-        self._fragments: list[Fragment] = []
+        self._averager = Averager([], [])
+        self._anchor: Tensor | None = None  # the last common model, if it is needed
         self._loss = RankSums(2, member.device, self.total)
         self._samples_per_epoch = 1
         self.local_steps, self._steps = 0, 1  # done and to do in the round
-        self._now = 0  # local steps since the start of this process
         self._apart = False  # whether the ranks' models may differ
         self._clips = 0  # of the round, over all ranks
-        self._spread_of_rank = torch.zeros((), dtype=torch.float64)  # squared distance to the common model
         self._share = torch.zeros((), dtype=torch.float64, device=member.device)  # of the round, this rank's
         self._requests = torch.zeros(2, dtype=torch.int64)
         self._agreed: Tensor | None = None
@@ -199,23 +175,19 @@ class Kavg(Strategy):
         """Start measuring the spread of the ranks' models at each average.
 
         Raises:
-            UsageError: If there are groups, whose averages would hide the noise, or averages that come late or rounded.
+            UsageError: If there are groups, whose averages would hide the noise, or rounded averages.
         """
-        if self._group_size > 1 or self._streaming.active or self._compress in INTEGERS:
+        if self._group_size > 1 or self._compress in INTEGERS:
             raise UsageError(
-                "batch=noise does not support group_size, fragments, delay, or compression to integers",
+                "batch=noise does not support group_size or compression to integers",
                 hint="use batch=schedule or batch=plateau",
             )
         self.meter = meter
 
     def prepare(self, replica: Replica) -> None:
         super().prepare(replica)
-        anchored = bool(self._outers[0].active or self._compress != "none" or self.meter)
-        parts = split(list(replica.model.parameters()), len(self._outers))
-        self._fragments = [
-            Fragment(part, outer, self._compress, self.traffic, anchored=anchored)
-            for part, outer in zip(parts, self._outers, strict=True)
-        ]
+        if self._outer.active or self._compress != "none" or self.meter:
+            self._anchor = self._collected(replica).parameters.clone()
         # A group of all ranks is the default group.
         if 1 < self._group_size < self.world_size:
             shape = (self.world_size // self._group_size, self._group_size)
@@ -244,8 +216,8 @@ class Kavg(Strategy):
         log.info("local steps begin after %d clips", replica.samples)
         self._ddp.settle(replica)
         replica.forward, self._synchronous = replica.model, False
-        for fragment in self._fragments:
-            fragment.restart()
+        if self._anchor is not None:
+            self._anchor.copy_(self._collected(replica).parameters)
 
     def _begin(self, replica: Replica) -> None:
         """Begin a round, in which all ranks start with the same model."""
@@ -275,23 +247,13 @@ class Kavg(Strategy):
             self._loss.add(sums.select(LOSS, CLIPS))
         if self._synchronous:
             return
-        self._now += 1
         self.local_steps += 1
         self._apart = True
-        for number, fragment in enumerate(self._fragments, start=1):
-            fragment.advance(self._now)
-            if fragment.due == self._now:
-                self._adopt(replica, fragment)
-            if self.local_steps == -(-self._steps * number // len(self._fragments)):
-                self._send(replica, fragment)
         if self.local_steps >= self._steps:
-            self.local_steps = 0
-            self._apart = self._streaming.active
+            self._average(replica)
         elif self._group_size > 1 and self.local_steps % self._group_period == 0:
-            (fragment,) = self._fragments
-            averager = self._collected(replica, fragment)
-            averager.reduce(self._group_size, self._group, "group", fragment.anchor)
-            self._spread(replica, averager, 0.0)
+            self._collected(replica).reduce(self._group_size, self._group, "group", self._anchor)
+            self._spread(replica)
 
     def has_one_model(self) -> bool:
         return not self._apart
@@ -307,10 +269,9 @@ class Kavg(Strategy):
         if self._synchronous:
             return self._ddp.settle(replica)
         if self._apart:
-            self._average(replica)
+            self._average(replica, whole=True)
         else:
-            for fragment in self._fragments:
-                fragment.release(self.world_size)
+            self._release(replica)
         if self._moments == "local" and self.world_size > 1 and (kept := moments(replica.optimizer)):
             averager = Averager([], kept, traffic=self.traffic)
             averager.flat.collect()
@@ -318,56 +279,60 @@ class Kavg(Strategy):
             averager.flat.spread()
         return True
 
-    def _average(self, replica: Replica) -> None:
-        """End the round early: adopt what is in flight, then move all ranks to one model."""
-        for fragment in self._fragments:
-            if fragment.due is not None:
-                self._adopt(replica, fragment)
-        for fragment in self._fragments:
-            self._send(replica, fragment, settling=True)
+    @torch.no_grad()
+    def _average(self, replica: Replica, *, whole: bool = False) -> None:
+        """End the round: move all ranks to the next common model.
+
+        `whole`: whether to send it in full precision, together with what compression has withheld.
+        """
+        averager, anchor = self._collected(replica), self._anchor
+        own = averager.parameters.clone() if self.meter is not None else None
+        averager.reduce(self.world_size, None, "average", anchor, whole=whole)
+        mean = averager.parameters
+        if anchor is not None:
+            if self.meter is not None and own is not None:
+                self._measure(self.meter, own - anchor, mean - anchor, replica.lr)
+            if self._outer.active:
+                self._outer.step(anchor, mean, replica.lr)
+            anchor.copy_(mean)
+        self._spread(replica)
+        self._agreed = (averager.flat.words * self.world_size).round().to("cpu", torch.int64)
         self.local_steps, self._apart = 0, False
 
-    def _send(self, replica: Replica, fragment: Fragment, *, settling: bool = False) -> None:
-        """Send a part of the model, and adopt the average at once without a delay."""
-        if fragment.due is not None:
-            self._adopt(replica, fragment)
-        averager = self._collected(replica, fragment)
-        if self.meter is not None and fragment.anchor is not None:
-            self._spread_of_rank = (averager.parameters - fragment.anchor).double().square().sum()
-        delay = 0 if settling else self._streaming.delay
-        fragment.send(self.world_size, self._now, delay, whole=settling)
-        if not delay:
-            self._adopt(replica, fragment, mixing=0.0)
+    def _measure(self, meter: NoiseMeter, own: Tensor, mean: Tensor, lr: float) -> None:
+        """Measure how far this rank and the mean have moved in the round."""
+        # Per step and unit of the learning rate, so that rounds of any length and rate can be summed.
+        unit = (self.local_steps * lr) ** 2 or 1.0
+        far, mean_far = (moved.double().square().sum() / unit for moved in (own, mean))
+        meter.add(far, mean_far, self._share / self.local_steps, self._clips)
 
-    def _adopt(self, replica: Replica, fragment: Fragment, mixing: float | None = None) -> None:
-        """Move a part of the model to its next common value."""
-        mean, anchor = fragment.receive(), fragment.anchor
-        if anchor is not None:
-            if self.meter is not None:
-                # Per step and unit of the learning rate, so that rounds of any length and rate can be summed.
-                unit = (self.local_steps * replica.lr) ** 2 or 1.0
-                both = (mean - anchor).double().square().sum()
-                share = self._share / self.local_steps
-                self.meter.add(self._spread_of_rank / unit, both / unit, share, self._clips)
-            if fragment.outer.active:
-                fragment.outer.step(anchor, mean, replica.lr)
-            anchor.copy_(mean)
-        self._spread(replica, fragment.averager, self._streaming.mixing if mixing is None else mixing)
-        if len(words := fragment.averager.flat.words):
-            self._agreed = (words * self.world_size).round().to("cpu", torch.int64)
+    def _release(self, replica: Replica) -> None:
+        """Add what compression withheld on any rank to the model, which all ranks have alike."""
+        if self._codec is None or self._anchor is None or self.world_size == 1:
+            return
+        rest = Averager([torch.zeros_like(self._anchor)], [], traffic=self.traffic)
+        if self._codec.drain(rest.flat.buffer):
+            rest.reduce(self.world_size, None, "settle")
+            self._anchor.add_(rest.parameters)
+            averager = self._collected(replica)
+            averager.parameters.copy_(self._anchor)
+            averager.flat.spread()
 
-    def _collected(self, replica: Replica, fragment: Fragment) -> Averager:
-        """Return a fragment's averager, filled with this rank's model."""
-        if fragment is not self._fragments[-1]:
-            return fragment.collect([], None)
-        others = statistics(replica.model)
+    def _collected(self, replica: Replica) -> Averager:
+        """Return the averager, filled with this rank's model."""
+        parameters, others = list(replica.model.parameters()), statistics(replica.model)
         if self._moments == "average":
             others += moments(replica.optimizer)
-        return fragment.collect(others, self._requests)
+        if not self._averager.flat.consists_of([*parameters, *others]):
+            words = len(self._requests)
+            self._averager = Averager(parameters, others, words=words, codec=self._codec, traffic=self.traffic)
+        self._averager.flat.collect()
+        self._averager.flat.words.copy_(self._requests)
+        return self._averager
 
-    def _spread(self, replica: Replica, averager: Averager, mixing: float) -> None:
-        """Copy the values in the averager into this rank's replica, which keeps a share of its own."""
-        averager.flat.spread(mixing)
+    def _spread(self, replica: Replica) -> None:
+        """Copy the values in the averager into this rank's replica."""
+        self._averager.flat.spread()
         if self._moments == "reset":
             reset_moments(replica.optimizer)
 
@@ -385,20 +350,15 @@ class Kavg(Strategy):
         return {
             "period": self.period.state_dict(),
             "loss": self._loss.state_dict(),
-            "outer": [outer.state_dict() for outer in self._outers],
+            "outer": [self._outer.state_dict()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.period.load_state_dict(state["period"])
         self._loss.load_state_dict(state["loss"])
-        states = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had one
-        if len(states) != len(self._outers):
+        outer = state["outer"] if isinstance(state["outer"], list) else [state["outer"]]  # fastvid 0.1 had no list
+        if len(outer) != 1:
             raise StateError(
-                f"checkpoint was written with {len(states)} fragments, this run has {len(self._outers)}",
-                hint=f"set sync_options.fragments={len(states)}",
+                f"checkpoint was written with {len(outer)} fragments, which are gone", hint="use another run.out"
             )
-        for outer, kept in zip(self._outers, states, strict=True):
-            outer.load_state_dict(kept, self.member.device)
-
-    def on_membership_change(self, before: int, now: int) -> None:
-        log.info("resuming local steps with %d ranks instead of %d: the weights will differ from here on", now, before)
+        self._outer.load_state_dict(outer[0], self.member.device)

@@ -89,14 +89,7 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
         for name, now in (*plan.items(), ("models", models)):
             if before[name] != now:
                 raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
-    replay = None
-    if options.replay is not None:
-        recorded = json.loads(options.replay.read_text())["models"]
-        replay = [model["visits"] for model in sorted(recorded, key=lambda model: model["model"])]
-    scheduler = Scheduler(
-        len(configs), plan["partitions"], configs[0].run.epochs,
-        order=options.order, halving=options.halving, replay=replay,
-    )  # fmt: skip
+    scheduler = Scheduler(len(configs), plan["partitions"], configs[0].run.epochs, order=options.order)
     return Prepared(plan, models, _clips(configs, plan, device), scheduler)
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 from fastvid.errors import UsageError
 from fastvid.train.config.config import Config
-from fastvid.train.strategies.relay.halving import Halving
 from fastvid.train.strategies.relay.scheduler import Order
 from fastvid.train.strategies.shared.link import Address, address_of, shared_token
 
@@ -23,9 +21,6 @@ class SweepOptions:
         timeout_s: Seconds of silence after which a process is considered dead: the models' ``run.timeout_s``.
         order: "ring" or "hopper".
         partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
-        halving: From ``rungs``, epochs after which only the best models continue, for example "1,3", and ``keep``, the
-            fraction that continues. None trains all models to the end.
-        replay: results.json of a sweep whose order of visits to repeat.
         adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
         hub: Host and port of a hub in another job; this job then has stages only.
         host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
@@ -37,8 +32,6 @@ class SweepOptions:
     timeout_s: float
     order: Order = "hopper"
     partitions: int | None = None
-    halving: Halving | None = None
-    replay: Path | None = None
     adopt_s: float = 30.0
     hub: Address | None = None
     host: str | None = None
@@ -57,13 +50,12 @@ class SweepOptions:
                 hint="merge them with `fastvid merge`, or use another sync",
             )
         given: dict[str, Any] = dict(config.sync_options)
-        rungs, keep = given.pop("rungs", None), given.pop("keep", None)
-        known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s", "halving"}
+        known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s"}
         unknown = sorted(given.keys() - known)
         if unknown:
             raise UsageError(
                 f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
-                hint=f"use one of {', '.join(sorted([*known, 'rungs', 'keep']))}",
+                hint=f"use one of {', '.join(sorted(known))}",
             )
         if given.get("order", "ring") not in get_args(Order):
             raise UsageError(
@@ -72,20 +64,8 @@ class SweepOptions:
         partitions = given.get("partitions")
         if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
             raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
-        if keep is not None and rungs is None:
-            raise UsageError("sync option keep needs rungs", hint="set sync_options.rungs, for example 1,3")
-        if given.get("replay") is not None:
-            given["replay"] = Path(given["replay"])
         if given.get("hub") is not None:
             given["hub"] = Address(*address_of("hub", str(given["hub"])), shared_token("sync option hub"))
         elif given.get("port"):
             shared_token("sync option port")
-        halving = None if rungs is None else Halving(_epochs(rungs), 0.5 if keep is None else float(keep))
-        return cls(out=config.run.out, timeout_s=config.run.timeout_s, halving=halving, **given)
-
-
-def _epochs(text: Any) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in str(text).split(","))
-    except ValueError as error:
-        raise UsageError(f"sync option rungs is {text!r}, expected epochs such as 1,3") from error
+        return cls(out=config.run.out, timeout_s=config.run.timeout_s, **given)

@@ -16,8 +16,8 @@ from fastvid.train.strategies.relay.scheduler import ModelProgress, Scheduler
 def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
     """Return the results of a sweep as JSON values.
 
-    Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits,
-    which `Scheduler` accepts as ``replay``; ``seconds``; ``bound_seconds``, a lower bound for any order of the same
+    Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
+    ``seconds``; ``bound_seconds``, a lower bound for any order of the same
     visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
     partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
     """

@@ -5,21 +5,19 @@ ring      every model visits partitions 0, 1, ... S-1 in this order in every epo
 hopper    a free stage takes any idle model that still needs its partition in this epoch (model hopper parallelism,
           Cerebro, VLDB 2020), preferring the model with the most remaining work at its measured speed, because the
           longest chain of visits bounds the total time.
-replay    the order of visits recorded by an earlier run, for each model.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.strategies.relay.halving import Contest, Halving
 
 Order = Literal["ring", "hopper"]
-Status = Literal["training", "waiting", "parked", "dropped", "failed", "over"]
+Status = Literal["training", "waiting", "failed", "over"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,33 +46,21 @@ class ModelProgress:
 class Scheduler:
     """Assigns units to free stages."""
 
-    def __init__(
-        self,
-        num_models: int,
-        num_partitions: int,
-        epochs: int,
-        *,
-        order: Order = "hopper",
-        halving: Halving | None = None,
-        replay: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    def __init__(self, num_models: int, num_partitions: int, epochs: int, *, order: Order = "hopper") -> None:
         for name, value in (("models", num_models), ("partitions", num_partitions), ("epochs", epochs)):
             if value < 1:
                 raise UsageError(f"sweep has {value} {name}, expected at least 1")
         if order not in get_args(Order):
             raise UsageError(f"order is {order!r}", hint=f"use one of {', '.join(get_args(Order))}")
-        if replay is not None:
-            _check_replay(replay, num_models, num_partitions, epochs)
-        self.num_partitions, self.epochs, self.order, self.replay = num_partitions, epochs, order, replay
+        self.num_partitions, self.epochs, self.order = num_partitions, epochs, order
         self.models = [ModelProgress(model, arrived=model) for model in range(num_models)]
-        self._contest = Contest(halving, num_models) if halving else None
         self._running: dict[int, Unit] = {}
         self._ticks = num_models
 
     @property
     def finished(self) -> bool:
-        """Whether no model is running, waiting or parked."""
-        return not self._running and all(model.status not in ("waiting", "parked") for model in self.models)
+        """Whether no model is running or waiting."""
+        return not self._running and all(model.status != "waiting" for model in self.models)
 
     def take(self, partitions: Collection[int]) -> Unit | None:
         """Return a unit for a free stage with these partitions; None if there is none now."""
@@ -109,14 +95,9 @@ class Scheduler:
         assert self._running.pop(unit.model) == unit
         self.models[unit.model].status = "failed"
         self.models[unit.model].reason = reason
-        if self._contest is not None:
-            self._settle(self._contest.withdraw(unit.model))
 
     def restore(self, visits: Sequence[Sequence[int]], scores: Sequence[Sequence[float]]) -> None:
-        """Restore the state of an earlier run, with one entry per model, before any unit is taken.
-
-        Decisions at rungs are the same as before, because they do not depend on the order of the reports.
-        """
+        """Restore the state of an earlier run, with one entry per model, before any unit is taken."""
         stages = self.num_partitions
         for epoch in range(self.epochs):
             for model in self.models:
@@ -132,8 +113,6 @@ class Scheduler:
     def _needs(self, model: ModelProgress) -> set[int]:
         """Return the partitions that a model may visit next."""
         done = len(model.visits)
-        if self.replay is not None:
-            return set(self.replay[model.model][done : done + 1])
         if self.order == "ring":
             return {done % self.num_partitions}
         seen = model.visits[done - done % self.num_partitions :]
@@ -141,7 +120,7 @@ class Scheduler:
 
     def _urgency(self, model: ModelProgress) -> tuple[float, int]:
         """Return the sort key of a waiting model; the lowest goes first."""
-        if self.order == "ring" or self.replay is not None:
+        if self.order == "ring":
             return 0.0, model.arrived
         left = self.epochs * self.num_partitions - len(model.visits)
         speed = model.seconds / len(model.visits) if model.visits else math.inf
@@ -151,38 +130,10 @@ class Scheduler:
         model.visits.append(partition)
         model.seconds += seconds
         model.status = "waiting"
-        model.arrived = self._tick()
+        self._ticks += 1
+        model.arrived = self._ticks
         epochs, inside = divmod(len(model.visits), self.num_partitions)
-        recorded_end = self.replay is not None and len(model.visits) == len(self.replay[model.model])
         if not inside:
             model.scores.append(score)
             if epochs == self.epochs:
                 model.status = "over"
-            elif self._contest is not None and self._contest.compares(epochs):
-                model.status = "parked"
-                self._settle(self._contest.report(model.model, epochs, score))
-            elif recorded_end:
-                model.status = "dropped"
-
-    def _settle(self, decisions: Iterator[tuple[int, bool]]) -> None:
-        for number, goes_on in decisions:
-            model = self.models[number]
-            if model.status == "parked":
-                model.status = "waiting" if goes_on else "dropped"
-                model.arrived = self._tick()
-
-    def _tick(self) -> int:
-        self._ticks += 1
-        return self._ticks
-
-
-def _check_replay(replay: Sequence[Sequence[int]], num_models: int, num_partitions: int, epochs: int) -> None:
-    if len(replay) != num_models:
-        raise UsageError(f"replay has {len(replay)} models, the sweep has {num_models}", hint="replay the same sweep")
-    for model, visits in enumerate(replay):
-        parts = [visits[begin : begin + num_partitions] for begin in range(0, len(visits), num_partitions)]
-        if len(parts) > epochs or any(sorted(part) != list(range(num_partitions)) for part in parts):
-            raise UsageError(
-                f"replay of model {model} does not consist of whole epochs of {num_partitions} partitions",
-                hint="replay a sweep with the same number of partitions and epochs",
-            )

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from fastvid.train.strategies.shared.wire import Compressor, Counted, Half, Integers, Mean, Traffic, Whole
+from fastvid.train.strategies.shared.wire import Compressor, Half, Integers, Traffic, add_up
 
 
 class Flat:
@@ -57,13 +57,10 @@ class Flat:
             view.copy_(tensor)
 
     @torch.no_grad()
-    def spread(self, mixing: float = 0.0) -> None:
-        """Copy the buffer into the tensors, which keep a share of their own values, 0 <= mixing < 1."""
+    def spread(self) -> None:
+        """Copy the buffer into the tensors."""
         for view, tensor in zip(self._views, self.tensors, strict=True):
-            if mixing:
-                tensor.lerp_(view.to(tensor.dtype), 1 - mixing)
-            else:
-                tensor.copy_(view)
+            tensor.copy_(view)
 
 
 CODECS: Final[dict[str, Callable[[], Compressor]]] = {
@@ -96,12 +93,8 @@ class Averager:
         self._codec = codec
         self._traffic = traffic or Traffic()
 
-    def reduce(self, size: int, group: dist.ProcessGroup | None, purpose: str, anchor: Tensor | None = None) -> None:
-        """Average the buffer over the ranks, and wait for the mean; see `start`."""
-        self.start(size, group, purpose, anchor).finish()
-
     @torch.no_grad()
-    def start(
+    def reduce(
         self,
         size: int,
         group: dist.ProcessGroup | None,
@@ -109,51 +102,27 @@ class Averager:
         anchor: Tensor | None = None,
         *,
         whole: bool = False,
-    ) -> Averaging:
-        """Start to average the buffer over the ranks. It must not be used until the result is finished.
+    ) -> None:
+        """Replace the buffer by its mean over the ranks of a group.
 
-        `anchor`: [n], parameters that are the same on all ranks of the group; required by a codec.
+        `anchor`: [n], parameters that are the same on all ranks of the group; required by a codec. `whole`: whether to
+        send parameters in full precision, together with what the codec has withheld.
         """
         if size == 1:
-            return Averaging([])
+            return
         if self._codec is None or anchor is None:
-            return Averaging([self._mean(self.flat.buffer.div_(size), group, purpose)])
+            add_up(self.flat.buffer.div_(size), group, self._traffic, purpose)
+            return
         # Differences are small, so rounding them costs little, and the result is the same on all ranks.
         difference = self.parameters.sub_(anchor)
         if whole:
             self._codec.drain(difference)
-            means: list[Mean] = [self._mean(self.flat.buffer.div_(size), group, purpose)]
+            add_up(self.flat.buffer.div_(size), group, self._traffic, purpose)
         else:
-            means = [self._codec.begin(difference, size, group, Counted(self._traffic, purpose))]
+            self._codec.average(difference, size, group, self._traffic, purpose)
             if len(rest := self.flat.buffer[self._split :]):
-                means.append(self._mean(rest.div_(size), group, f"{purpose}_rest"))
-        return Averaging(means, difference, anchor)
-
-    def _mean(self, message: Tensor, group: dist.ProcessGroup | None, purpose: str) -> Mean:
-        return Whole(message, group, Counted(self._traffic, purpose))
-
-
-class Averaging:
-    """An average in flight.
-
-    `difference`: [n], part of the buffer that contains a difference. `anchor`: [n], what is to be added to it.
-    """
-
-    def __init__(self, means: Sequence[Mean], difference: Tensor | None = None, anchor: Tensor | None = None) -> None:
-        self._means, self._difference, self._anchor = means, difference, anchor
-
-    def advance(self) -> None:
-        """Start the second of two messages, if there are two; every rank must call it at the same point."""
-        for mean in self._means:
-            mean.advance()
-
-    @torch.no_grad()
-    def finish(self) -> None:
-        """Wait until the buffer contains the mean."""
-        for mean in self._means:
-            mean.finish()
-        if self._difference is not None and self._anchor is not None:
-            self._difference.add_(self._anchor)
+                add_up(rest.div_(size), group, self._traffic, f"{purpose}_rest")
+        difference.add_(anchor)
 
 
 def statistics(model: nn.Module) -> list[Tensor]:

@@ -42,10 +42,10 @@ from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
 from fastvid.runtime import faults
 from fastvid.train.ranks import Member, broadcast_bytes
 
-WORDS: Final = 14
+WORDS: Final = 13
 """Integers of a message; those that it does not use are 0."""
 
-MAGIC: Final = 0x66_76_6C_69_6E_6B_00_03
+MAGIC: Final = 0x66_76_6C_69_6E_6B_00_04
 """First word of a header: "fvlink" and the version of this format."""
 
 _BEATS: Final = 4  # heartbeats in `timeout_s`
@@ -236,7 +236,7 @@ TOKEN_VARIABLE: Final = "FASTVID_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that all jobs of one training share."""
 
 _TOKEN_CHARACTERS: Final = 16  # least; a random token of hexadecimal digits then has 64 bits
-_GREETING: Final = b"fvlink\0\3"
+_GREETING: Final = b"fvlink\0\4"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32  # of SHA-256
 _NUMBER: Final = struct.Struct("<q")

@@ -1,6 +1,4 @@
-"""Counts the collective operations of a rank and their bytes.
-
-How the mean of a vector over ranks travels: in half precision, or in 8 or 4 bits, with error feedback.
+"""How the mean of a vector over ranks travels: in half precision, or in 8 or 4 bits, with error feedback.
 
 Error feedback: what rounding withholds from a message is kept on the rank and added to the next one, so the sum of all
 messages and what is still withheld equals the sum of all values (Karimireddy et al. 2019). `drain` hands it out, for a
@@ -17,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import torch
 import torch.distributed as dist
@@ -53,21 +51,13 @@ BLOCK: Final = 4096
 _SCALE_BYTES: Final = 4
 
 
-class Mean(Protocol):
-    """A mean over ranks in flight."""
-
-    def advance(self) -> None:
-        """Start the second of two messages, if there are two; every rank must call it at the same point."""
-
-    def finish(self) -> None:
-        """Wait for the mean, and write it into the vector."""
-
-
 class Compressor(Protocol):
     """Compresses the vectors of one rank, always of the same length."""
 
-    def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
-        """Start to replace a vector [n] by its mean over the ranks of a group."""
+    def average(
+        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
+    ) -> None:
+        """Replace a vector [n] by its mean over the ranks of a group."""
         ...
 
     def drain(self, values: Tensor) -> bool:
@@ -75,30 +65,10 @@ class Compressor(Protocol):
         ...
 
 
-class Counted:
-    """Counts the messages of one purpose."""
-
-    def __init__(self, traffic: Traffic, purpose: str) -> None:
-        self._traffic, self._purpose = traffic, purpose
-
-    def __call__(self, message: Tensor) -> None:
-        """Count a message."""
-        self._traffic.count(self._purpose, message)
-
-
-class Whole:
-    """A mean without compression: the vector must be divided by the number of ranks."""
-
-    def __init__(self, values: Tensor, group: dist.ProcessGroup | None, count: Counted) -> None:
-        count(values)
-        self._work: Any = dist.all_reduce(values, group=group, async_op=True)
-
-    def advance(self) -> None:
-        """Do nothing: there is one message."""
-
-    def finish(self) -> None:
-        """Wait."""
-        self._work.wait()
+def add_up(values: Tensor, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str) -> None:
+    """Replace a vector [n] by its sum over the ranks of a group."""
+    traffic.count(purpose, values)
+    dist.all_reduce(values, group=group)
 
 
 class Half:
@@ -108,30 +78,21 @@ class Half:
         self._dtype = dtype
         self._withheld: Tensor | None = None
 
-    def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
+    def average(
+        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
+    ) -> None:
         """See `Compressor`. Each rank divides before the sum, so that half precision does not overflow."""
         if self._withheld is None:
             self._withheld = torch.zeros_like(values)
         values.add_(self._withheld)
         sent = (values / size).to(self._dtype)
         torch.sub(values, sent.to(values.dtype), alpha=size, out=self._withheld)
-        return _HalfMean(values, Whole(sent, group, count), sent)
+        add_up(sent, group, traffic, purpose)
+        values.copy_(sent)
 
     def drain(self, values: Tensor) -> bool:
         """See `Compressor`."""
         return _drain(self._withheld, values)
-
-
-class _HalfMean:
-    def __init__(self, values: Tensor, mean: Whole, sent: Tensor) -> None:
-        self._values, self._mean, self._sent = values, mean, sent
-
-    def advance(self) -> None:
-        """Do nothing: there is one message."""
-
-    def finish(self) -> None:
-        self._mean.finish()
-        self._values.copy_(self._sent)
 
 
 class Integers:
@@ -144,10 +105,11 @@ class Integers:
         self._owned = slice(0)
         self._size = 1
 
-    def begin(self, values: Tensor, size: int, group: dist.ProcessGroup | None, count: Counted) -> Mean:
+    def average(
+        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
+    ) -> None:
         """See `Compressor`."""
-        rank = dist.get_rank(group)
-        parts = shares(len(values), size)
+        rank, parts = dist.get_rank(group), shares(len(values), size)
         if self._withheld is None or self._mean_withheld is None:
             self._withheld = torch.zeros_like(values)
             self._owned, self._size = parts[rank], size
@@ -155,9 +117,32 @@ class Integers:
         values.add_(self._withheld)
         encoded = [encode(values[part] / size, self.bits) for part in parts]
         for part, message in zip(parts, encoded, strict=True):
-            sent = decode(message, part.stop - part.start, self.bits, values.dtype)
+            sent = self._decoded(message, part, values)
             torch.sub(values[part], sent, alpha=size, out=self._withheld[part])
-        return _IntegerMean(values, parts, rank, self.bits, self._mean_withheld, encoded, group, count)
+        message = torch.cat(encoded)
+        traffic.count(purpose, message)
+        sizes = [len(part) for part in encoded]
+        received = self._exchanged(message, sizes, rank, group)
+        # Every rank decodes the same bytes, so that all have the same bits.
+        for part, message in zip(parts, torch.split_with_sizes(received, sizes), strict=True):
+            values[part] = self._decoded(message, part, values)
+
+    def _exchanged(self, message: Tensor, sizes: list[int], rank: int, group: dist.ProcessGroup | None) -> Tensor:
+        """Send each rank its blocks, add what arrives, and return the encoded means of all blocks."""
+        ranks, own, mean = len(sizes), sizes[rank], self._mean_withheld
+        assert mean is not None  # what was withheld is part of this mean
+        received = message.new_empty(own * ranks)
+        dist.all_to_all_single(received, message, [own] * ranks, sizes, group=group)
+        for part in torch.split(received, own) if own else ():
+            mean.add_(decode(part, len(mean), self.bits, mean.dtype))
+        message = encode(mean, self.bits)
+        mean.sub_(decode(message, len(mean), self.bits, mean.dtype))
+        received = message.new_empty(sum(sizes))
+        dist.all_to_all_single(received, message.repeat(ranks), sizes, [own] * ranks, group=group)
+        return received
+
+    def _decoded(self, message: Tensor, part: slice, values: Tensor) -> Tensor:
+        return decode(message, part.stop - part.start, self.bits, values.dtype)
 
     def drain(self, values: Tensor) -> bool:
         """See `Compressor`. Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself."""
@@ -165,57 +150,6 @@ class Integers:
             values[self._owned].add_(self._mean_withheld, alpha=self._size)
             self._mean_withheld.zero_()
         return _drain(self._withheld, values)
-
-
-class _IntegerMean:
-    def __init__(
-        self,
-        values: Tensor,
-        parts: list[slice],
-        rank: int,
-        bits: int,
-        withheld: Tensor,
-        encoded: list[Tensor],
-        group: dist.ProcessGroup | None,
-        count: Counted,
-    ) -> None:
-        self._values, self._parts, self._rank, self._bits = values, parts, rank, bits
-        self._withheld, self._group = withheld, group
-        self._sizes = [len(message) for message in encoded]
-        self._sent = torch.cat(encoded)  # alive until the messages have left
-        own = self._sizes[rank]
-        self._received = self._sent.new_empty(own * len(parts))
-        count(self._sent)
-        self._work: Any = dist.all_to_all_single(
-            self._received, self._sent, [own] * len(parts), self._sizes, group=group, async_op=True
-        )
-        self._advanced = False
-
-    def advance(self) -> None:
-        """Add the levels of this rank's blocks, and start to send their mean."""
-        if self._advanced:
-            return
-        self._advanced = True
-        self._work.wait()
-        ranks, own = len(self._parts), self._sizes[self._rank]
-        length = len(self._withheld)
-        mean = self._withheld  # what was withheld is part of this mean
-        for message in torch.split(self._received, own) if own else ():
-            mean.add_(decode(message, length, self._bits, mean.dtype))
-        message = encode(mean, self._bits)
-        mean.sub_(decode(message, length, self._bits, mean.dtype))
-        self._sent = message.repeat(ranks)
-        self._received = message.new_empty(sum(self._sizes))
-        self._work = dist.all_to_all_single(
-            self._received, self._sent, self._sizes, [own] * ranks, group=self._group, async_op=True
-        )
-
-    def finish(self) -> None:
-        """Wait, and decode the mean of all blocks: the same bits on every rank."""
-        self.advance()
-        self._work.wait()
-        for part, message in zip(self._parts, torch.split_with_sizes(self._received, self._sizes), strict=True):
-            self._values[part] = decode(message, part.stop - part.start, self._bits, self._values.dtype)
 
 
 def shares(length: int, size: int) -> list[slice]:

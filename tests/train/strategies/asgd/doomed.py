@@ -1,6 +1,6 @@
 """A client in a separate process, which dies at the fault point named in the environment.
 
-``python -m tests.train.strategies.asgd.doomed SIZE PORT [deltas]``
+``python -m tests.train.strategies.asgd.doomed SIZE PORT``
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ def main() -> None:
     client = ParameterClient(head, size, timeout_s=30.0)
     client.join(torch.zeros(size, dtype=torch.float64))
     while (lease := client.lease()) is not None:
-        if sys.argv[3:]:
-            client.push_delta(ones, lease.stop - lease.start, progress=LeaseProgress(lease.number, lease.stop))
-            continue
         for position in range(lease.start, lease.stop):
             client.push(ones, 1.0, progress=LeaseProgress(lease.number, position + 1))
     client.leave()

@@ -87,13 +87,11 @@ def wait_for(sign: Path) -> None:
         time.sleep(PAUSE_S)
 
 
-GRADIENTS: dict[str, Any] = {"push": "gradients", "lease_batches": LEASE_BATCHES}
+GRADIENTS: dict[str, Any] = {"lease_batches": LEASE_BATCHES}
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": GRADIENTS,
     "overlap": {**GRADIENTS, "overlap": True, "shards": 2},
     "bound": {**GRADIENTS, "bound": 2, "staleness_aware": True},
-    "deltas": {"period": PERIOD},
-    "half": {"period": PERIOD, "quorum": 0.5, "outer": "none"},
 }
 SCENARIOS = {
     name: lambda folder, member, options=options: lab.run(
@@ -106,7 +104,7 @@ SCENARIOS = {
     for name, options in OPTIONS.items()
 }  # fmt: skip
 SCENARIOS["standing"] = lambda folder, member: lab.run(
-    lab.Case({"period": PERIOD, "quorum": "all"}, sync="asgd", setup=stand_still(folder, member)), folder, member
+    lab.Case({"lease_batches": PERIOD}, sync="asgd", setup=stand_still(folder, member)), folder, member
 )
 
 
@@ -114,7 +112,7 @@ def job(folder: Path, name: str, port: str, *names: str) -> None:
     torch.set_num_threads(1)
     place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
     setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)
-    case = lab.Case({"period": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
+    case = lab.Case({"lease_batches": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
     torch.save(lab.run(case, folder / name, ALONE), folder / f"{name}.pt")
 
 

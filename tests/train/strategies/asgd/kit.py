@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
-from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 from fastvid.train.strategies.asgd.server import Server
 from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
 from fastvid.train.strategies.shared.link import Link
@@ -54,28 +53,6 @@ def serving(
     yield servers
     for server in servers:
         server.close()
-
-
-@contextlib.contextmanager
-def merging(
-    size: int,
-    quorum: int | float | str = "all",
-    outer: OuterStep | None = None,
-    *,
-    grace_s: float = 0.0,
-    clock: Callable[[], float] = time.monotonic,
-    sections: Sequence[WeightRange] | None = None,
-    timeout_s: float = 20.0,
-    **options: Any,
-) -> Iterator[Server]:
-    """Yield a server that merges deltas. Clients must leave before the block ends."""
-    outer = outer or OuterStep()
-    shard = WeightShard(0, size, outer.rule, sections, dtype=torch.float64)
-    merger = Merger(shard, Quorum(quorum, grace_s), outer.rate, clock=clock)
-    server = Server(shard, merger=merger, token=TOKEN, timeout_s=timeout_s, **options)
-    server.publish_ports([server.address.port])
-    yield server
-    server.close()
 
 
 @contextlib.contextmanager

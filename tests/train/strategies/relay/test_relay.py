@@ -150,7 +150,7 @@ def test_a_ring_visits_partitions_in_order(ring: Sweep) -> None:
     assert all(visit["partition"] in home[visit["stage"]] for visit in record.visits)
 
 
-def test_replaying_a_hopper_sweep_reproduces_its_models(sweeps: dict[str, Sweep]) -> None:
+def test_a_hopper_sweep_trains_each_model_as_if_alone(sweeps: dict[str, Sweep]) -> None:
     hopper = sweeps["hopper"]
     assert len(hopper.record.visits) == LOADS
     check_against_training_alone(hopper)

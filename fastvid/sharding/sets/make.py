@@ -1,6 +1,4 @@
-"""What changes in the members of samples that one dataset takes from another: keys, names of sources, labels.
-
-Make a new dataset of samples that exist: shards are linked or copied, or their members packed again, not encoded.
+"""Makes a new dataset of samples that exist: shards are linked or copied, or packed again, not encoded.
 
 A killed run resumes: its folder records what it makes and which shards are finished, and the commit record is the last
 thing written, so half a dataset cannot be opened.
@@ -8,26 +6,20 @@ thing written, so half a dataset cannot be opened.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import JobError, UsageError
-from fastvid.format.annotations import KeptSignals, join_signals
-from fastvid.format.dataset import ListedSample, listed_samples, write_listed
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_annotations, read_generation
+from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
 from fastvid.format.schema import DATASET_JSON, FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
-from fastvid.format.shard import Shard, open_shard, write_shard
-from fastvid.format.tar import TarDigest, to_json
+from fastvid.format.tar import TarDigest
 from fastvid.runtime import faults
-from fastvid.sharding.change.compact import kept_samples, map_checked
+from fastvid.sharding.change.repack import Piece, repack
 from fastvid.sharding.job.job import hide_sources
 from fastvid.sharding.job.ledger import (
     Part,
@@ -41,95 +33,15 @@ from fastvid.sharding.job.ledger import (
     write_ledger,
     write_part,
 )
-from fastvid.sharding.job.lock import Staging, lock_folder, short_scratch
+from fastvid.sharding.job.lock import Staging, lock_folder
 from fastvid.sharding.job.plan import differences, digest
-from fastvid.sharding.job.restore import annotate_members, dataset_record, with_record
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.urls import link_or_copy
-
-Members = tuple[str, Mapping[str, bytes]]
-"""Key of a sample, and its members by suffix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Renaming:
-    """What changes in the members of a dataset's samples."""
-
-    prefix: str = ""
-    labels: Mapping[int, int] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.prefix or self.labels)
-
-    def apply(self, key: str, members: Mapping[str, bytes]) -> Members:
-        """Return key and members of a sample as the new dataset has them."""
-        made = dict(members)
-        if "json" in made:
-            record = json.loads(made["json"])
-            for fields in (record, record.get("annotations")):
-                if isinstance(fields, dict):
-                    self._change(fields)
-            made["json"] = to_json(record)
-        if made.get("cls", b"").isdigit():
-            number = int(made["cls"])
-            made["cls"] = str(self.labels.get(number, number)).encode()
-        return f"{self.prefix}{key}", made
-
-    def rename(self, key: str) -> tuple[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
-        """Return the key of a sample as the new dataset has it, and how its facts change."""
-
-        def change(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-            fields = dict(facts)
-            self._change(fields)
-            return fields
-
-        return f"{self.prefix}{key}", change
-
-    def _change(self, fields: dict[str, Any]) -> None:
-        for name in ("key", "source_id", "parent"):
-            if isinstance(fields.get(name), str):
-                fields[name] = f"{self.prefix}{fields[name]}"
-        if type(fields.get("label")) is int:
-            fields["label"] = self.labels.get(fields["label"], fields["label"])
-
 
 _LOG = logging.getLogger(__name__)
 
 # Hex digits of the identity that form the dataset's id, so that the same command makes the same dataset.
 _ID_DIGITS: Final = 32
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Samples of one shard of a dataset."""
-
-    storage: Storage
-    shard: ShardRecord
-    keep: npt.NDArray[np.bool_]  # whether each sample is taken, bool [samples]
-    renaming: Renaming = field(default_factory=Renaming)
-
-    def opened(self) -> Shard:
-        """Open the shard."""
-        generation = read_generation(self.storage)[1]
-        return open_shard(self.storage, generation, generation.shards.index(self.shard))
-
-    def signals(self) -> KeptSignals:
-        """Return the signals of the samples that are taken."""
-        generation = read_generation(self.storage)[1]
-        number = generation.shards.index(self.shard)
-        start = sum(shard.samples for shard in generation.shards[:number])
-        frames = read_annotations(self.storage, generation)["num_frames"].slice(start, self.shard.samples)
-        return KeptSignals(self.storage, self.shard, frames.to_pylist(), self.keep)
-
-    @property
-    def samples(self) -> int:
-        """Number of samples that are taken."""
-        return int(self.keep.sum())
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the new shard may be the old one."""
-        return bool(self.keep.all()) and not self.renaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,93 +167,42 @@ def _write_shards(
     storage: Storage, recipe: Recipe, check: Callable[[], None], progress: Callable[[int, int], None] | None
 ) -> list[ShardRecord]:
     finished, records, start = part_stems(storage), list[ShardRecord](), 0
+    # What is written here is later than shards that are linked.
+    told = Generation(_newest(recipe) + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
     for number, pieces in enumerate(recipe.shards):
         if progress is not None:
             progress(number, len(recipe.shards))
         stem, first = shard_stem(number), pieces[0].shard
+        samples = sum(piece.samples for piece in pieces)
         part = read_part(storage, stem) if stem in finished else None
         if part is None or part.digest is None:
             check()
-            written = _write_shard(storage, stem, pieces, recipe, start)
-            part = Part(stem, [], [], written, first.encoder, signals=_write_signals(storage, stem, pieces))
+            if _is_taken_over(pieces):
+                made = _take_over(storage, stem, pieces[0])
+            else:
+                made = repack(storage, stem, pieces, told, recipe.table.slice(start, samples))
+            tar = TarDigest(made.bytes, made.sha256, made.samples)
+            part = Part(stem, [], [], tar, first.encoder, signals=made.signals)
             faults.reach("shard")
             write_part(storage, part)
-        made = part.digest
-        assert made is not None  # repacked shards are never empty
-        records.append(
-            replace(
-                first,
-                name=stem,
-                bytes=made.bytes,
-                sha256=made.sha256,
-                samples=made.samples,
-                signals=part.signals,
-            )
-        )
-        start += made.samples
+        assert part.digest is not None  # repacked shards are never empty
+        records.append(replace(first, name=stem, **asdict(part.digest), signals=part.signals))
+        start += samples
     return records
 
 
-def _write_shard(storage: Storage, stem: str, pieces: Sequence[Piece], recipe: Recipe, start: int) -> TarDigest:
-    """Write a shard whose first sample is number `start` of the dataset."""
-    if _is_taken_over(pieces):
-        source, shard = pieces[0].storage, pieces[0].shard
-        for suffix in shard.suffixes:
-            expected = shard.sha256 if f"{shard.name}.{suffix}" == shard.data else None
-            link_or_copy(source, f"{shard.name}.{suffix}", storage, f"{stem}.{suffix}", expected)
-        return TarDigest(shard.bytes, shard.sha256, shard.samples)
-    shard = pieces[0].shard
-    if shard.is_in_place:
-        return write_listed(storage, stem, _listed(pieces), recipe.streams)
-    record = dataset_record(
-        _newest(recipe) + 1,
-        streams=recipe.streams,
-        classes=recipe.classes,
-        extras=recipe.extras,
-        profile=shard.profile,
-        encoder=shard.encoder,
-        table=recipe.table,
-    )
-    samples = with_record(_samples(pieces, recipe, start), record)
-    with short_scratch(storage) as scratch:
-        return write_shard(storage, stem, samples, streams=recipe.streams, scratch=scratch)
-
-
-def _write_signals(storage: Storage, stem: str, pieces: Sequence[Piece]) -> str:
-    """Write the signals of a shard, if it has any; return their SHA-256."""
-    if not any(piece.shard.signals for piece in pieces):
-        return ""
-    if _is_taken_over(pieces):
-        return pieces[0].shard.signals  # copied with the shard
-    return join_signals(storage, stem, [piece.signals() for piece in pieces])
-
-
-def _listed(pieces: Sequence[Piece]) -> Iterator[ListedSample]:
-    """Yield the samples of a shard of videos in place."""
-    for piece in pieces:
-        for sample, stays in zip(listed_samples(piece.opened()), piece.keep.tolist(), strict=True):
-            if stays:
-                yield sample.renamed(*piece.renaming.rename(sample.indexed.key)) if piece.renaming else sample
+def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:
+    """Link or copy a shard, with its signals."""
+    for suffix in piece.shard.suffixes:
+        expected = piece.shard.sha256 if f"{piece.shard.name}.{suffix}" == piece.shard.data else None
+        link_or_copy(piece.storage, f"{piece.shard.name}.{suffix}", storage, f"{stem}.{suffix}", expected)
+    return piece.shard
 
 
 def _newest(recipe: Recipe) -> int:
-    """Return the highest generation of the sources: what is written here is later than shards that are linked."""
+    """Return the highest generation of the sources."""
     sources = {piece.storage.url: piece.storage for pieces in recipe.shards for piece in pieces}
     return max(read_generation(source)[1].number for source in sources.values())
-
-
-def _samples(pieces: Sequence[Piece], recipe: Recipe, start: int) -> Iterator[Members]:
-    """Yield the samples of a shard; their members contain the annotations of the new dataset."""
-    for piece in pieces:
-        rows = iter(recipe.table.slice(start, piece.samples).to_pylist())
-        start += piece.samples
-        view = map_checked(piece.storage, piece.shard)
-        for key, members in kept_samples(view, piece.keep, piece.shard):
-            name, renamed = piece.renaming.apply(key, members)
-            yield name, annotate_members(renamed, next(rows), recipe.classes)
-        del view
-        if piece.storage.copies:
-            piece.storage.discard(piece.shard.data)
 
 
 def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:

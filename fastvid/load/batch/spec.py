@@ -1,0 +1,249 @@
+"""`Spec`: everything that decides the pixels of a loader's batches; its parts, as text, are the fingerprint of a state.
+
+A state is five values from which any loader of the same data can resume: version, fingerprint, seed, epoch and
+position. It contains neither the world size nor the batch size. The fingerprint consists of named parts in readable
+text, so that an error can say which part of a state does not match the loader.
+
+`VideoSpec`: the video tensor of a batch, its rows' shapes, and how rows of different shapes are put together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from fastvid.decode.colours import Layout, Pixels, empty_batch
+from fastvid.errors import StateError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.format.schema import FLOW, PICTURES
+from fastvid.load.after.chain import TransformChain
+from fastvid.load.batch.labels import RowAnnotations, SignalRows
+from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, clip_sizes
+from fastvid.load.clips.sampling import with_length
+from fastvid.load.clips.views import check_views
+from fastvid.load.device import LoaderStream
+from fastvid.load.options import Collate, Output
+from fastvid.load.order.buckets import Buckets
+from fastvid.load.order.draws import DRAWS_VERSION
+from fastvid.load.order.epoch import Batches, Batching, ClipShape, EpochOrders, Order
+from fastvid.load.order.mixture import Mixture, parts_of
+from fastvid.load.order.packed import Packed
+from fastvid.runtime.processes import World
+from fastvid.runtime.values import check_integer
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """Everything that decides the batches of a loader besides seed, epoch, position and world."""
+
+    dataset: Dataset | Mixture
+    rules: ClipRules
+    orders: EpochOrders
+    annotations: RowAnnotations
+    signals: SignalRows | None = None
+    after: TransformChain | None = None
+    output: Output = Output()
+    batches: Buckets | Packed | None = None
+
+    def __post_init__(self) -> None:
+        rules, collate = self.rules, self.output.collate
+        for sampler, crop in rules.pairs if rules.views else ():
+            assert rules.views is not None
+            sound = rules.audio is not None
+            check_views(rules.views, sampler, crop, clips_per_video=self.orders.clips_per_video, audio=sound)
+        if self.batches is not None and collate != "stack":
+            raise UsageError(f"collate={collate!r} was given with batches=", hint="leave out collate: the plan decides")
+        packed = isinstance(self.batches, Packed)
+        if (packed or collate != "stack") and (rules.views or FLOW in rules.streams):
+            given = "batches=Packed" if packed else f"collate={collate!r}"
+            raise UsageError(
+                f"{given} was given with {'views' if rules.views else 'flow'}",
+                hint="use collate='stack', and a sampler and a crop of one shape",
+            )
+
+    def fingerprint(self, batching: str = "") -> dict[str, str]:
+        """Return everything that determines the clips besides seed, epoch and position, as text by part.
+
+        `batching`: text of batches of varying shape.
+        """
+        rules, sets = self.rules, parts_of(self.dataset)
+        parts = {
+            "dataset": " + ".join(part.dataset_id for part in sets),
+            "generation": " + ".join(str(part.generation.number) for part in sets),
+            "split": " + ".join(repr(part.split) for part in sets),
+            "filter": " + ".join(f"{part.where!r} {part.selection}".strip() for part in sets),
+            "order": self.orders.text,
+            "sampler": f"{rules.sampler_text} {rules.views}" if rules.views else rules.sampler_text,
+            "augmentation": f"{DRAWS_VERSION} {rules.spatial_text}",
+        }
+        # Omitted if they were not asked for, so that states saved before they existed still load.
+        asked = {
+            "streams": rules.streams_text if rules.streams_text != PICTURES else "",
+            "batches": batching,
+            "audio": "" if rules.audio is None else repr(rules.audio),
+            **self.annotations.fingerprint,
+            "signals": "" if self.signals is None else self.signals.text,
+            "after": "" if self.after is None else repr(self.after),
+        }
+        return parts | {name: text for name, text in asked.items() if text}
+
+    def batching(self, world: World, order: Order, size: int | None) -> Batching:
+        """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
+        orders, planned, rules = self.orders, self.batches, self.rules
+        if planned is None:
+            size = check_integer("global_batch_size", size, 1)
+            return Batches(orders.num_samples, size, order.last, world, order.group_size, orders.clips_per_video)
+        if size is not None or order.group_size != 1:
+            raise UsageError(
+                f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}",
+                hint="leave out both: batches= decides the size of each batch",
+            )
+        if orders.clips_per_video > 1:
+            raise UsageError(
+                f"clips_per_video is {orders.clips_per_video} with batches={planned}",
+                hint="use global_batch_size: a planned batch may divide the clips of a video",
+            )
+        for sampler, spatial in rules.pairs:
+            for shape in planned.shapes:
+                with_length(sampler, shape[0])
+                spatial.of_size(shape[1:])
+        return planned.plan(clip_sizes(self.dataset, rules), world, order.last, self.dataset.key)
+
+
+STATE_VERSION: Final = 1
+
+_KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
+
+
+def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: int) -> tuple[int, int, int]:
+    """Return the seed, epoch and position of a state.
+
+    `num_samples`: samples per epoch.
+    """
+    if not isinstance(state, Mapping):
+        raise StateError(f"not a loader state: {state!r}", hint="pass a ClipLoader's state_dict()")
+    missing = [key for key in _KEYS if key not in state]
+    if missing:
+        raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")
+    if state["version"] != STATE_VERSION:
+        raise StateError(f"loader state has version {state['version']!r}, expected {STATE_VERSION}")
+    theirs = state["fingerprint"]
+    if not isinstance(theirs, Mapping):
+        raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected a mapping of its parts")
+    for part in [*own, *(part for part in theirs if part not in own)]:
+        if theirs.get(part) != own.get(part):
+            raise StateError(
+                f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
+                hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
+            )
+    values = (state["seed"], state["epoch"], state["position"])
+    for name, value, limit in zip(
+        ("seed", "epoch", "position"), values, (2**64 - 1, 2**64 - 1, num_samples), strict=True
+    ):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
+            raise StateError(f"{name} of the state is {value!r}, expected an integer from 0 to {limit}")
+    return values
+
+
+Video = torch.Tensor | list[torch.Tensor]
+"""One tensor of all rows, or a list of one tensor a row."""
+
+
+_SMALLEST: Final = (1, 2, 2)
+"""Shape of a batch that has only masked rows, if nothing else decides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """Shapes of a batch's rows, each (T, H, W) in pixels."""
+
+    rows: list[ClipShape]  # shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ
+    uniform: ClipShape | None  # the shape of all rows; None if they differ, or are delivered as a list
+    padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not
+
+
+def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> ClipShape:
+    """Return the shape of all clips.
+
+    `clips`: the clip of each row; None for a masked row.
+    """
+    shapes = [planned, *(one.clip_shape for one in clips if isinstance(one, Clip))]
+    kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [_SMALLEST]
+    if len(kinds) > 1:
+        raise UsageError(
+            f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
+            hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
+        )
+    return kinds[0]
+
+
+@dataclass(frozen=True)
+class VideoSpec:
+    """Shape, normalisation and device of a batch's video tensor."""
+
+    shape: ClipShape | None  # frames per clip, height and width in pixels; None if they differ between clips
+    layout: Layout
+    pixels: Pixels | None  # how values are normalised; None for uint8 levels 0 to 255 as decoded
+    stream: LoaderStream
+    channels_last: bool = False
+    collate: Collate = "stack"  # how rows are put together
+
+    @classmethod
+    def of(cls, spec: Spec, stream: LoaderStream) -> VideoSpec:
+        """Return the form of a loader's batches on a device; packed patches are made of a list of clips."""
+        output, collate = spec.output, spec.output.collate
+        if isinstance(spec.batches, Packed):
+            collate = "list"
+        pixels = None if output.dtype is torch.uint8 else output.pixels
+        return cls(spec.rules.shape, output.layout, pixels, stream, output.channels_last, collate)
+
+    def shapes(self, clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Shapes:
+        """Return the shapes of a batch's rows.
+
+        `clips`: the clip of each row; None for a masked row. `planned`: shape of the largest clip of the global
+        batch, of which these are one rank's rows; None if it is not known before clips are planned.
+        """
+        whole = self.shape if planned is None else planned
+        if self.collate == "stack":
+            whole = one_shape(clips, whole)
+            return Shapes([whole] * len(clips), whole)
+        rows = [one.clip_shape if isinstance(one, Clip) else None for one in clips]
+        kinds = [shape for shape in (whole, *rows) if shape is not None] or [_SMALLEST]
+        each = [shape or (0, 0, 0) for shape in rows]
+        if self.collate == "list":
+            return Shapes(each, None)
+        largest = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
+        if whole not in (None, largest):
+            raise UsageError(
+                f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",
+                hint="let the sampler's count() and the crop's sizes() return what draw() makes",
+            )
+        whole = largest
+        return Shapes(each, None, whole) if set(each) != {whole} else Shapes(each, whole)
+
+    def arranged(self, levels: torch.Tensor) -> torch.Tensor:
+        """Return uint8 levels [B, 3, T, H, W] on the device in the layout and memory format of the batch."""
+        if self.layout == "BCTHW" and not self.channels_last:
+            return levels
+        clips, channels, *shape = levels.shape
+        whole = (clips, channels, shape[0], shape[1], shape[2])
+        video = empty_batch(whole, self.layout, torch.uint8, self.stream.device, channels_last=self.channels_last)
+        return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
+
+    def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
+        """Put rows of different shapes together.
+
+        `rows`: tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
+        """
+        if shapes.padded is None:
+            return rows
+        whole = (len(rows), 3, *shapes.padded)
+        dtype, device = rows[0].dtype, rows[0].device
+        video = empty_batch(whole, self.layout, dtype, device, channels_last=self.channels_last).zero_()
+        for into, row, (frames, height, width) in zip(video, rows, shapes.rows, strict=True):
+            along = into if self.layout == "BCTHW" else into.transpose(0, 1)
+            along[:, :frames, :height, :width] = row if self.layout == "BCTHW" else row.transpose(0, 1)
+        return video
