@@ -281,8 +281,11 @@ def index_videos(
     """Make a dataset of videos where they are, as ``fastvid index SOURCE --out DIR`` does.
 
     Only lists, indexes and annotations are written. Run again with the same arguments after an interruption, it
-    resumes; those of `how` and ``limits`` may differ. They are ``engine``, ``ray_address``, ``workers``, ``part`` and
-    ``reject_unreadable``. Arguments that are not listed are those of `fastvid.sharding.job.job.run_job`.
+    resumes; `how` and ``limits`` may differ. Arguments that are not listed are those of `fastvid.shard`.
+
+    Args:
+        proof: How much of a video is compared with an independent decode: "none", "sample" or "all".
+        how: ``engine``, ``ray_address``, ``workers``, ``part`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
