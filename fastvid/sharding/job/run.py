@@ -34,6 +34,13 @@ from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
 from fastvid.storage import LocalStorage, Storage
 
+_LOG = logging.getLogger(__name__)
+
+# A source that was too slow when run in parallel gets this much more time when it is retried alone.
+_PATIENCE: Final = 4.0
+# Parts of the ledger read in parallel: each costs three round trips to an object store.
+_READERS: Final = 16
+
 
 @dataclass(frozen=True, slots=True)
 class How:
@@ -228,14 +235,6 @@ class EncodeShards(ShardWork):
             yield from ((source, sample) for sample in outcome.samples)
 
 
-_LOG = logging.getLogger(__name__)
-
-# A source that was too slow when run in parallel gets this much more time when it is retried alone.
-_PATIENCE: Final = 4.0
-# Parts of the ledger read in parallel: each costs three round trips to an object store.
-_READERS: Final = 16
-
-
 @runtime_checkable
 class ShardEngine(Protocol):
     """Makes whole shards elsewhere, which `Job.make` does there."""
@@ -262,20 +261,13 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
 
 
 class Job:
-    """Makes the shards of a dataset, for `run_job`, `index_tars` and `fastvid.sharding.change.add`.
+    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run` and `fastvid.sharding.change.add`.
 
     `storage`: folder of the job's records, which mark it as unfinished, and of the shards. `added_to`: the dataset that
     the shards are added to afterwards; None if they become a new one.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        work: ShardWork,
-        how: How,
-        *,
-        added_to: Storage | None = None,
-    ) -> None:
+    def __init__(self, storage: Storage, work: ShardWork, how: How, *, added_to: Storage | None = None) -> None:
         self.storage, self.work, self._how, self._added_to = storage, work, how, added_to
         self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
         self.staging = Staging(storage, work.scratch, work.encoder)
@@ -396,7 +388,13 @@ class Job:
                 self.progress.advance(rejected=number < len(rejected))
 
     def _find_parts(self) -> None:
-        """Load the records of the shards that earlier runs have made."""
+        """Clear away what killed runs were writing, and load the records of the shards that earlier runs have made."""
+        for folder in (self.storage, self.work.scratch):
+            if isinstance(folder, LocalStorage):
+                if self._whole:
+                    folder.sweep()
+                else:
+                    folder.sweep_dead()
         found = part_stems(self.storage)
         known = [shard for shard in self._mine if self.stems[shard] in found]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
@@ -412,12 +410,6 @@ class Job:
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
         """Load the outcomes that wait since earlier runs; yield the slots that must still be processed, in order."""
-        for folder in (self.storage, self.work.scratch):
-            if isinstance(folder, LocalStorage):
-                if self._whole:
-                    folder.sweep()
-                else:
-                    folder.sweep_dead()
         staged = self.staging.slots()
         for shard in self._mine:
             stem, sources = self.stems[shard], self.shards[shard]
