@@ -1,25 +1,18 @@
-"""Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
-
---html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
-filters.
-"""
+"""``fastvid inspect``: what is in a dataset, in the terminal or as an HTML page."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from fastvid.errors import UsageError
+from fastvid.cli.files import write_file
 from fastvid.media.timing import MEANING, Reason
-from fastvid.runtime.values import count, duration, padded, percent, shares, size, text_width, things
+from fastvid.runtime.values import count, duration, json_text, padded, percent, shares, size, text_width, things
 from fastvid.sharding.page.summary import ClassCount, Summary, summarize
 
 _NAME: Final = 12  # width of the name column in characters
@@ -28,32 +21,37 @@ _SPLITS: Final = 8  # most values of a split column that are listed
 _COLUMNS: Final = 12  # most columns that are listed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``fastvid inspect``."""
-    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
-    parser.add_argument("--html", metavar="FILE", help="write an HTML page")
-    parser.add_argument(
-        "--max-bytes", type=int, default=8_000_000, metavar="N", help="maximum size of the page (default %(default)s)"
-    )
-    parser.add_argument("--top", type=int, default=12, metavar="N", help="classes to list (default %(default)s)")
-    parser.add_argument("--generation", metavar="N|TAG", help="generation to show (default: the current one)")
-    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+def inspect(
+    dataset: str,
+    *,
+    html: str | None = None,
+    max_bytes: int = 8_000_000,
+    top: int = 12,
+    generation: int | None = None,
+    json: bool = False,
+) -> int:
+    """Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
 
+    --html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
+    filters.
 
-def run(args: argparse.Namespace) -> int:
-    """Print the summary, and write the page if requested."""
-    summary = summarize(args.dataset, generation=args.generation)
-    print(json.dumps(summary.to_json(), indent=1) if args.json else _text(summary, args.top))
-    if args.html is not None:
+    Args:
+        dataset (DIR): Folder of the dataset.
+        html (FILE): Write an HTML page.
+        max_bytes (N): Maximum size of the page.
+        top (N): Classes to list.
+        generation (N): Generation to show (default: the current one).
+        json: Print the numbers as one JSON object.
+    """
+    found = summarize(dataset, generation=generation)
+    print(json_text(found.to_json(), indent=1) if json else _text(found, top))
+    if html is not None:
         from fastvid.sharding.page.page import render_page
 
-        page = render_page(summary, max_bytes=args.max_bytes)
-        try:
-            Path(args.html).write_bytes(page)
-        except OSError as error:
-            raise UsageError(f"page cannot be written: {error.strerror}", file=args.html) from error
-        if not args.json:
-            print(f"\n{args.html}: {size(len(page))}")
+        page = render_page(found, max_bytes=max_bytes)
+        write_file(html, page, "page")
+        if not json:
+            print(f"\n{html}: {size(len(page))}")
     return 0
 
 

@@ -167,8 +167,3 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.usage = parser.format_usage().removeprefix("usage: ").replace("%", "%%")
     # Python 3.11's parse_intermixed_args treats words after "--" as options.
     return parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)
-
-
-def add_reason(parser: argparse.ArgumentParser) -> None:
-    """Add ``--reason`` to a command that changes a dataset: `fastvid.cli.main` records it in the new generation."""
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for `fastvid log`")
