@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_942,
     "media": 2_127,
     "storage": 1_633,
-    "sharding": 11_022,
+    "sharding": 11_015,
     "load": 6_210,
     "train": 7_714,
     "models": 1_149,
