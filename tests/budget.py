@@ -21,17 +21,17 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_906,
     "media": 2_112,
     "storage": 1_628,
-    "sharding": 11_095,
-    "load": 6_210,
-    "train": 7_714,
+    "sharding": 11_003,
+    "load": 6_211,
+    "train": 7_545,
     "models": 1_149,
-    "cli": 1_782,
+    "cli": 1_459,
     "report": 549,
-    "runtime": 503,
+    "runtime": 501,
     "demo": 466,
     "tune": 646,
     "root": 169,
-    "bench": 10_882,
+    "bench": 10_881,
     "examples": 363,
     "pipelines": 585,
     "docker": 199,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_977
+TESTS: Final = 54_989
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -13,7 +13,7 @@ These rules keep it exact and fast; for each rule of exactness a test shows the 
 
 CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
 all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
-copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md lists every step and what was tried.
+copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/performance.md lists every step and what was tried.
 
 `Recutter` cuts several clips from frames decoded once, each identical to decoding it by itself.
 """

@@ -16,7 +16,7 @@ from fastvid.errors import UsageError
 from fastvid.format.selection import matching_rows
 from tests.datasets import make_clip, pack
 
-PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "select.md"
+PAGE = Path(__file__).parents[2] / "docs" / "sets.md"
 
 TABLE = pa.table(
     {

@@ -91,7 +91,7 @@ def find_sampler(name: str) -> type[Any]:
     if not (isinstance(kind, type) and is_dataclass(kind) and hasattr(kind, "draw")):
         raise UsageError(
             f"sampler is {name!r}, which is not a dataclass with a method draw",
-            hint="write it like fastvid.Dense, see docs/howto/sampler.md",
+            hint="write it like fastvid.Dense, see docs/extending.md",
         )
     return kind
 

@@ -22,7 +22,8 @@ from fastvid.train.run import launch
 from tests.train import toy
 from tests.train.strategies import lab, own
 
-TUTORIAL = Path(__file__).parents[3] / "docs" / "tutorials" / "strategy.md"
+REPOSITORY = Path(__file__).parents[3]
+TUTORIAL = REPOSITORY / "docs" / "extending.md"
 FILE = re.compile(r'Path\("(\w+\.py)"\)\.write_text\(\'\'\'\n(.*?)\'\'\'\)', re.DOTALL)
 ALONE = Member(World(), torch.device("cpu"))
 STEPS = toy.EPOCHS * (toy.NUM_SAMPLES // toy.BATCH)
@@ -35,6 +36,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
     for name, text in FILE.findall(TUTORIAL.read_text()):
         (folder / name).write_text(text)
+    (folder / "gossip.py").write_text((REPOSITORY / "examples" / "gossip.py").read_text())
     assert sorted(path.name for path in folder.iterdir()) == ["epochly.py", "gossip.py"]
     return folder
 
