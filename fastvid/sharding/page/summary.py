@@ -34,7 +34,7 @@ _COLUMNS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Encoding:
+class EncodingSummary:
     """Statistics of the first stream of the visible samples of some shards."""
 
     shards: int  # whose facts were read
@@ -50,7 +50,7 @@ class Encoding:
     droppable_share: float  # of the packets: those that no other packet refers to
 
     @classmethod
-    def of_facts(cls, facts: pa.Table, shards: int, of: int) -> Encoding:
+    def of_facts(cls, facts: pa.Table, shards: int, of: int) -> EncodingSummary:
         """Return the statistics of facts of some shards, of all shards."""
         column: dict[str, npt.NDArray[Any]] = {name: facts[name].to_numpy() for name in facts.column_names}
         seconds = (column["num_frames"] * column["fps_den"] / np.maximum(column["fps_num"], 1)).sum()
@@ -83,7 +83,7 @@ class Encoding:
         return {"shards_read": numbers.pop("shards"), "samples": numbers.pop("num_samples"), **numbers}
 
 
-def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> Encoding:
+def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> EncodingSummary:
     """Read the facts of at most 64 shards, evenly spread.
 
     `visible`: which of the generation's samples are not removed, bool [N].
@@ -108,7 +108,7 @@ def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) 
     with ThreadPoolExecutor(_READERS) as pool:
         tables = list(pool.map(read, chosen))
     facts = pa.concat_tables(tables) if tables else pa.table({name: [] for name in _COLUMNS})
-    return Encoding.of_facts(facts, len(chosen), total)
+    return EncodingSummary.of_facts(facts, len(chosen), total)
 
 
 UNLABELLED: Final = "(no label)"
@@ -155,7 +155,7 @@ class Summary:
     history: tuple[Generation, ...]
     annotations: pa.Table  # rows of the visible samples
     rows: IntArray  # row of each visible sample among all rows of the generation, int64 [N]
-    encoding: Encoding  # how samples are encoded, from the facts of some shards
+    encoding: EncodingSummary  # how samples are encoded, from the facts of some shards
     removed: int  # number of hidden samples
     ledger: pa.Table | None
 
