@@ -174,7 +174,9 @@ class ClipLoader(IterableDataset[Batch]):
         workers: Workers = Workers(),
         **moved: Any,
     ) -> None:
-        self.device, self.world, self._found_world = resolve(device), World.resolve(rank, world_size), rank is None
+        self.device, self._found_world = resolve(device), rank is None
+        self.world = World.resolve(rank, world_size)
+        """This process's rank, and the world size."""
         size, batches = _sizes(global_batch_size, moved, self.world)
         groups = {"order": order, "extras": extras, "output": output, "workers": workers}
         order, extras, output, workers = with_moved("ClipLoader", groups, moved)
