@@ -12,7 +12,7 @@ import time
 from torch import frombuffer, nn
 
 from fastvid.train import Round, Strategy
-from fastvid.train.strategies.shared.link import shared_store
+from fastvid.train.strategies.link import shared_store
 
 
 class Gossip(Strategy):

@@ -34,13 +34,9 @@ ORDER = {
     for folder, order in {
         "fastvid": "errors runtime report storage format decode media sharding load tune models train demo cli",
         "fastvid/sharding": "sources encode work engines job in_place lerobot verify change sets page",
-        "fastvid/cli": """
-            shard tune report status verify compact bench relabel demo inspect add doctor train evaluate remove index
-            predict history access sets main
-        """,
         "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
-        "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
+        "fastvid/train/strategies": "link average ddp kavg adaptive_batch asgd relay",
         "bench/batches": "rivals corpus scores charts batches",
         "bench": "common batches decode load shard train gpu scaling strategies elastic report",
     }.items()
@@ -134,7 +130,7 @@ def test_an_import_against_the_order_is_detected():
     wrong = {
         "fastvid.format.tar": {"fastvid.decode.clips"},
         "fastvid.load.order.epoch": {"fastvid.load.clips.clip", "fastvid.load.order.draws", "fastvid.errors"},
-        "fastvid.train.strategies.ddp": {"fastvid.train.strategies.kavg.strategy"},
+        "fastvid.train.strategies.ddp": {"fastvid.train.strategies.kavg"},
         "fastvid.models.zoo": {"fastvid.errors", "fastvid.decode.clips"},
         "fastvid.train.loop.loop": {"bench.common.harness"},
         "bench.decode.floor": {"bench.load.load", "fastvid.decode.clips"},
@@ -142,7 +138,7 @@ def test_an_import_against_the_order_is_detected():
     assert upward(wrong) == [
         "fastvid.format.tar imports fastvid.decode.clips",
         "fastvid.load.order.epoch imports fastvid.load.clips.clip",
-        "fastvid.train.strategies.ddp imports fastvid.train.strategies.kavg.strategy",
+        "fastvid.train.strategies.ddp imports fastvid.train.strategies.kavg",
         "fastvid.models.zoo imports fastvid.decode.clips",
         "fastvid.train.loop.loop imports bench.common.harness",
         "bench.decode.floor imports bench.load.load",

@@ -46,7 +46,7 @@ from fastvid.errors import UsageError, WorkerError
 from fastvid.train.config import config as recipes
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.shared.link import TOKEN_VARIABLE
+from fastvid.train.strategies.link import TOKEN_VARIABLE
 
 _log = logging.getLogger(__name__)
 

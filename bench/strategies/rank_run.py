@@ -116,7 +116,7 @@ class _RankRun:
         self.strategy.agree, self.strategy.maybe_sync = told, spy
         if not self.strategy.shares_batches and self.member.leads:
             from fastvid.train.parts.optim import make_optimizer
-            from fastvid.train.strategies.asgd.vector import Vector
+            from fastvid.train.strategies.asgd.weights import Vector
 
             self._vector = Vector(make_optimizer(self._looked, self.config.optim), self._looked)
 

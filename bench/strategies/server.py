@@ -88,11 +88,10 @@ def measure(size: int, rounds: int, rule: Any = None, quorum: int = 1) -> dict[s
     import torch
     from fastvid.train.strategies.asgd.merger import Merger, OuterStep, Quorum
 
-    from fastvid.train.strategies.asgd.client import ParameterClient
-    from fastvid.train.strategies.asgd.messages import MessageHeader
+    from fastvid.train.strategies.asgd.client import MessageHeader, ParameterClient
     from fastvid.train.strategies.asgd.server import Server
-    from fastvid.train.strategies.asgd.weight_shard import WeightShard
-    from fastvid.train.strategies.shared.link import crc32
+    from fastvid.train.strategies.asgd.weights import WeightShard
+    from fastvid.train.strategies.link import crc32
 
     outer = OuterStep()
     shard = WeightShard(0, size, rule or outer.rule)

@@ -110,7 +110,7 @@ class SlowNetwork:
     def __enter__(self) -> SlowNetwork:
         import torch.distributed as dist
 
-        from fastvid.train.strategies.shared import link
+        from fastvid.train.strategies import link
 
         self._all_reduce, self._all_to_all = dist.all_reduce, dist.all_to_all_single
         self._undo.enter_context(_replaced(dist, "all_reduce", self._slow_all_reduce))

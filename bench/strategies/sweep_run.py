@@ -34,11 +34,11 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     import torch.distributed as dist
 
     from fastvid.train.ranks import broadcast_bytes
+    from fastvid.train.strategies.link import Address, host_of_job
     from fastvid.train.strategies.relay.hub import Hub
     from fastvid.train.strategies.relay.scheduler import Scheduler
     from fastvid.train.strategies.relay.stage import serve
-    from fastvid.train.strategies.relay.state_store import TokenStore
-    from fastvid.train.strategies.shared.link import Address, host_of_job
+    from fastvid.train.strategies.relay.state import TokenStore
 
     world = member.world
     work = _Sweep(spec, member)
@@ -113,13 +113,13 @@ class _Sweep:
 
     def visit(self, unit: Any, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         """Train one unit of work."""
-        from fastvid.train.strategies.relay.visit import train_visit
+        from fastvid.train.strategies.relay.stage import train_visit
 
         return train_visit(self._model(unit.model), unit, token, self.member.device)
 
     def results(self, tokens: list[bytes]) -> dict[str, Any]:
         """Return held-out loss, digest of the weights and bytes of each model's token."""
-        from fastvid.train.strategies.relay.visit import read_weights
+        from fastvid.train.strategies.relay.stage import read_weights
 
         losses, digests = [], []
         for token in tokens:
@@ -137,7 +137,7 @@ class _Sweep:
     def _model(self, model: int) -> Any:
         from fastvid.train.parts.optim import Schedule, make_optimizer
         from fastvid.train.parts.replica import Replica
-        from fastvid.train.strategies.relay.visit import SweepModel
+        from fastvid.train.strategies.relay.stage import SweepModel
 
         spec = self.spec
         config = config_of(spec, epochs=spec.epochs)

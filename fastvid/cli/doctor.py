@@ -1,17 +1,8 @@
-"""Check which decoders and encoders work here, why others do not, and whether decoders agree.
-
-Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, whether the kernel
-that converts planes compiles on them, and for every decoder whether it can be loaded. Then it tests the default
-pipeline: a tiny video is sharded, planned and decoded by every decoder that works. Finally all of these decode the same
-clips, to compare frames, colours and the speed of one lane. The exit code is 1 if a step of the test fails or decoders
-disagree.
-"""
+"""``fastvid doctor``: which decoders and encoders work on this machine, and why others do not."""
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import platform
 import tempfile
 from dataclasses import asdict
@@ -25,6 +16,7 @@ from fastvid.decode.parity import REFERENCE, SampleClip, compare
 from fastvid.errors import FastvidError, MissingDependency, WorkerError
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.processes import available_cores
+from fastvid.runtime.values import json_text
 
 _PACKAGES: Final = (
     *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
@@ -42,16 +34,21 @@ _DRIVER: Final = {
 _DRIVER_VERSION: Final = Path("/proc/driver/nvidia/version")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``fastvid doctor``."""
-    parser.add_argument("--json", action="store_true", help="print the findings as one JSON object")
-    parser.add_argument("--no-parity", action="store_true", help="do not compare decoders on test clips")
+def doctor(*, json: bool = False, no_parity: bool = False) -> int:
+    """Check which decoders and encoders work here, why others do not, and whether decoders agree.
 
+    Prints versions, the ffmpeg that sharding uses, GPUs with their video engines and driver libraries, whether the
+    kernel that converts planes compiles on them, and for every decoder whether it can be loaded. Then it tests the
+    default pipeline: a tiny video is sharded, planned and decoded by every decoder that works. Finally all of these
+    decode the same clips, to compare frames, colours and the speed of one lane. The exit code is 1 if a step of the
+    test fails or decoders disagree.
 
-def run(args: argparse.Namespace) -> int:
-    """Print the findings; return 0 if this machine has sharded and decoded a video and its decoders agree."""
-    found = examine(parity=not args.no_parity)
-    print(json.dumps(found, indent=1) if args.json else text(found))
+    Args:
+        json: Print the findings as one JSON object.
+        no_parity: Do not compare decoders on test clips.
+    """
+    found = examine(parity=not no_parity)
+    print(json_text(found, indent=1) if json else text(found))
     return 1 if found["problems"] else 0
 
 

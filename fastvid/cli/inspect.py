@@ -1,26 +1,19 @@
-"""Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
-
---html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
-filters.
-"""
+"""``fastvid inspect``: what is in a dataset, in the terminal or as an HTML page."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import shutil
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from fastvid.errors import UsageError
+from fastvid.cli.files import write_file
 from fastvid.media.timing import MEANING, Reason
-from fastvid.runtime.values import count, duration, padded, percent, shares, size, text_width, things
-from fastvid.sharding.page.summary import ClassCount, Summary, summarize
+from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
+from fastvid.sharding.page.summary import ClassCount, Summary, describe, summarize
 
 _NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -28,32 +21,37 @@ _SPLITS: Final = 8  # most values of a split column that are listed
 _COLUMNS: Final = 12  # most columns that are listed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``fastvid inspect``."""
-    parser.add_argument("dataset", metavar="DIR", help="folder of the dataset")
-    parser.add_argument("--html", metavar="FILE", help="write an HTML page")
-    parser.add_argument(
-        "--max-bytes", type=int, default=8_000_000, metavar="N", help="maximum size of the page (default %(default)s)"
-    )
-    parser.add_argument("--top", type=int, default=12, metavar="N", help="classes to list (default %(default)s)")
-    parser.add_argument("--generation", metavar="N|TAG", help="generation to show (default: the current one)")
-    parser.add_argument("--json", action="store_true", help="print the numbers as one JSON object")
+def inspect(
+    dataset: str,
+    *,
+    html: str | None = None,
+    max_bytes: int = 8_000_000,
+    top: int = 12,
+    generation: int | None = None,
+    json: bool = False,
+) -> int:
+    """Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
 
+    --html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
+    filters.
 
-def run(args: argparse.Namespace) -> int:
-    """Print the summary, and write the page if requested."""
-    summary = summarize(args.dataset, generation=args.generation)
-    print(json.dumps(summary.to_json(), indent=1) if args.json else _text(summary, args.top))
-    if args.html is not None:
+    Args:
+        dataset (DIR): Folder of the dataset.
+        html (FILE): Write an HTML page.
+        max_bytes (N): Maximum size of the page.
+        top (N): Classes to list.
+        generation (N): Generation to show (default: the current one).
+        json: Print the numbers as one JSON object.
+    """
+    found = summarize(dataset, generation=generation)
+    print(json_text(found.to_json(), indent=1) if json else _text(found, top))
+    if html is not None:
         from fastvid.sharding.page.page import render_page
 
-        page = render_page(summary, max_bytes=args.max_bytes)
-        try:
-            Path(args.html).write_bytes(page)
-        except OSError as error:
-            raise UsageError(f"page cannot be written: {error.strerror}", file=args.html) from error
-        if not args.json:
-            print(f"\n{args.html}: {size(len(page))}")
+        page = render_page(found, max_bytes=max_bytes)
+        write_file(html, page, "page")
+        if not json:
+            print(f"\n{html}: {size(len(page))}")
     return 0
 
 
@@ -64,7 +62,7 @@ def _text(summary: Summary, top: int) -> str:
     shards = len(summary.generation.shards)
     lines.append(_row("samples", f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}"))
     if summary.num_samples:
-        lines += _videos(summary)
+        lines += [_row(name, value) for name, value in describe(summary).items()]
     for name, values in summary.split_columns.items():
         lines.append(_row(name, _plain(_split(values, summary.split_seconds[name]))))
     if summary.columns:
@@ -74,51 +72,6 @@ def _text(summary: Summary, top: int) -> str:
     if summary.sources:
         lines += ["", *_ledger(summary)]
     return "\n".join(lines)
-
-
-def _videos(summary: Summary) -> list[str]:
-    seconds, encoding = summary.seconds, summary.encoding
-    places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
-    places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
-    quartiles = np.quantile(seconds, [0, 0.5, 1])
-    lines = [
-        _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
-        _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
-        _row("size", shares(summary.sizes)),
-        _row("rate", shares(summary.rates) + " frames per second"),
-        _row("bytes", " and ".join(places)),
-    ]
-    if encoding.num_samples:
-        lines[-1] += f", {size(encoding.bytes / encoding.num_samples)} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
-        lines += _encoding(summary)
-    extras = summary.generation.extras
-    if flow := extras.get("flow"):
-        how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
-        lines.append(_row("flow", how))
-    if "audio" in extras:
-        lines.append(_row("audio", {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")))
-    return lines
-
-
-def _encoding(summary: Summary) -> list[str]:
-    encoding = summary.encoding
-    lines = [
-        _row("colour", shares(encoding.colours)),
-        _row("codec", f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
-        _row(
-            "packets",
-            f"{encoding.packets_per_key:.1f} per key frame, {percent(encoding.droppable_share, 1)} are not referenced",
-        ),
-    ]
-    if encoding.conforming < encoding.num_samples and summary.tar_bytes:
-        lines.append(_row("conforming", percent(encoding.conforming, encoding.num_samples)))
-    if encoding.whole:
-        share = percent(encoding.whole, encoding.num_samples)
-        lines.append(_row("whole", f"{share} of the samples are decoded from their first packet"))
-    if not encoding.is_complete:
-        read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
-        lines.append(_row("", f"bytes per clip, colour, codec and packets are those of {read}"))
-    return lines
 
 
 def _split(values: Counter[str], seconds: Mapping[str, float]) -> str:

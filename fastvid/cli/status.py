@@ -1,53 +1,44 @@
-"""Show what is in a folder: how far the job is that makes a dataset or adds to it, and the dataset.
-
-It only reads small records, on a local disk or in an object store, and disturbs no job. A process is "stale" if its
-record says that it is running, but it has ended, or has shown no sign of life for 90 seconds; run its command again to
-resume its work. --json prints one JSON object a line, with the attributes of
-fastvid.sharding.job.status.FolderStatus.
-
-Exit codes: 0 there is a dataset or a job, 1 there is neither, or the folder cannot be read, 2 wrong usage.
-"""
+"""``fastvid status``: how far a job is, and what the dataset is."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections import Counter
 from typing import Final
 
 from fastvid.errors import StorageError, UsageError, visible
-from fastvid.runtime.values import count, duration, size, things
+from fastvid.runtime.values import count, duration, json_text, size, things
 from fastvid.sharding.job.status import FolderStatus, PartStatus, UnfinishedJob, read_status
 
 _SHOWN: Final = 20  # most processes listed, without --all
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``fastvid status``."""
-    parser.add_argument("folder", metavar="DIR", help="folder of the dataset; also s3:// and gs://")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--all", action="store_true", help=f"list all parts; by default at most {_SHOWN}")
-    parser.add_argument(
-        "--watch", type=float, metavar="SECONDS", help="print it every SECONDS until the job is no longer running"
-    )
+def status(folder: str, *, json: bool = False, all: bool = False, watch: float | None = None) -> int:  # noqa: A002
+    """Show what is in a folder: how far the job is that makes a dataset or adds to it, and the dataset.
 
+    It only reads small records, on a local disk or in an object store, and disturbs no job. A process is "stale" if
+    its record says that it is running, but it has ended, or has shown no sign of life for 90 seconds; run its
+    command again to resume its work. --json prints one JSON object a line, with the attributes of
+    fastvid.sharding.job.status.FolderStatus.
 
-def run(args: argparse.Namespace) -> int:
-    """Print the status, once or repeatedly."""
-    if args.watch is not None and args.watch <= 0:
-        raise UsageError(f"--watch is {args.watch:g}, expected a positive number of seconds")
+    Exit codes: 0 there is a dataset or a job, 1 there is neither, or the folder cannot be read, 2 wrong usage.
+
+    Args:
+        folder (DIR): Folder of the dataset; also s3:// and gs://.
+        json: Print JSON.
+        all: List all parts; by default at most 20.
+        watch (SECONDS): Print it every SECONDS until the job is no longer running.
+    """
+    if watch is not None and watch <= 0:
+        raise UsageError(f"--watch is {watch:g}, expected a positive number of seconds")
     while True:
-        status = read_status(args.folder)
-        if status.dataset is None and status.job is None:
-            raise StorageError(
-                "there is no dataset and no unfinished job", file=args.folder, hint="check the folder's name"
-            )
-        text = json.dumps(status.to_json()) if args.json else summary(status, every=args.all)
-        print(text, flush=True)
-        if args.watch is None or status.job is None or status.job.state != "running":
+        found = read_status(folder)
+        if found.dataset is None and found.job is None:
+            raise StorageError("there is no dataset and no unfinished job", file=folder, hint="check the folder's name")
+        print(json_text(found.to_json()) if json else summary(found, every=all), flush=True)
+        if watch is None or found.job is None or found.job.state != "running":
             return 0
-        time.sleep(args.watch)
+        time.sleep(watch)
 
 
 def summary(status: FolderStatus, *, every: bool = False) -> str:

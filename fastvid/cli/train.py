@@ -1,52 +1,172 @@
-"""Train a recipe in this process, or on every rank under torchrun:
-
-  torchrun --nproc-per-node 8 -m fastvid.train RECIPE [key=value ...]
-
-A run resumes from the newest checkpoint in its folder. On SIGTERM it writes a checkpoint and exits.
-"""
+"""``fastvid train``, ``eval``, ``predict`` and ``report``; ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
-import argparse
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import fastvid
+from fastvid.cli.files import write_file
+from fastvid.errors import UsageError
+from fastvid.runtime.processes import SAFE_PATH
+from fastvid.runtime.values import json_text
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``fastvid train``."""
-    add_recipe(parser)
-    parser.add_argument("--show", action="store_true", help="print the configuration as JSON and do not train")
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="check files, labels, weights, steps and memory; print them as JSON and do not train",
-    )
-    parser.add_argument(
-        "--world", type=int, default=1, metavar="N", help="world size that a dry run assumes (default 1)"
-    )
+@dataclass(frozen=True)
+class Views:
+    """Which checkpoint is used, and which views of a video.
+
+    Attributes:
+        checkpoint (NAME): File name in the run's checkpoints, or best (default: the newest complete one).
+        protocol (NAME): CLIPSxCROPS to average: 1x1, 10x3, 1x10, twice, twicex3, ...
+        size (PIXELS): Side of the crops, such as 256 (default: the recipe's).
+    """
+
+    checkpoint: str | None = None
+    protocol: str = "1x1"
+    size: int | None = None
 
 
-def run(args: argparse.Namespace) -> int:
-    """Train, or print the configuration or the results of a dry run."""
-    import json
+def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False, world: int = 1) -> int:
+    """Train a recipe in this process, or on every rank under torchrun:
 
+      torchrun --nproc-per-node 8 -m fastvid.train RECIPE [key=value ...]
+
+    A run resumes from the newest checkpoint in its folder. On SIGTERM it writes a checkpoint and exits.
+
+    Args:
+        recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
+        changes (key=value): Such as optim.base_lr=0.02 or run.epochs=10.
+        show: Print the configuration as JSON and do not train.
+        dry_run: Check files, labels, weights, steps and memory; print them as JSON and do not train.
+        world (N): World size that a dry run assumes.
+    """
     from fastvid.train.config import config
-    from fastvid.train.config import config as recipes
     from fastvid.train.run import launch
 
-    chosen = recipes.load_all(args.recipe, args.changes)
-    if args.show:
+    chosen = config.load_all(recipe, changes)
+    if show:
         for one in chosen:
-            print(json.dumps(config.to_json(one), indent=1))
+            print(json_text(config.to_json(one), indent=1))
         return 0
-    if args.dry_run:
-        from fastvid.train.run import dry_run
+    if dry_run:
+        from fastvid.train.run import dry_run as checks
 
-        for found in dry_run.check(chosen, max(1, args.world)):
-            print(json.dumps(found, indent=1))
+        for found in checks.check(chosen, max(1, world)):
+            print(json_text(found, indent=1))
         return 0
     return launch.start(chosen)
 
 
-def add_recipe(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that select a configuration."""
-    parser.add_argument("recipe", metavar="RECIPE", help="name of a recipe that comes with fastvid, or a file's path")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="such as optim.base_lr=0.02 or run.epochs=10")
+def evaluate(recipe: str, *changes: str, views: Views, json: str | None = None, report: str | None = None) -> int:
+    """Score a checkpoint of a run on the evaluation split, each video once; print one JSON object.
+
+    fastvid eval kinetics400_tsm_r50 run.out=runs/mine --protocol 10x3 --size 256 --report eval.html
+
+    Args:
+        recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
+        changes (key=value): Such as optim.base_lr=0.02 or run.epochs=10.
+        json (FILE): Write numbers per class or column, and the confusion matrix.
+        report (FILE): Write them as one HTML page.
+    """
+    from fastvid.train.config import config
+    from fastvid.train.run import scoring
+
+    found = scoring.score(config.load(recipe, changes), **asdict(views))
+    if os.environ.get("RANK", "0") == "0":
+        print(json_text(found.as_row()))
+        if json is not None:
+            record = {**found.as_row(), "classes": list(found.rows)}
+            if found.confusion is not None:
+                record["confusion"] = found.confusion.tolist()
+            write_file(json, json_text(record) + "\n", "numbers")
+        if report is not None:
+            from fastvid.report import results
+
+            write_file(report, results.page(found), "page")
+    return 0 if found.score.scored == found.score.total else 1
+
+
+def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, views: Views) -> int:
+    """Classify videos that are not in a dataset with a trained model.
+
+    Prints the top classes, one JSON line per video.
+
+      fastvid predict kinetics400_tsm_r50 my.mp4 other.mp4 run.out=runs/mine --picture strip.png
+
+    Videos are encoded like the recipe's dataset, so the model sees the same kind of input as in training.
+
+    Args:
+        recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
+        words (VIDEO | key=value): Files, and settings of the recipe.
+        top (N): Classes to print.
+        picture (FILE): Write the model's input frames: .png, or .html with the classes.
+    """
+    from fastvid.train.config import config
+    from fastvid.train.run import scoring
+
+    if picture is not None and not picture.endswith((".png", ".html")):
+        raise UsageError("--picture must end in .png or .html", file=picture)
+    # A file name may contain "=".
+    changes = [word for word in words if "=" in word and not Path(word).exists()]
+    videos = [word for word in words if word not in changes]
+    found = scoring.predict(config.load(recipe, changes), videos, top=max(1, top), **asdict(views))
+    for prediction in found:
+        print(json_text(prediction.as_row()))
+    if picture is not None:
+        from fastvid.report import results
+
+        results.write(Path(picture), found)
+    return 0
+
+
+def report(*runs: str, out: str | None = None) -> int:
+    """Render training runs as an HTML page: curves, time by phase, scaling over the smallest run.
+
+    Args:
+        runs (RUN): Folder of a run, its run.out.
+        out (FILE): The page (default: report.html in the first run's folder).
+    """
+    from fastvid.train.run import run_report
+
+    if not runs:
+        raise UsageError("no run is given", hint="name the folder of a run, its run.out")
+    folders = [Path(folder) for folder in runs]
+    page = Path(out) if out else folders[0] / "report.html"
+    write_file(str(page), run_report.page(folders), "page")
+    print(page)
+    return 0
+
+
+def demo(*, out: Path = Path("runs/demo"), seed: int = 0, processes: int = 2) -> int:
+    """Run all steps on this machine, without a GPU.
+
+    Makes a motion dataset with ffmpeg, shards it, times the loader, trains TSM and a control under torchrun, and writes
+    summary.json and report.html.
+
+    Args:
+        out (DIR): Folder to write to; emptied first.
+        seed (N): Seed of the videos and of training.
+        processes (N): Training processes under torchrun.
+    """
+    from fastvid.demo import run
+
+    print(json_text(run.run(out, seed=seed, processes=processes), indent=1))
+    return 0
+
+
+def bench(*words: str) -> int:
+    """Run a benchmark in a separate process, so that the state of this one is not measured."""
+    search_path = [str(bench_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "bench", *words]
+    return subprocess.call(command, env=os.environ | SAFE_PATH | {"PYTHONPATH": os.pathsep.join(search_path)})
+
+
+def bench_folder() -> Path:
+    """Return the folder of the package ``bench``: inside fastvid if installed, beside it in a checkout."""
+    package = Path(fastvid.__file__).parent
+    installed = package / "bundled"
+    return installed if installed.is_dir() else package.parent

@@ -1,21 +1,18 @@
-"""Stochastic depth: residual branches that are skipped at random for single clips in training.
-
-Huang et al. 2016, "Deep Networks with Stochastic Depth". A branch that stays is divided by its probability to stay, so
-evaluation needs no other scale.
-
-Activation checkpointing of one residual block that updates batch-norm statistics only once.
-
-`torch.utils.checkpoint` runs the block's forward twice per training step: once as usual, once inside backward. Batch
-norm would then update its running mean and variance twice with the same batch, so checkpointing would change the
-statistics used in evaluation. Here the second run uses copies of the buffers: weights, gradients and running statistics
-are bit-equal with and without checkpointing.
-
-Under `torch.compile` the compiler recomputes and updates the statistics only once by itself.
-
-The ResNet behind all ResNet models of the zoo: TSN and TSM use it unchanged, I3D inflates it.
+"""The ResNet behind all ResNet models of the zoo: TSN and TSM use it unchanged, I3D inflates it.
 
 Module names are those of torchvision's ``models/resnet.py``, so ImageNet checkpoints load without renaming. As in
 torchvision, the 3x3 convolution of a bottleneck has the stride (ResNet "v1.5").
+
+**Stochastic depth** skips residual branches at random for single clips in training (Huang et al. 2016, "Deep Networks
+with Stochastic Depth"). A branch that stays is divided by its probability to stay, so evaluation needs no other scale.
+
+**Activation checkpointing** of a block updates batch-norm statistics only once. `torch.utils.checkpoint` runs the
+block's forward twice per training step: once as usual, once inside backward. Batch norm would then update its running
+mean and variance twice with the same batch, so checkpointing would change the statistics used in evaluation. Here the
+second run uses copies of the buffers: weights, gradients and running statistics are bit-equal with and without
+checkpointing.
+
+Under `torch.compile` the compiler recomputes and updates the statistics only once by itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The temporal shift as an operator on tensors; see `fastvid.models.shift` for its use.
+"""Temporal shift modules, from Lin, Gan, Han 2019, "TSM: Temporal Shift Module for Efficient Video Understanding".
 
 Features [B*T, C, H, W] are viewed as [B, T, C, H, W]; ``fold = C // shift_div`` channels (rounded down) move one frame:
 
@@ -12,10 +12,6 @@ the rest              unchanged                          unchanged
 
 ``"past"`` uses no later frame, for online inference (mit-han-lab/temporal-shift-module,
 ``online_demo/mobilenet_v2_tsm.py`` at 436e7cf); ``"both"`` is ``ops/temporal_shift.py`` at 4759ad8.
-
-Temporal shift modules.
-
-From Lin, Gan, Han 2019, "TSM: Temporal Shift Module for Efficient Video Understanding".
 
 **When is an in-place shift safe?** Only when nothing reads the old values afterwards. A residual block's input has
 three such readers: the identity path adds it, and the ReLU that produced it and the downsampling convolution both need

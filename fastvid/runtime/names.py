@@ -1,11 +1,4 @@
-"""File names as text that tables and logs can store: a name on a POSIX system may contain any bytes.
-
-Objects that a user names as ``module:name``, such as a model, a task or an optimizer of their own.
-
-Imports the public names of a package on first use.
-
-Parses command lines.
-"""
+"""Names that users and packages give: of files, of objects as ``module:name``, of public imports, of options."""
 
 from __future__ import annotations
 
@@ -167,8 +160,3 @@ def parse(parser: argparse.ArgumentParser, words: Sequence[str]) -> argparse.Nam
         parser.usage = parser.format_usage().removeprefix("usage: ").replace("%", "%%")
     # Python 3.11's parse_intermixed_args treats words after "--" as options.
     return parser.parse_args(words) if "--" in words else parser.parse_intermixed_args(words)
-
-
-def add_reason(parser: argparse.ArgumentParser) -> None:
-    """Add ``--reason`` to a command that changes a dataset: `fastvid.cli.main` records it in the new generation."""
-    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for `fastvid log`")

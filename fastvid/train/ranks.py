@@ -1,16 +1,10 @@
-"""Ends a rank whose torchrun agent has died, so that it does not train beside the ranks of a restarted job.
+"""A process in a torchrun job: joining the group, naming a rank that has ended, broadcasts, stopping on a signal.
 
-Names the rank whose end made a collective operation fail: gloo and NCCL name at most an address.
-
-Every rank knows the host and the process of the others. A rank that fails by itself leaves the reason in the job's
-store, where the others find it.
-
-Rendezvous of the ranks of one attempt, under an unused key prefix of torchrun's store.
-
-torchrun's agent keeps one store over restarts, and in torch 2.13 every attempt uses the same keys in it. Restarted
-workers may therefore read the addresses of their dead predecessors: measured with two ranks on gloo, half of the
-restarts fail ("Connection refused") or hang. TORCHELASTIC_RESTART_COUNT does not identify an attempt, because every
-node counts separately (pytorch issue 135712). The ranks of an attempt therefore identify each other by random numbers:
+**Rendezvous**: an unused key prefix of torchrun's store for the ranks of one attempt. torchrun's agent keeps one store
+over restarts, and in torch 2.13 every attempt uses the same keys in it. Restarted workers may therefore read the
+addresses of their dead predecessors: measured with two ranks on gloo, half of the restarts fail ("Connection refused")
+or hang. TORCHELASTIC_RESTART_COUNT does not identify an attempt, because every node counts separately (pytorch issue
+135712). The ranks of an attempt therefore identify each other by random numbers:
 
     every rank  writes a new random number under its rank
     rank 0      reads the numbers of all ranks, hashes them to a token, and writes the token under each number
@@ -20,7 +14,9 @@ node counts separately (pytorch issue 135712). The ranks of an attempt therefore
 
 A dead rank never acknowledges, because every token includes the new number of rank 0.
 
-A process in a torchrun job: joining the process group, broadcasts, and stopping on a signal.
+**Ends**: a rank whose torchrun agent has died ends, so that it does not train beside the ranks of a restarted job. When
+a collective operation fails, gloo and NCCL name at most an address, so every rank knows the host and the process of the
+others, and one that fails by itself leaves the reason in the job's store, where the others find it.
 
 Known bug of torch 2.13: when a node joins a running job of ``torchrun --nnodes MIN:MAX``, the old node does not publish
 its master address in the new round, and both agents fail after 60 s, unless the workers are told not to share the
@@ -205,7 +201,7 @@ def _is_collective(error: Exception) -> bool:
 
 
 _PREFIX: Final = "fastvid"
-_PAUSE_S_rendezvous: Final = 0.02  # between two polls of the store; startup takes seconds anyway
+_RENDEZVOUS_PAUSE_S: Final = 0.02  # between two polls of the store; startup takes seconds anyway
 
 
 def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
@@ -223,7 +219,7 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
                 f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the other ranks",
                 hint="check that all nodes are started, with the same rendezvous endpoint, and can reach it",
             )
-        time.sleep(_PAUSE_S_rendezvous)
+        time.sleep(_RENDEZVOUS_PAUSE_S)
     return PrefixStore(f"{_PREFIX}/{token}", store)
 
 

@@ -20,7 +20,7 @@ from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.config import config as recipes
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.kavg.strategy import Kavg
+from fastvid.train.strategies.kavg import Kavg
 from tests.datasets import make_clip, pack
 from tests.train.run.test_run import RECIPE
 

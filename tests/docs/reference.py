@@ -45,7 +45,8 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
     }),
     "loading": ("Loading", {
         "Loaders": """
-            fastvid.ClipLoader fastvid.Batch fastvid.Output fastvid.Workers fastvid.Skip fastvid.LoaderStats
+            fastvid.ClipLoader fastvid.Batch fastvid.Order fastvid.Extras fastvid.Output fastvid.Workers fastvid.Skip
+            fastvid.LoaderStats
             fastvid.load.workers.stats.Counters
         """,
         "In another DataLoader": "fastvid.ClipDataset fastvid.ExactSampler",
@@ -82,13 +83,13 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         """,
         "Watch": "fastvid.train.Callback fastvid.train.Logger fastvid.train.RunInfo",
         "Strategies": """
-            fastvid.train.Strategy fastvid.train.Round fastvid.train.strategies.shared.link.shared_store
-            fastvid.train.strategies.shared.link.Listener fastvid.train.strategies.shared.link.open_link
-            fastvid.train.strategies.shared.link.Link
+            fastvid.train.Strategy fastvid.train.Round fastvid.train.strategies.link.shared_store
+            fastvid.train.strategies.link.Listener fastvid.train.strategies.link.open_link
+            fastvid.train.strategies.link.Link
         """,
         "Built-in strategies": """
-            fastvid.train.strategies.ddp.Ddp fastvid.train.strategies.kavg.strategy.Kavg
-            fastvid.train.strategies.asgd.strategy.Asgd fastvid.train.strategies.relay.options.SweepOptions
+            fastvid.train.strategies.ddp.Ddp fastvid.train.strategies.kavg.Kavg
+            fastvid.train.strategies.asgd.strategy.Asgd fastvid.train.strategies.relay.sweep.SweepOptions
         """,
         "Models and weights": """
             fastvid.models.zoo.names fastvid.models.zoo.build fastvid.models.weights.load_weights

@@ -25,7 +25,7 @@ from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.runtime.arrays import IntArray
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.records import curve, read
-from fastvid.train.run.assemble import views as trainers
+from fastvid.train.run.scoring import views as trainers
 from tests import datasets
 from tests.load.tools import video
 

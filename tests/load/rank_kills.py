@@ -36,8 +36,7 @@ from fastvid.train.parts.optim import Schedule, sgd
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import join
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.run.assemble import Labelled
-from fastvid.train.run.launch import read_state
+from fastvid.train.run.assemble import Labelled, read_state
 from tests.load.loaders import clip_loader
 
 BATCH = 8

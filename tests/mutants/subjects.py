@@ -21,7 +21,7 @@ SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "fastvid/format/generations.py": ("tests/format/test_generations.py",),
     "fastvid/sharding/job/ledger.py": ("tests/sharding/job/test_ledger.py",),
     "fastvid/train/records/checkpoint.py": ("tests/train/records/test_checkpoint.py", "-k", "not kill and not store"),
-    "fastvid/train/strategies/shared/average.py": ("tests/train/strategies/shared/test_averager.py",),
+    "fastvid/train/strategies/average.py": ("tests/train/strategies/shared/test_averager.py",),
 }
 """Arguments of pytest for each module: its own tests, because a mistake should be noticed where it is made. Those that
 kill processes, start servers or open many loaders are left out: they take longer than all others."""

@@ -3,12 +3,14 @@
 import contextlib
 import importlib
 
-from fastvid.cli.main import COMMANDS
+from fastvid.cli.main import COMMANDS, find_command
 from fastvid.errors import FastvidError
 from fastvid.media.ffmpeg import find_ffmpeg
 
-for _module in ("pandas", "duckdb", *(target for target, _ in COMMANDS.values())):
+for _name in COMMANDS:
     with contextlib.suppress(ImportError):  # where an extra is not installed
-        importlib.import_module(_module)
+        find_command(_name)
+for _module in ("pandas", "duckdb"):
+    importlib.import_module(_module)
 with contextlib.suppress(FastvidError):  # where there is no ffmpeg, or a wrong one
     find_ffmpeg()

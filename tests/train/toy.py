@@ -35,7 +35,7 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import METRICS_FILE, Recorder
-from fastvid.train.run.launch import read_state
+from fastvid.train.run.assemble import read_state
 from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.tasks.classification import Classification
 from tests import forks

@@ -1,20 +1,9 @@
-"""The configuration of the model.
+"""The configuration of a run: frozen dataclasses that validate themselves, one per section.
 
-The configuration of the optimizer and of the learning rate.
-
-The configuration of a run's length, output, checkpoints and precision.
-
-The configuration of a run: frozen dataclasses that validate themselves, one per section.
-
-A recipe is a Python file with a function ``recipe() -> Config``; see `fastvid.train.config.config`. On the command
-line, ``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
-
-Recipes: Python files with a function ``recipe() -> Config``, found by name or path.
-
-A sweep has a function ``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains
-several.
-
-Names refer to files in ``pipelines/``, which is next to the package in a checkout and inside it when installed.
+A recipe is a Python file with a function ``recipe() -> Config``, found by name or path. A sweep has a function
+``sweep() -> list[Config]`` as well, or instead: one entry per model, for a strategy that trains several. Names refer to
+files in ``pipelines/``, which is next to the package in a checkout and inside it when installed. On the command line,
+``key=value`` overrides a single value; see `fastvid.train.config.overrides`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""The configuration of further datasets that a run trains on.
-
-Samplers by name, for ``data.frames=`` on the command line.
-
-The configuration of the dataset and of its clips.
-"""
+"""The configuration of the datasets of a run and of its clips; samplers by name, for ``data.frames=``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Checks of the values of a section of the configuration, whose messages name the dotted key.
-
-``key=value`` overrides on the command line: dotted keys, values parsed by the type of the field.
+"""``key=value`` overrides on the command line: dotted keys, values parsed by the type of the field.
 
 Every key must exist. The new configuration is built once, from all overrides together, so that values that are only
 valid together can be set together.
+
+The functions before them check values of a section of the configuration; their messages name the dotted key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One step of a replica on a batch: forward and backward of micro-batches, clipping, update.
+"""The training loop, independent of the strategy and of how clips are decoded.
 
-The training loop, independent of the strategy and of how clips are decoded.
+`Stepper` is one step of a replica on a batch: forward and backward of micro-batches, clipping, update.
 """
 
 from __future__ import annotations

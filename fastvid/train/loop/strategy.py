@@ -307,7 +307,13 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
             f"sync {name!r} has no option {', '.join(map(repr, unknown))}",
             hint=f"use one of {', '.join([*known, *policy])}" if known or policy else "remove it, there are no options",
         )
-    own = {option: value for option, value in options.items() if option in known}
+    defaults = {option: one.default for option, one in inspect.signature(kind).parameters.items()}
+    # On the command line, the name "none" of an option is read as None.
+    own = {
+        option: "none" if value is None and defaults[option] == "none" else value
+        for option, value in options.items()
+        if option in known
+    }
     others = {option: value for option, value in options.items() if option not in known}
     if others and "batch" not in others:
         raise UsageError(

@@ -1,6 +1,6 @@
-"""Predictions and targets of the samples of a split, summed over views and gathered from all ranks.
+"""Evaluation of every sample exactly once over all ranks, without padding or replacement.
 
-Evaluation of every sample exactly once over all ranks, without padding or replacement.
+`Gathered` are predictions and targets of the samples of a split, summed over views and gathered from all ranks.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Optimizers for very large batches: each layer's step is scaled by weight norm / update norm.
+"""Optimizers and their parameter groups, and the learning rate as a pure function of the samples seen.
 
-Parameters of groups without weight decay (biases and norms) take the unscaled step, as in the authors' code. All
-parameters of a group are updated together by torch's ``_foreach`` functions, whose operations and their order are those
-of one parameter at a time.
+LARS and LAMB, for very large batches, scale each layer's step by weight norm / update norm. Parameters of groups
+without weight decay (biases and norms) take the unscaled step, as in the authors' code. All parameters of a group are
+updated together by torch's ``_foreach`` functions, whose operations and their order are those of one parameter at a
+time.
 
-The learning rate as a pure function of the samples seen, independent of world size and restarts.
-
-The last layers of a model, and how deep each parameter is, found from the names of modules and parameters.
-
-Optimizers and their parameter groups.
+The last layers of a model, and how deep each parameter is, are found from the names of modules and parameters.
 """
 
 from __future__ import annotations

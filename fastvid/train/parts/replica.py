@@ -1,14 +1,11 @@
-"""The exponential moving average (EMA) of a model's weights, used for evaluation if enabled.
+"""A model in training, together with its optimizer, schedule and averaged weights; and what it is trained on.
 
-Freezing of parts of a model, for the whole run or for the first epochs (transfer learning).
+The exponential moving average (EMA) of the weights, if enabled, is used for evaluation. Parts of a model may be frozen,
+for the whole run or for the first epochs (transfer learning). Parameters frozen for the whole run have
+requires_grad=False, so their backward is not computed. For parameters that are unfrozen later, the gradient is computed
+and discarded before the step, because DistributedDataParallel fixes its set of gradients on construction.
 
-Parameters frozen for the whole run have requires_grad=False, so their backward is not computed. For parameters that
-are unfrozen later, the gradient is computed and discarded before the step, because DistributedDataParallel fixes its
-set of gradients on construction.
-
-A model in training, together with its optimizer, schedule and averaged weights.
-
-The loader interface of the trainer, and the lineage: a record of the samples it trained on.
+`Loader` is the loader interface of the trainer, and `Lineage` a record of the samples that it trained on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Writes metrics for TensorBoard.
-
-Sends metrics to Weights & Biases.
-"""
+"""Sends metrics to TensorBoard and Weights & Biases."""
 
 from __future__ import annotations
 
@@ -22,26 +19,15 @@ class TensorBoard(Logger):
     """Writes rows as TensorBoard scalars to tensorboard/ in the run's folder, with the samples seen as the step."""
 
     def __init__(self) -> None:
-        try:
-            self._make: Any = importlib.import_module("torch.utils.tensorboard").SummaryWriter
-        except ImportError as error:
-            raise MissingDependency(
-                "run.loggers has 'tensorboard', but TensorBoard cannot be imported",
-                hint="run `pip install 'fastvid-toolkit[tensorboard]'`, or remove it from run.loggers",
-            ) from error
+        self._make = _imported("torch.utils.tensorboard", "tensorboard").SummaryWriter
         self._writer: Any = None
 
     def start(self, run: RunInfo) -> None:
         self._writer = self._make(str(run.out / "tensorboard"), flush_secs=10)
 
     def write(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Write the numbers of a row; a row without ``samples`` is ignored."""
-        samples = row.get("samples")
-        if samples is None:
-            return
-        for name, value in row.items():
-            if name != "samples" and isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._writer.add_scalar(f"{kind}/{name}", value, samples)
+        for name, value in _numbers(kind, row).items():
+            self._writer.add_scalar(name, value, row["samples"])
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:  # noqa: ARG002
         """Flush and close."""
@@ -63,13 +49,7 @@ class Wandb(Logger):
     """
 
     def __init__(self) -> None:
-        try:
-            self._wandb: Any = importlib.import_module("wandb")
-        except ImportError as error:
-            raise MissingDependency(
-                "run.loggers has 'wandb', but wandb cannot be imported",
-                hint="run `pip install 'fastvid-toolkit[wandb]'`, or remove it from run.loggers",
-            ) from error
+        self._wandb = _imported("wandb", "wandb")
         self._run: Any = None
 
     def start(self, run: RunInfo) -> None:
@@ -87,15 +67,8 @@ class Wandb(Logger):
         self._run.define_metric("*", step_metric="samples")
 
     def write(self, kind: str, row: Mapping[str, Any]) -> None:
-        """Log the numbers of a row; a row without ``samples`` is ignored."""
-        if "samples" not in row:
-            return
-        numbers = {
-            f"{kind}/{name}": value
-            for name, value in row.items()
-            if name != "samples" and isinstance(value, (int, float)) and not isinstance(value, bool)
-        }
-        self._run.log({"samples": row["samples"], **numbers})
+        if "samples" in row:
+            self._run.log({"samples": row["samples"], **_numbers(kind, row)})
 
     def finish(self, summary: Mapping[str, Any] | None) -> None:
         if summary is not None:
@@ -112,3 +85,23 @@ def _identity(out: Path) -> str:
         identity = secrets.token_hex(8)
         LocalStorage(out).write(RUN_FILE, f"{json_text({'id': identity})}\n".encode())
         return identity
+
+
+def _imported(module: str, name: str) -> Any:
+    """Import the library of a logger."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingDependency(
+            f"run.loggers has {name!r}, but {module} cannot be imported",
+            hint=f"run `pip install 'fastvid-toolkit[{name}]'`, or remove it from run.loggers",
+        ) from error
+
+
+def _numbers(kind: str, row: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the numbers of a row as ``KIND/NAME``, but for their place; empty for a row without ``samples``."""
+    return {
+        f"{kind}/{name}": value
+        for name, value in row.items()
+        if "samples" in row and name != "samples" and isinstance(value, (int, float)) and not isinstance(value, bool)
+    }

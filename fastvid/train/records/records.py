@@ -1,13 +1,9 @@
-"""Exposed communication: the seconds that a rank waits for communication not hidden by computation.
+"""Metrics of a run: a JSON lines file with units in the keys, a console line, and what loggers and callbacks are told.
 
-Backward computes the gradient of the model's first parameter last. The time from then to the end of backward is spent
-waiting for the all-reduce of the remaining buckets. Strategies that average weights wait in `maybe_sync`.
-
-Speed metrics of a run: throughput per GPU, MFU, exposed communication and memory.
-
-What a run tells loggers and callbacks, those of the user among them.
-
-Metrics of a run: a JSON lines file with units in the keys, and a console line.
+Speed metrics are throughput per GPU, MFU, memory, and exposed communication: the seconds that a rank waits for
+communication not hidden by computation. Backward computes the gradient of the model's first parameter last. The time
+from then to the end of backward is spent waiting for the all-reduce of the remaining buckets. Strategies that average
+weights wait in `maybe_sync`.
 """
 
 from __future__ import annotations

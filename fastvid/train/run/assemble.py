@@ -1,31 +1,16 @@
-"""The datasets that a run trains and is evaluated on, each at one generation.
+"""Builds a run from its configuration: checkpoint, datasets, loaders, model, optimizer, schedule.
 
-Evaluation protocols by name: the clips of a video and the crops of a clip to average over.
-
-    1x1         one clip, one crop, as in the recipe's evaluation
-    10x3        ten clips, three crops along the longer side, as for I3D, SlowFast and dense TSM
-    1x10        one clip; four corners, center and their mirror images, the "10-crop" of TSN and TSM
-    twice       two clips, one crop: TSM's "twice sample", at the middle and at the start of each segment
-    twicex3     the same with three crops, TSM's protocol for Something-Something
-
-The general form is ``CLIPSxCROPS`` with 1, 3, 5 or 10 crops, the arguments of `fastvid.Views`, which documents where
-clips and crops are taken.
-
-Compares what the ranks of a job read, before their first step.
-
-A node may have an old copy of the dataset, or a rank may be started with other settings. Training would then run, on
-other clips than every record of it says.
-
-Builds the parts of a run from its configuration: datasets, loaders, model, optimizer, schedule.
+Before the first step it compares what the ranks of a job read. A node may have an old copy of the dataset, or a rank
+may be started with other settings. Training would then run, on other clips than every record of it says.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -35,8 +20,7 @@ from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
-from fastvid.load.clips.views import ONE_VIEW, Views, check_views
+from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
@@ -48,12 +32,16 @@ from fastvid.models.two_stream import TwoStream, load_stream_weights
 from fastvid.models.weights import load_weights
 from fastvid.runtime.values import json_text, sha256
 from fastvid.train.config.config import Config, flatten, to_json
-from fastvid.train.config.data import MAIN, DataConfig, DatasetConfig
+from fastvid.train.config.data import MAIN, DatasetConfig
 from fastvid.train.loop.loop import EvalData
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Freezer, Replica
-from fastvid.train.ranks import Member, broadcast_bytes, gather_bytes
+from fastvid.train.ranks import Member, broadcast_bytes, gather_bytes, highest
+from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.records import Callback, Logger, Observers, observers
+
+CHECKPOINTS: Final = "checkpoints"
+CLASSES_FILE: Final = "classes.json"
 
 
 def open_datasets(
@@ -73,7 +61,10 @@ def open_datasets(
         name: Dataset(source.path, split=source.split, where=source.where, generation=source.generation)
         for name, source in sources.items()
     }
-    train = opened[MAIN] if len(opened) == 1 else _mixture(opened, sources, data.epoch_samples)
+    weights = {name: source.weight for name, source in sources.items() if source.weight is not None}
+    train: Dataset | Mixture = opened[MAIN]
+    if len(opened) > 1:
+        train = Mixture(opened, weights=weights or None, num_samples=data.epoch_samples)
     evaluated = None
     if data.eval_split is not None:
         evaluated = Dataset(data.path, split=data.eval_split, where=data.where, generation=main.generation)
@@ -103,49 +94,6 @@ def _at_generations(
     return {
         name: replace(source, generation=number) for (name, source), number in zip(sources.items(), wanted, strict=True)
     }
-
-
-def _mixture(opened: Mapping[str, Dataset], sources: Mapping[str, DatasetConfig], epoch_samples: int | None) -> Mixture:
-    weights = {name: source.weight for name, source in sources.items() if source.weight is not None}
-    return Mixture(opened, weights=weights or None, num_samples=epoch_samples)
-
-
-_NAME: Final = re.compile(r"(\d+|twice)(?:x(\d+))?")
-_TWICE: Final = (0.5, 0.0)
-"""TSM's positions in each segment (mit-han-lab/temporal-shift-module ops/dataset.py at 1f6a834, _get_test_indices)."""
-
-
-def views(protocol: str) -> Views:
-    """Return the views that a protocol averages over.
-
-    Raises:
-        UsageError: If the name is not a protocol.
-    """
-    match = _NAME.fullmatch(protocol)
-    if match is None:
-        raise UsageError(f"unknown protocol {protocol!r}", hint="use for example 1x1, 10x3, 1x10, twice or twicex3")
-    clips, crops = match[1], int(match[2] or 1)
-    return Views(len(_TWICE), crops, _TWICE) if clips == "twice" else Views(int(clips), crops)
-
-
-def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataConfig:
-    """Return a recipe's data section with the evaluation crop adjusted to the views.
-
-    Args:
-        data: The recipe's data section.
-        asked: The views.
-        size: Side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
-
-    Raises:
-        UsageError: If the recipe's sampler or crop does not support the views.
-    """
-    crop = next(transform for transform in data.eval_spatial if not isinstance(transform, HorizontalFlip))
-    if size is not None:
-        data = replace(data, eval_spatial=(CenterCrop(size, getattr(crop, "short_side", None)),))
-    elif asked.num_crops > 1:
-        data = replace(data, eval_spatial=(crop,))
-    check_views(asked, data.eval_frames, Spatial.of(data.eval_spatial))
-    return data
 
 
 OF_A_NODE: Final = frozenset(
@@ -215,10 +163,12 @@ _LABEL: Final = "label"  # column that a ClipLoader reads labels from
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The parts of a run before its first step."""
+class Run:
+    """A run before its first step, built in the same way for training and for a dry run, so both refuse the same."""
 
-    config: Config
+    config: Config  # with everything resolved
+    checkpoint: str | None  # file name of that which it resumes from
+    state: dict[str, Any] | None  # the checkpoint's
     train_set: Dataset | Mixture
     eval_set: Dataset | None
     loader: Labelled
@@ -227,34 +177,25 @@ class Parts:
     loggers: Observers
     callbacks: Observers
 
-
-def parts(
-    config: Config,
-    state: Mapping[str, Any] | None,
-    member: Member,
-    reader: Member,
-    make: ModelSource | None = None,
-) -> Parts:
-    """Build the parts of a run; a run and its dry run both call this, so they refuse the same settings."""
-    loggers = observers("run.loggers", _other_loggers(config) if member.leads else (), Logger, _LOGGERS)
-    callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
-    config, train_set, eval_set = open_datasets(config, state, member)
-    loader = train_loader(config, train_set, reader)
-    try:
-        check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
-        replica = make_replica(config, samples_per_epoch(loader.clips), member, make)
-        evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
-        if state is None and member.leads:
-            load_initial_weights(config, replica.model)
-    except BaseException:
-        loader.clips.close()
-        raise
-    return Parts(config, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
-
-
-def _other_loggers(config: Config) -> list[str]:
-    """Return the loggers besides metrics.jsonl, which is always written."""
-    return [name for name in config.run.loggers if name != "jsonl"]
+    @classmethod
+    def of(cls, config: Config, member: Member, reader: Member, make: ModelSource | None = None) -> Run:
+        """Build a run; `reader` determines the share of each batch that this process reads."""
+        checkpoint, state = resumed_state(config, checkpoints_of(config), member)
+        others = [name for name in config.run.loggers if name != "jsonl"]  # metrics.jsonl is always written
+        loggers = observers("run.loggers", others if member.leads else (), Logger, _LOGGERS)
+        callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
+        config, train_set, eval_set = open_datasets(config, state, member)
+        loader = train_loader(config, train_set, reader)
+        try:
+            check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
+            replica = make_replica(config, samples_per_epoch(loader.clips), member, make)
+            evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
+            if state is None and member.leads:
+                load_initial_weights(config, replica.model)
+        except BaseException:
+            loader.clips.close()
+            raise
+        return cls(config, checkpoint, state, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
 
 
 def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Labelled:
@@ -476,3 +417,82 @@ def samples_per_epoch(clips: ClipLoader) -> int:
     """Return the samples that a whole epoch of a loader delivers over all ranks."""
     batches = clips.batches
     return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples
+
+
+def resumed_state(config: Config, checkpoints: Checkpoints, member: Member) -> tuple[str | None, dict[str, Any] | None]:
+    """Return name and state of the checkpoint that a run resumes from; None and None if there is none.
+
+    Raises:
+        StateError: As in `read_state`.
+        UsageError: If there is one, but the run must not resume.
+    """
+    name, state = read_state(checkpoints, member)
+    if state is not None and not config.run.resume:
+        raise UsageError(
+            "run.out already contains a run",
+            file=config.run.out,
+            hint="choose another run.out, or set run.resume=true",
+        )
+    return name, state
+
+
+def read_state(
+    checkpoints: Checkpoints, member: Member, name: str | None = None
+) -> tuple[str | None, dict[str, Any] | None]:
+    """Return name and state of a checkpoint, the same on every rank.
+
+    The rank with the newest checkpoint reads it: if each node has its own folder, rank 0 may be on a node that has just
+    joined.
+
+    Args:
+        checkpoints: Checkpoints of the run.
+        member: This process.
+        name: File name, "best" for the one with the highest score, or None for the newest intact one.
+
+    Returns:
+        None and None if there is no checkpoint.
+
+    Raises:
+        StateError: If there are checkpoints but none is intact.
+        FormatError: If the named one is damaged.
+        UsageError: If "best" is requested and no score is recorded.
+    """
+    found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
+    if member.world.rank == owner:
+        found = checkpoints.newest() if name is None else checkpoints.read(_named(checkpoints, name))
+    which = broadcast_bytes(found.name.encode() if found else None, member, owner)
+    data = broadcast_bytes(found.data if found else None, member, owner)
+    if which is None or data is None:
+        return None, None
+    return which.decode(), decode(data, which.decode())
+
+
+def checkpoints_of(config: Config) -> Checkpoints:
+    """Return the checkpoints of a run."""
+    run = config.run
+    return Checkpoints(run.checkpoints or str(Path(run.out) / CHECKPOINTS), run.keep_checkpoints)
+
+
+def known_classes(config: Config) -> list[str]:
+    """Return the class names recorded by the run; empty if it recorded none."""
+    try:
+        return [str(name) for name in json.loads((Path(config.run.out) / CLASSES_FILE).read_text())]
+    except (OSError, ValueError):
+        return []
+
+
+def _named(checkpoints: Checkpoints, name: str) -> str:
+    if name != "best":
+        return name
+    best = checkpoints.best()
+    if best is None:
+        raise UsageError(
+            "no best checkpoint is recorded", file=checkpoints.storage.url, hint="name a checkpoint, or use the newest"
+        )
+    return best[0]
+
+
+def quiet(member: Member) -> None:
+    """Limit the log to warnings on all ranks but rank 0."""
+    if not member.leads:
+        logging.getLogger("fastvid").setLevel(logging.WARNING)

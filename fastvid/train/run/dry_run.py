@@ -30,7 +30,6 @@ from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.optim import state_per_weight
 from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
-from fastvid.train.run.launch import checkpoints_of, resumed_state
 from fastvid.train.tasks.task import Task
 
 log = logging.getLogger(__name__)
@@ -50,7 +49,7 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Sum of all parts."""
+        """Sum of all run."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.batches
 
 
@@ -73,24 +72,23 @@ def check(
 def _check_model(config: Config, world_size: int, sharing: int, source: assemble.ModelSource | None) -> dict[str, Any]:
     """Check one model, whose batches are divided among `sharing` ranks."""
     member = Member(World(), torch.device("cpu"))
-    _, state = resumed_state(config, checkpoints_of(config), member)
-    parts = assemble.parts(config, state, member, Member(World(0, sharing), member.device), source)
-    for loader in (parts.loader, None if parts.eval_data is None else parts.eval_data.loader):
+    run = assemble.Run.of(config, member, Member(World(0, sharing), member.device), source)
+    for loader in (run.loader, None if run.eval_data is None else run.eval_data.loader):
         if isinstance(loader, assemble.Labelled):
             loader.clips.close()
-    config, train_set, eval_set, model = parts.config, parts.train_set, parts.eval_set, parts.replica.model
-    if state is not None:
-        parts.replica.load_state_dict(state["replica"])
+    config, train_set, eval_set, model = run.config, run.train_set, run.eval_set, run.replica.model
+    if run.state is not None:
+        run.replica.load_state_dict(run.state["replica"])
     sets = parts_of(train_set)
     shards = [size for dataset in sets for size in check_files(dataset).values()]
     data = config.data
-    batches = parts.loader.clips.batches
-    per_epoch = assemble.samples_per_epoch(parts.loader.clips)
+    batches = run.loader.clips.batches
+    per_epoch = assemble.samples_per_epoch(run.loader.clips)
     _check_writable(Path(config.run.out))
     first, end = rank_slice(batches.size, sharing - 1, sharing, data.group_size)
     rows = end - first
     micro = min(rows, config.run.micro_batch_size or rows)
-    schedule = parts.replica.schedule
+    schedule = run.replica.schedule
     steps = batches.count(0)
     return {
         "dataset": " + ".join(dataset.storage.url for dataset in sets),

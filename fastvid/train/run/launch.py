@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import signal
@@ -33,18 +32,16 @@ from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import Strategy, build_strategy, strategy_of
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.ranks import Member, StopSignal, broadcast_bytes, highest, join
-from fastvid.train.records.checkpoint import Checkpoints, decode
+from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.records import METRICS_FILE, Observers, Recorder, RunInfo, clock
 from fastvid.train.run import assemble
+from fastvid.train.run.assemble import CLASSES_FILE, Run, checkpoints_of, quiet
 from fastvid.train.tasks.task import Task
 
 log = logging.getLogger(__name__)
 
-CHECKPOINTS: Final = "checkpoints"
 CONFIG_FILE: Final = "config.json"
 SUMMARY_FILE: Final = "summary.json"
-CLASSES_FILE: Final = "classes.json"
 LOCK_FILE: Final = ".lock"
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -137,38 +134,36 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         checkpoints = checkpoints_of(config)
         if member.leads:
             checkpoints.sweep()
-        name, state = resumed_state(config, checkpoints, member)
         assemble.check_device(config, member.device)
         strategy = build_strategy(config.sync, member, config.sync_options, timeout_s=config.run.timeout_s)
-        parts = assemble.parts(config, state, member, strategy.reader, make)
-        config, loader, replica = parts.config, parts.loader, parts.replica
-        open_until_the_end.callback(loader.clips.close)
-        loggers, callbacks = parts.loggers, parts.callbacks
+        run = Run.of(config, member, strategy.reader, make)
+        config, replica, loggers, callbacks = run.config, run.replica, run.loggers, run.callbacks
+        open_until_the_end.callback(run.loader.clips.close)
         recorder = Recorder(out / METRICS_FILE if member.leads else None, loggers)
         open_until_the_end.callback(recorder.close)
         trainer = Trainer(
             config,
             member,
             replica,
-            loader,
+            run.loader,
             strategy,
-            eval_data=parts.eval_data,
+            eval_data=run.eval_data,
             checkpoints=checkpoints,
             recorder=recorder,
             callbacks=callbacks,
             stop=stop,
         )
-        if state is not None:
-            trainer.load_state_dict(state)
+        if run.state is not None:
+            trainer.load_state_dict(run.state)
         world = member.world
-        run = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
-        loggers.call("start", run)
+        info = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
+        loggers.call("start", info)
         open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
             _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
-            _write(out / CLASSES_FILE, json_text(config.task.names(parts.train_set, config.data)))
-            _announce(trainer, loader.clips, name, state)
-        callbacks.call("on_start", run)
+            _write(out / CLASSES_FILE, json_text(config.task.names(run.train_set, config.data)))
+            _announce(trainer, run)
+        callbacks.call("on_start", info)
         finished = trainer.fit()
         summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
         callbacks.call("on_end", summary)
@@ -220,100 +215,27 @@ def _write(path: Path, text: str) -> None:
     LocalStorage(path.parent).write(path.name, f"{text}\n".encode())
 
 
-def resumed_state(config: Config, checkpoints: Checkpoints, member: Member) -> tuple[str | None, dict[str, Any] | None]:
-    """Return name and state of the checkpoint that a run resumes from; None and None if there is none.
-
-    Raises:
-        StateError: As in `read_state`.
-        UsageError: If there is one, but the run must not resume.
-    """
-    name, state = read_state(checkpoints, member)
-    if state is not None and not config.run.resume:
-        raise UsageError(
-            "run.out already contains a run",
-            file=config.run.out,
-            hint="choose another run.out, or set run.resume=true",
-        )
-    return name, state
-
-
-def read_state(
-    checkpoints: Checkpoints, member: Member, name: str | None = None
-) -> tuple[str | None, dict[str, Any] | None]:
-    """Return name and state of a checkpoint, the same on every rank.
-
-    The rank with the newest checkpoint reads it: if each node has its own folder, rank 0 may be on a node that has just
-    joined.
-
-    Args:
-        checkpoints: Checkpoints of the run.
-        member: This process.
-        name: File name, "best" for the one with the highest score, or None for the newest intact one.
-
-    Returns:
-        None and None if there is no checkpoint.
-
-    Raises:
-        StateError: If there are checkpoints but none is intact.
-        FormatError: If the named one is damaged.
-        UsageError: If "best" is requested and no score is recorded.
-    """
-    found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
-    if member.world.rank == owner:
-        found = checkpoints.newest() if name is None else checkpoints.read(_named(checkpoints, name))
-    which = broadcast_bytes(found.name.encode() if found else None, member, owner)
-    data = broadcast_bytes(found.data if found else None, member, owner)
-    if which is None or data is None:
-        return None, None
-    return which.decode(), decode(data, which.decode())
-
-
-def checkpoints_of(config: Config) -> Checkpoints:
-    """Return the checkpoints of a run."""
-    run = config.run
-    return Checkpoints(run.checkpoints or str(Path(run.out) / CHECKPOINTS), run.keep_checkpoints)
-
-
-def known_classes(config: Config) -> list[str]:
-    """Return the class names recorded by the run; empty if it recorded none."""
-    try:
-        return [str(name) for name in json.loads((Path(config.run.out) / CLASSES_FILE).read_text())]
-    except (OSError, ValueError):
-        return []
-
-
-def _named(checkpoints: Checkpoints, name: str) -> str:
-    if name != "best":
-        return name
-    best = checkpoints.best()
-    if best is None:
-        raise UsageError(
-            "no best checkpoint is recorded", file=checkpoints.storage.url, hint="name a checkpoint, or use the newest"
-        )
-    return best[0]
-
-
-def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str, Any] | None) -> None:
+def _announce(trainer: Trainer, run: Run) -> None:
     """Log the start of a run, and record it as a metrics row."""
-    config, member, replica = trainer.config, trainer.member, trainer.replica
+    config, member, replica, state = trainer.config, trainer.member, trainer.replica, run.state
     if state is not None:
         now, before = flatten(to_json(config)), flatten(state["config"])
         for key in sorted(now.keys() | before.keys()):
             if now.get(key) != before.get(key):
                 log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
-        log.info("resuming from %s, written by %d ranks", name, state["world_size"])
+        log.info("resuming from %s, written by %d ranks", run.checkpoint, state["world_size"])
         if replica.samples >= replica.schedule.total:
             log.info("nothing is left to train: raise run.epochs, or choose another run.out to train anew")
     trainer.recorder.write(
         "start",
         samples=replica.samples,
         world_size=member.world.size,
-        checkpoint=name,
+        checkpoint=run.checkpoint,
         device=str(member.device),
         metric=config.task.metric,
         higher_is_better=config.task.higher_is_better,
     )
-    batches = clips.batches
+    batches = run.loader.clips.batches
     log.info(
         "%s: %s clips per epoch in %s steps of %s; %d epochs; %d ranks on %s, sync=%s, decoder %s",
         config.model.name,
@@ -324,7 +246,7 @@ def _announce(trainer: Trainer, clips: Any, name: str | None, state: Mapping[str
         member.world.size,
         member.device.type,
         config.sync,
-        clips.backend.name,
+        run.loader.clips.backend.name,
     )
 
 
@@ -343,9 +265,3 @@ def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, A
     state = "run finished" if finished else "run stopped"
     log.info("%s after %s clips, %s", state, f"{replica.samples:,}", clock(seconds))
     return summary
-
-
-def quiet(member: Member) -> None:
-    """Limit the log to warnings on all ranks but rank 0."""
-    if not member.leads:
-        logging.getLogger("fastvid").setLevel(logging.WARNING)

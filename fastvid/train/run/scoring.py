@@ -1,20 +1,30 @@
-"""Scores a checkpoint on a split, averaging each video's predictions over its views.
+"""Scores a checkpoint on a split, and predicts video files, averaging each video's predictions over its views.
+
+Evaluation protocols by name: the clips of a video and the crops of a clip to average over.
+
+    1x1         one clip, one crop, as in the recipe's evaluation
+    10x3        ten clips, three crops along the longer side, as for I3D, SlowFast and dense TSM
+    1x10        one clip; four corners, center and their mirror images, the "10-crop" of TSN and TSM
+    twice       two clips, one crop: TSM's "twice sample", at the middle and at the start of each segment
+    twicex3     the same with three crops, TSM's protocol for Something-Something
+
+The general form is ``CLIPSxCROPS`` with 1, 3, 5 or 10 crops, the arguments of `fastvid.Views`, which documents where
+clips and crops are taken.
 
 Of classes, probabilities are averaged, as in mmaction2 and SlowFast. One pass over the split delivers all views and
 decodes each packet once. The model receives at most `eval_batch_size` clips at once, over all ranks, whatever the
 number of views; a batch of the loader contains no more either, but at least the views of one video per rank. A video is
 scored only if all of its views were decoded.
 
-Predicts classes or numbers of video files with a trained model.
-
-Videos are probed, encoded and verified like the sources of a dataset, into a temporary dataset with the recipe's
-profile. The model therefore sees the same size, color and compression as in training, hostile files face the same
-checks, and an unusable video is reported with its reason. The cost is one encode, a fraction of a video's duration.
+Videos to predict are probed, encoded and verified like the sources of a dataset, into a temporary dataset with the
+recipe's profile. The model therefore sees the same size, color and compression as in training, hostile files face the
+same checks, and an unusable video is reported with its reason. The cost is one encode, a fraction of its duration.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +40,8 @@ from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import JobError, SourceError, StateError, UsageError
 from fastvid.format.schema import LEDGER
 from fastvid.load.batch.batch import Batch
-from fastvid.load.clips.views import Views
+from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
+from fastvid.load.clips.views import Views, check_views
 from fastvid.runtime.processes import World
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
@@ -38,14 +49,53 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import open_storage
 from fastvid.train.config.config import Config
+from fastvid.train.config.data import DataConfig
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Gathered, Score, autocast
 from fastvid.train.ranks import Member, join
-from fastvid.train.run import assemble, launch
-from fastvid.train.run.assemble import open_datasets, views, with_views
+from fastvid.train.run import assemble
+from fastvid.train.run.assemble import checkpoints_of, known_classes, open_datasets, quiet, read_state
 from fastvid.train.tasks.task import Phase, Task
 
 log = logging.getLogger(__name__)
+
+
+_NAME: Final = re.compile(r"(\d+|twice)(?:x(\d+))?")
+_TWICE: Final = (0.5, 0.0)
+"""TSM's positions in each segment (mit-han-lab/temporal-shift-module ops/dataset.py at 1f6a834, _get_test_indices)."""
+
+
+def views(protocol: str) -> Views:
+    """Return the views that a protocol averages over.
+
+    Raises:
+        UsageError: If the name is not a protocol.
+    """
+    match = _NAME.fullmatch(protocol)
+    if match is None:
+        raise UsageError(f"unknown protocol {protocol!r}", hint="use for example 1x1, 10x3, 1x10, twice or twicex3")
+    clips, crops = match[1], int(match[2] or 1)
+    return Views(len(_TWICE), crops, _TWICE) if clips == "twice" else Views(int(clips), crops)
+
+
+def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataConfig:
+    """Return a recipe's data section with the evaluation crop adjusted to the views.
+
+    Args:
+        data: The recipe's data section.
+        asked: The views.
+        size: Side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
+
+    Raises:
+        UsageError: If the recipe's sampler or crop does not support the views.
+    """
+    crop = next(transform for transform in data.eval_spatial if not isinstance(transform, HorizontalFlip))
+    if size is not None:
+        data = replace(data, eval_spatial=(CenterCrop(size, getattr(crop, "short_side", None)),))
+    elif asked.num_crops > 1:
+        data = replace(data, eval_spatial=(crop,))
+    check_views(asked, data.eval_frames, Spatial.of(data.eval_spatial))
+    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +159,7 @@ def score(
     Args:
         config: Configuration of the run.
         checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
-        protocol: See `fastvid.train.run.assemble`.
+        protocol: See the module.
         size: Side of the crops in pixels; None keeps the recipe's.
 
     Raises:
@@ -124,7 +174,7 @@ def score(
 
 
 def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, member: Member) -> EvalReport:
-    launch.quiet(member)
+    quiet(member)
     config, model, state = trained(config, checkpoint, member)
     config, train, dataset = open_datasets(config, state, member)
     if dataset is None:
@@ -163,13 +213,13 @@ def add_batch(
 def _one_view_a_row(batch: Batch) -> Batch:
     """Return a batch with a row for each view of each clip; view v of row b is row b * V + v."""
     rows, num_views = batch.frame_index.shape[:2]
-    with_views = {"video", "flow", "frame_index", "seconds"}
+    viewed = {"video", "flow", "frame_index", "seconds"}
 
     def repeated(name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
             return {inner: repeated(name, one) for inner, one in value.items()}
         if isinstance(value, Tensor) and value.ndim and len(value) == rows:
-            return value.flatten(0, 1) if name in with_views else value.repeat_interleave(num_views, 0)
+            return value.flatten(0, 1) if name in viewed else value.repeat_interleave(num_views, 0)
         if isinstance(value, tuple) and len(value) == rows:
             return tuple(one for one in value for _ in range(num_views))
         return value
@@ -206,8 +256,8 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         UsageError: If there is neither a checkpoint nor a file of weights.
         StateError: If the checkpoint does not fit the model.
     """
-    checkpoints = launch.checkpoints_of(config)
-    name, state = launch.read_state(checkpoints, member, checkpoint)
+    checkpoints = checkpoints_of(config)
+    name, state = read_state(checkpoints, member, checkpoint)
     if state is None and config.model.weights is None:
         raise UsageError(
             "run has no checkpoint",
@@ -277,7 +327,7 @@ def predict(
         config: Configuration of the run.
         videos: Paths of video files.
         checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
-        protocol: See `fastvid.train.run.assemble`.
+        protocol: See the module.
         size: Side of the crops in pixels; None keeps the recipe's.
         top: Number of classes to return per video; numbers are all returned.
 
@@ -301,7 +351,7 @@ def predict(
     config = replace(config, data=data)
     member = Member(World(), torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     config, model, _ = trained(config, checkpoint, member)
-    names = output_names(launch.known_classes(config), config)
+    names = output_names(known_classes(config), config)
     with tempfile.TemporaryDirectory(prefix="fastvid-predict-") as folder:
         keys = _encoded(config, videos, folder)
         dataset = open_dataset(folder)

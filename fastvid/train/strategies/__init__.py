@@ -1,4 +1,4 @@
-"""Synchronization strategies: one folder per strategy, each referenced by an import string."""
+"""Synchronization strategies, each referenced by an import string."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Final
 BUILT_IN: Final = {
     "asgd": "fastvid.train.strategies.asgd.strategy:Asgd",
     "ddp": "fastvid.train.strategies.ddp:Ddp",
-    "kavg": "fastvid.train.strategies.kavg.strategy:Kavg",
-    "relay": "fastvid.train.strategies.relay.strategy:Relay",
+    "kavg": "fastvid.train.strategies.kavg:Kavg",
+    "relay": "fastvid.train.strategies.relay.sweep:Relay",
 }
 """Import strings (``module:class``) of the strategies that come with fastvid, by their name in ``sync=``."""
 

@@ -5,7 +5,7 @@ reproduce it.
 
     schedule   grows where the learning rate would decay, or at given epochs: AdaBatch (Devarakonda et al. 2017), Smith
                et al. 2018
-    noise      grows while the gradient noise scale (`fastvid.train.strategies.shared.average`) exceeds the batch size:
+    noise      grows while the gradient noise scale (`fastvid.train.strategies.average`) exceeds the batch size:
                McCandlish et al. 2018
     plateau    grows when the evaluation loss has not improved for some evaluations
 
@@ -43,11 +43,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.shared.average import GradientNorms, NoiseMeter
+from fastvid.train.strategies.average import GradientNorms, NoiseMeter
 from fastvid.train.tasks.task import Sums
 
 log = logging.getLogger(__name__)
@@ -163,8 +164,7 @@ class Plateau(MeasuredPolicy):
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
         super().__init__(growth, largest)
         self.threshold = _positive("batch_threshold", threshold)
-        if patience < 1:
-            raise UsageError(f"sync option batch_patience is {patience}, expected at least 1 evaluation")
+        check_least(1, **{"sync option batch_patience": patience})
         self.patience = patience
         self.best, self.waited = math.inf, 0
 
@@ -196,8 +196,7 @@ def make_policy(
 ) -> BatchPolicy:
     """Build the policy of that name; None keeps the policy's default."""
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
-    if name not in kinds:
-        raise UsageError(f"sync option batch is {name!r}", hint=f"use one of {', '.join(kinds)}")
+    check_choice("sync option batch", name, kinds)
     given = {"at": at, "threshold": threshold, "patience": patience}
     options = {option: value for option, value in given.items() if value is not None}
     known = inspect.signature(kinds[name]).parameters
@@ -258,8 +257,7 @@ class AdaptiveBatch(Strategy):
     ) -> None:
         if batch_lr not in (None, *get_args(LrRule)):
             raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
-        if batch_window < 1:
-            raise UsageError(f"sync option batch_window is {batch_window}, expected at least 1 measurement")
+        check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member)
         self.inner = inner
         self.policy: BatchPolicy = make_policy(

@@ -22,6 +22,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from fastvid.errors import UsageError
+from fastvid.runtime.values import check_choice
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member
@@ -42,8 +43,7 @@ class Ddp(Strategy):
 
     def __init__(self, member: Member, *, gradients: str = "fp32") -> None:
         super().__init__(member)
-        if gradients not in _HOOKS:
-            raise UsageError(f"sync_options.gradients is {gradients!r}", hint=f"use one of {', '.join(_HOOKS)}")
+        check_choice("sync_options.gradients", gradients, _HOOKS)
         self._gradients, self._hook = gradients, _HOOKS[gradients]
 
     def prepare(self, replica: Replica) -> None:

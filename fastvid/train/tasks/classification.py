@@ -1,9 +1,8 @@
-"""Mixup and CutMix within fixed groups of positions, so that the world size does not matter.
+"""One label per clip: cross-entropy, top-1 and top-5; mixup and CutMix.
 
-A clip is mixed with the one at the mirrored index of its group: in groups of four, 0 with 3 and 1 with 2. All random
-numbers are a function of the run's seed, the epoch and the group's position in the epoch.
-
-One label per clip: cross-entropy, top-1 and top-5.
+Clips are mixed within fixed groups of positions, so that the world size does not matter: a clip with the one at the
+mirrored index of its group, in groups of four 0 with 3 and 1 with 2. All random numbers are a function of the run's
+seed, the epoch and the group's position in the epoch.
 """
 
 from __future__ import annotations

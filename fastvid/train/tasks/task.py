@@ -1,6 +1,4 @@
-"""`Sums`: named numbers that add up over clips, steps and ranks.
-
-The base class of tasks: what a model learns from a batch, and how well it does.
+"""The base class of tasks: what a model learns from a batch, and how well it does.
 
 The training loop knows neither labels nor losses. It asks the task of the run:
 
@@ -10,8 +8,8 @@ The training loop knows neither labels nor losses. It asks the task of the run:
     measure, metrics                        numbers per clip, and metrics of their sums
     predict, target, score                  predictions, and metrics of those of a whole split
 
-A task says nothing about ranks: the loop weighs and masks clips, and adds numbers up over micro-batches, steps and
-ranks.
+`Sums` are named numbers that add up over clips, steps and ranks. A task says nothing about ranks: the loop weighs and
+masks clips, and adds numbers up over micro-batches, steps and ranks.
 """
 
 from __future__ import annotations

@@ -12,9 +12,9 @@ import torch
 from fastvid.errors import UsageError
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.replica import Replica
-from fastvid.train.strategies.relay import packed_state
+from fastvid.train.strategies.relay import state as packed_state
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.visit import train_visit
+from fastvid.train.strategies.relay.stage import train_visit
 from tests.train import toy
 from tests.train.plugins import averages
 from tests.train.strategies import lab

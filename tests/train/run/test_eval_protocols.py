@@ -20,8 +20,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.parts.evaluate import Gathered
 from fastvid.train.ranks import Member
-from fastvid.train.run.assemble import views, with_views
-from fastvid.train.run.scoring import add_batch, report
+from fastvid.train.run.scoring import add_batch, report, views, with_views
 from fastvid.train.tasks.classification import Classification
 from tests.load.tools import video
 

@@ -1,4 +1,4 @@
-"""A user-defined strategy with a server and clients, built on `fastvid.train.strategies.shared`.
+"""A user-defined strategy with a server and clients, built on `fastvid.train.strategies.link`.
 
 Rank 0 serves the weights and a counter of batches, in a thread for each client. Every rank, rank 0 too, is a client:
 after a step it sends how its weights changed, and gets the number of its next batch and the newest weights.
@@ -18,7 +18,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.train import Round, Strategy
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes
-from fastvid.train.strategies.shared.link import Address, Link, Listener, host_of_job, open_link, token_of_job
+from fastvid.train.strategies.link import Address, Link, Listener, host_of_job, open_link, token_of_job
 from fastvid.train.tasks.task import Sums
 
 FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for

@@ -21,7 +21,7 @@ from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import METRICS_FILE, Recorder
-from fastvid.train.strategies.shared.average import moments, statistics
+from fastvid.train.strategies.average import moments, statistics
 from fastvid.train.tasks.classification import Classification
 from fastvid.train.tasks.task import Sums
 from tests.train import toy

@@ -16,8 +16,7 @@ import torch
 
 from fastvid.runtime import faults
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.shared.average import CODECS
-from fastvid.train.strategies.shared.wire import BLOCK, Traffic
+from fastvid.train.strategies.average import BLOCK, CODECS, Traffic
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.lab import CONSTANT, PLAIN, Case

@@ -15,9 +15,9 @@ import torch
 from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.runtime.processes import World
 from fastvid.train.ranks import Member
+from fastvid.train.strategies import link as listener
 from fastvid.train.strategies.asgd.strategy import Asgd
-from fastvid.train.strategies.shared import link as listener
-from fastvid.train.strategies.shared.link import (
+from fastvid.train.strategies.link import (
     TOKEN_VARIABLE,
     Address,
     Link,

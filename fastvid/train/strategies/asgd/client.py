@@ -1,18 +1,76 @@
-"""A client of a sharded parameter server. Calls block; use it from one thread at a time."""
+"""A client of a sharded parameter server, and how it pushes each step's gradient and fetches the newest weights.
+
+With ``overlap``, the transfers of a step run while the next step computes, with two buffers each for gradients and
+weights: one is used by the loop and one by the transfer, and they are swapped only between transfers. A gradient is
+then one step staler.
+"""
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
+import struct
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import astuple, dataclass, replace
+from enum import IntEnum
 
 import torch
 from torch import Tensor
 
 from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
-from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, float_bits
-from fastvid.train.strategies.asgd.weight_shard import ranges
-from fastvid.train.strategies.shared.link import Address, Link, open_link
+from fastvid.train.strategies.asgd.weights import ranges
+from fastvid.train.strategies.link import Address, Link, open_link
+
+
+class ServerMessage(IntEnum):
+    """Kind of message: a client's request (below 16) or the reply to it."""
+
+    JOIN = 1
+    INIT = 2
+    FETCH = 3
+    GRADIENT = 4
+    LEASE = 6
+    LEAVE = 7
+    SHARDS = 8
+    DONE = 16
+    REFUSED = 17
+    NOT_FINITE = 18
+
+
+@dataclass(frozen=True, slots=True)
+class MessageHeader:
+    """The header of a message, all integers."""
+
+    kind: ServerMessage
+    version: int = 0
+    staleness: int = 0
+    clock: int = 0
+    clips: int = 0
+    rate: int = 0  # in GRADIENT, learning rate as the bits of a float64, see `float_bits`
+    lease: int = -1
+    epoch: int = 0
+    start: int = 0
+    stop: int = 0
+    digest: int = 0  # in an acknowledgement, digest of the samples trained on in the lease, see `Leases.acknowledge`
+    samples: int = 0
+    fresh: int = 0
+
+    @classmethod
+    def of(cls, words: tuple[int, ...]) -> MessageHeader:
+        """Return the header with these words."""
+        kind, *values = words
+        return cls(ServerMessage(kind), *values)
+
+
+def float_bits(value: float) -> int:
+    """Return a float64 as the integer with the same bits."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])
+
+
+def bits_float(bits: int) -> float:
+    """Return the float64 whose bits are an integer, the inverse of `float_bits`."""
+    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
+
 
 Versions = tuple[int, ...]
 """The version of each shard."""
@@ -166,3 +224,65 @@ class ParameterClient:
         if answer.kind is not ServerMessage.DONE:
             raise WorkerError(f"the server replied {answer.kind.name} to {header.kind.name}")
         return answer
+
+
+class GradientPusher:
+    """Pushes a gradient and fetches weights in every step.
+
+    `weights`: [size] on the CPU, from which gradients are computed; changed in place, by `step` only.
+    """
+
+    def __init__(self, client: ParameterClient, weights: Tensor, *, overlap: bool = False) -> None:
+        self.client, self.weights, self.overlap = client, weights, overlap
+        self.staleness: Counter[int] = Counter()
+        # Buffers of the transfer in flight; without overlap, those of the caller.
+        self._sent = torch.empty_like(weights) if overlap else None
+        self._fetched = torch.empty_like(weights) if overlap else weights
+        self._versions = client.versions  # of the current weights
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="asgd-transfer")
+        self._in_flight: Future[Versions] | None = None
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
+        """Push the gradient computed at `weights`, and update `weights` for the next one.
+
+        `gradient`: [size]; may be reused afterwards.
+        """
+        since, outgoing = self._versions, gradient
+        self.settle()
+        if self._sent is not None:
+            outgoing = self._sent.copy_(gradient)
+
+        def transfer() -> Versions:
+            self.staleness[self.client.push(outgoing, rate, since, clips=clips, progress=progress)] += 1
+            return self.client.fetch(self._fetched)
+
+        self._in_flight = self._thread.submit(transfer)
+        if not self.overlap:
+            self.settle()
+
+    def lease(self) -> Lease | None:
+        """Return the next samples; the previous lease must be acknowledged."""
+        self.settle()
+        return self.client.lease()
+
+    def settle(self) -> None:
+        """Wait for the transfer in flight, and adopt the weights that it fetched."""
+        if self._in_flight is None:
+            return
+        versions, self._in_flight = self._in_flight.result(), None
+        if self.overlap:
+            self.weights.copy_(self._fetched)
+        self._versions = versions
+
+    def adopt(self, weights: Tensor, versions: Versions) -> None:
+        """Continue from these weights as if they had been fetched."""
+        self.settle()
+        self.weights.copy_(weights)
+        self._versions = versions
+
+    def leave(self) -> None:
+        """Wait for the transfer in flight, and leave the server."""
+        self.settle()
+        self._thread.shutdown()
+        self.client.leave()

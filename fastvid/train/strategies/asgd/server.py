@@ -14,19 +14,55 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fastvid.errors import FastvidError, WorkerError
+from fastvid.errors import FastvidError, UsageError, WorkerError
+from fastvid.train.strategies.asgd.client import MessageHeader, ServerMessage, bits_float
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float
-from fastvid.train.strategies.asgd.record import ClientRecord
-from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.weight_shard import WeightShard
-from fastvid.train.strategies.shared.link import Link, Listener, token_of_job
+from fastvid.train.strategies.asgd.weights import WeightShard
+from fastvid.train.strategies.link import Link, Listener, token_of_job
+
+
+@dataclass(slots=True)
+class ClientRecord:
+    """A server's record of a client."""
+
+    clock: int = 0
+    pushes: int = 0
+    clips: int = 0
+    active: bool = True
+    # whether it waits for samples. An idle client delays no other, because others may have to push before samples
+    # become available.
+    idle: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Options of a server; the defaults are plain asynchronous SGD."""
+
+    staleness_aware: bool = False
+    # maximum number of pushes by which a client may be ahead of the slowest, at least 1: stale synchronous
+    # parallel (Ho et al. 2013). The reply to a client at the bound is delayed until the slowest has caught up.
+    # With P clients, a gradient pushed in the step after its fetch is then stale by at most (2 bound - 1) (P - 1)
+    # versions.
+    bound: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.bound is not None and self.bound < 1:
+            raise UsageError(f"bound is {self.bound}", hint="set it to at least 1")
+
+    def rate(self, rate: float, staleness: int) -> float:
+        """Return the learning rate for a push of that staleness."""
+        return rate / max(1, staleness) if self.staleness_aware else rate
+
+    def may_continue(self, clock: int, slowest: int) -> bool:
+        """Return whether a client with `clock` pushes may compute the next if the slowest has `slowest`."""
+        return self.bound is None or clock - slowest < self.bound
+
 
 log = logging.getLogger(__name__)
 

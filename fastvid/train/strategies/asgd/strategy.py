@@ -50,25 +50,51 @@ from torch.optim import Optimizer
 
 from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.runtime.values import check_least
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Lineage, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes
-from fastvid.train.strategies.asgd import options
-from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
-from fastvid.train.strategies.asgd.gradients import GradientPusher
+from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Lease, Leases
-from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.staleness import Policy
-from fastvid.train.strategies.asgd.vector import Vector
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightShard, ranges
-from fastvid.train.strategies.shared.link import (
-    Address,
-    address_of,
-    host_of_job,
-    shared_token,
-    token_of_job,
-)
+from fastvid.train.strategies.asgd.server import Policy, Server
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, WeightShard, ranges
+from fastvid.train.strategies.link import Address, address_of, host_of_job, shared_token, token_of_job
+
+_ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
+"""Names of element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
+
+_REMOVED: Final = (
+    "n_push", "n_fetch", "elasticity", "period", "outer", "outer_momentum", "outer_lr", "quorum", "grace_s",
+)  # fmt: skip
+"""Options of former versions, whose clients took steps of their own between two pushes."""
+
+
+def refuse_removed(options: Mapping[str, Any]) -> None:
+    """Raise a UsageError for options of former versions."""
+    gone = [f"{name}" for name in sorted(options.keys() & _REMOVED)]
+    if options.get("push", "gradients") != "gradients":
+        gone.append(f"push={options['push']}")
+    if gone:
+        raise UsageError(
+            f"sync=asgd no longer has the option {', '.join(gone)}",
+            hint="every client pushes each gradient; for steps of one's own between two averages use sync=kavg",
+        )
+
+
+def refuse_unfit(config: Config) -> None:
+    """Raise a UsageError for settings that gradients pushed to a server cannot be trained with."""
+    optim = config.optim
+    for wrong, what in (
+        (optim.name not in _ELEMENTWISE, f"optim.name={optim.name}, which is not element-wise"),
+        # The scaler skips steps, and the server would never receive the batch.
+        (config.run.amp == "fp16", "run.amp=fp16"),
+        # The server's optimizer would move frozen weights by their momentum and weight decay.
+        (optim.freeze, "optim.freeze"),
+    ):
+        if wrong:
+            raise UsageError(f"sync=asgd does not support {what}", hint="change it, or use sync=kavg or sync=ddp")
+
 
 # On early exit, seconds that a server waits for clients of other jobs, which are not notified. torchrun kills it
 # after 30 s.
@@ -104,9 +130,9 @@ class Asgd(Strategy):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        options.refuse_removed(config.sync_options)
+        refuse_removed(config.sync_options)
         super().check(config)
-        options.refuse_unfit(config)
+        refuse_unfit(config)
 
     def __init__(
         self,
@@ -124,9 +150,8 @@ class Asgd(Strategy):
         port: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        options.refuse_removed({"push": push})
-        if lease_batches < 1:
-            raise UsageError(f"sync option lease_batches is {lease_batches}, expected at least 1")
+        refuse_removed({"push": push})
+        check_least(1, **{"sync option lease_batches": lease_batches})
         super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound)
         self._overlap, self._warm_up, self._shards, self._lease_batches = overlap, warm_up, shards, lease_batches

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fastvid.errors import FormatError, WorkerError
-from fastvid.train.strategies.relay import packed_state as tokens
-from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
-from fastvid.train.strategies.relay.ownership import Ownership
-from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
-from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.shared.link import Link, Listener, token_of_job
+from fastvid.train.strategies.link import Link, Listener, token_of_job
+from fastvid.train.strategies.relay import state as tokens
+from fastvid.train.strategies.relay.scheduler import Ownership, Scheduler, Unit
+from fastvid.train.strategies.relay.state import Message, RelayMessage, TokenStore, receive, send
 
 log = logging.getLogger(__name__)
 

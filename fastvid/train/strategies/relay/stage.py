@@ -1,15 +1,45 @@
-"""A stage: keeps partitions and trains the models that visit it."""
+"""A stage: keeps partitions of the dataset in memory, and trains the models that visit it.
+
+Each partition is a dataset of some shards that reads its files only once. A visit unpacks a model from its token,
+trains it on a partition, and packs it into a new token.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import math
+import threading
 import time
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol, cast
 
+import numpy as np
+import torch
+
+from fastvid.errors import StateError, UsageError
+from fastvid.format.dataset import Dataset
+from fastvid.load.batch.batch import Batch
+from fastvid.load.order.mixture import Mixture
 from fastvid.runtime import faults
-from fastvid.train.strategies.relay.messages import Message, RelayMessage, receive, send
+from fastvid.runtime.processes import World
+from fastvid.storage import Storage, open_storage
+from fastvid.storage.protocol import Version, truncated_error
+from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.loop.loop import Stepper
+from fastvid.train.loop.strategy import Strategy
+from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.replica import Lineage, Replica
+from fastvid.train.ranks import Member
+from fastvid.train.run import assemble
+from fastvid.train.run.assemble import open_datasets
+from fastvid.train.strategies.link import Address, open_link
+from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.shared.link import Address, open_link
+from fastvid.train.strategies.relay.state import Message, RelayMessage, receive, send
+from fastvid.train.tasks.task import LOSS
 
 
 class StageWorker(Protocol):
@@ -55,3 +85,321 @@ def serve(hub: Address, begin: Callable[[Mapping[str, Any]], StageWorker], timeo
         faults.reach("visited")
         send(link, answer)
     link.close()
+
+
+class ResidentStorage:
+    """Caches the files of a storage in the memory of this process.
+
+    `bytes_moved`: bytes read from `inner` so far.
+    """
+
+    copies, units = True, None
+
+    def __init__(self, inner: Storage) -> None:
+        self.inner, self.bytes_moved = inner, 0
+        self._files: dict[str, memoryview] = {}
+        self._lock = threading.Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is that of the storage."""
+        return getattr(self.inner, name)
+
+    def map(self, name: str) -> memoryview:
+        """Return a whole file, read-only."""
+        with self._lock:
+            found = self._files.get(name)
+            if found is None:
+                found = self._files[name] = memoryview(self.inner.read(name))
+                self.bytes_moved += len(found)
+            return found
+
+    def read(self, name: str) -> bytes:
+        """Return a whole file."""
+        return bytes(self.map(name))
+
+    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
+        """Fill each writable view from its byte offset; a range of a certain version is not kept."""
+        if version is not None:
+            self.inner.read_into(name, ranges, version)
+            return
+        data = self.map(name)
+        for offset, view in ranges:
+            part = data[offset : offset + view.nbytes]
+            if len(part) != view.nbytes:
+                raise truncated_error(offset, view.nbytes, len(part), f"{self.url}/{name}")
+            view.cast("B")[:] = part
+
+    def size(self, name: str) -> int:
+        """Return the size of a file in bytes."""
+        return len(self.map(name))
+
+    def keep_only(self, names: set[str]) -> None:
+        """Drop all other files from memory."""
+        with self._lock:
+            self._files = {name: data for name, data in self._files.items() if name in names}
+
+    def keep(self, name: str) -> bool:
+        """See `Storage`: once it was read, a file is in memory."""
+        self.map(name)
+        return True
+
+    def discard(self, name: str) -> bool:
+        """See `Storage`."""
+        with self._lock:
+            self._files.pop(name, None)
+        self.inner.discard(name)
+        return True
+
+
+def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, ...]]:
+    """Return the shards of each partition, balanced by samples: the largest one sets the pace.
+
+    Shards are assigned largest first, each to the partition with the fewest samples so far. The largest partition is
+    then at most 4/3 of the optimum (Graham 1969).
+
+    `samples`: training samples per shard; shards without any are not assigned.
+    """
+    useful = [shard for shard, count in enumerate(samples) if count]
+    if len(useful) < num_partitions:
+        raise UsageError(
+            f"only {len(useful)} shards contain samples of the split, fewer than {num_partitions} partitions",
+            hint="use fewer stages, or shard the videos again with a smaller --samples-per-shard",
+        )
+    dealt: list[list[int]] = [[] for _ in range(num_partitions)]
+    sizes = [0] * num_partitions
+    for shard in sorted(useful, key=lambda shard: (-samples[shard], shard)):
+        smallest = sizes.index(min(sizes))
+        dealt[smallest].append(shard)
+        sizes[smallest] += samples[shard]
+    return [tuple(sorted(shards)) for shards in dealt]
+
+
+def samples_by_shard(dataset: Dataset) -> list[int]:
+    """Return the number of selected samples in each shard of the generation."""
+    shards, _ = dataset.locate(np.arange(len(dataset)))
+    return [int(count) for count in np.bincount(shards, minlength=len(dataset.generation.shards))]
+
+
+class Partition(Dataset):
+    """A dataset with the samples of some shards, read through a cache."""
+
+    def __init__(self, whole: Dataset, shards: Sequence[int], cache: ResidentStorage) -> None:
+        super().__init__(
+            whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
+        )  # fmt: skip
+        # Set after the annotations are read, which the cache does not need to keep.
+        self.storage = cast("Storage", cache)
+        self.shards = tuple(shards)
+        owner, _ = self.locate(np.arange(len(self)))
+        self.rows = self.rows[np.isin(owner, self.shards)]
+
+    @property
+    def files(self) -> list[str]:
+        """Names of the files that training on the partition reads."""
+        stems = [self.generation.shards[shard].name for shard in self.shards]
+        return [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
+
+    def load(self) -> None:
+        """Read all files into the cache."""
+        for name in self.files:
+            self.storage.map(name)
+
+
+@dataclass(frozen=True)
+class SweepModel:
+    """One model of a sweep, with the functions that a stage needs to train it."""
+
+    config: Config
+    replica: Callable[[], Replica]
+    batches: Callable[[Unit], AbstractContextManager[Iterable[Batch]]]
+    evaluate: Callable[[Replica], Score] | None = None
+
+
+_MODEL: Final = "model"
+
+
+def train_visit(
+    sweep_model: SweepModel, unit: Unit, token: bytes | None, device: torch.device
+) -> tuple[bytes, dict[str, Any]]:
+    """Train a unit. A pure function of its arguments, so any stage can repeat a lost unit.
+
+    Returns the new token; and JSON values: ``samples`` (of this visit), the mean ``loss`` and the task's metrics,
+    ``lr``, ``lineage`` (number and digest of the samples), and if the unit ends an epoch, ``score`` (higher is
+    better) and ``eval``. If the loss is not finite: an empty token, and the ``reason``.
+    """
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        replica, state = _open(sweep_model, unit, token)
+        member = Member(World(), device)
+        stepper = Stepper.of(sweep_model.config, member, Strategy(member))
+        sums, task = None, sweep_model.config.task
+        before, lineage = replica.samples, Lineage()
+        with sweep_model.batches(unit) as batches:
+            for batch in batches:
+                found, _ = stepper.step(replica, batch)
+                sums = found if sums is None else sums + found
+                replica.samples += batch.stop - batch.start
+                lineage.add(unit.epoch, *Lineage.of(batch))
+        numbers = {LOSS: 0.0} if sums is None else task.row(sums.numbers())
+        mean_loss = numbers[LOSS]
+        if not math.isfinite(mean_loss):
+            return b"", {"reason": f"loss is {mean_loss} after {replica.samples} samples"}
+        report: dict[str, Any] = {
+            "samples": replica.samples - before,
+            **numbers,
+            "lr": replica.lr,
+            "lineage": lineage.state_dict(),
+        }
+        state["visits"].append(unit.partition)
+        if unit.ends_epoch:
+            score = None if sweep_model.evaluate is None else sweep_model.evaluate(replica)
+            report["eval"] = None if score is None else score.as_row()
+            report["score"] = -mean_loss if score is None else score.value
+            state["scores"].append(report["score"])
+        data = tokens.pack({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
+    return data, report
+
+
+def read_weights(token: bytes) -> dict[str, torch.Tensor]:
+    """Return the model's state dict from a token."""
+    return dict(tokens.unpack(token)["replica"]["model"])
+
+
+def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
+    replica = sweep_model.replica()
+    if token is None:
+        torch.manual_seed(sweep_model.config.run.seed)
+        if replica.average is not None:
+            replica.average.restart(replica.model)
+        return replica, {_MODEL: unit.model, "visits": [], "scores": []}
+    state = tokens.unpack(token)
+    if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
+        raise StateError(
+            f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
+            f"but the unit is model {unit.model} in epoch {unit.epoch}"
+        )
+    replica.load_state_dict(state.pop("replica"))
+    torch.set_rng_state(state.pop("rng"))
+    return replica, state
+
+
+_SHARED: Final = (
+    "data.path", "data.split", "data.eval_split", "data.where", "data.generation", "run.epochs", "run.out", "sync",
+)  # fmt: skip
+"""Prefixes of the settings that all models of a sweep must share."""
+
+
+class Clips:
+    """A `fastvid.train.strategies.relay.stage.StageWorker` for the partitions of a dataset."""
+
+    def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
+        check_shared(configs)
+        self.member = Member(World(), device)
+        resolved = [open_datasets(config, None, self.member) for config in configs]
+        self.configs = [config for config, _, _ in resolved]
+        _, train, self.eval = resolved[0]
+        assert not isinstance(train, Mixture)  # `SweepOptions.of` has checked it
+        self.train = train
+        counts = samples_by_shard(self.train)
+        self.parts = deal_shards(counts, num_partitions)
+        self.sizes = [sum(counts[shard] for shard in part) for part in self.parts]
+        self.cache = ResidentStorage(open_storage(self.train.storage.url))
+        self._kept: dict[int, Partition] = {}
+        self._held_out: Partition | None = None
+        for config in self.configs:
+            assemble.check_device(config, device)
+            self._samples_per_epoch(config)
+
+    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
+        """See `StageWorker`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
+        before = self.cache.bytes_moved
+        self._kept = {
+            part: self._kept.get(part) or Partition(self.train, self.parts[part], self.cache) for part in partitions
+        }
+        if self.eval is not None and self._held_out is None:
+            shards = [shard for shard, count in enumerate(samples_by_shard(self.eval)) if count]
+            self._held_out = Partition(self.eval, shards, self.cache)
+        kept = [*self._kept.values(), *([self._held_out] if self._held_out else [])]
+        self.cache.keep_only({name for partition in kept for name in partition.files})
+        for partition in kept:
+            partition.load()
+        return {"bytes_moved": self.cache.bytes_moved - before}
+
+    def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
+        """See `StageWorker`."""
+        before = self.cache.bytes_moved
+        sweep_model = self.sweep_model(unit.model, fresh=token is None)
+        data, report = train_visit(sweep_model, unit, token, self.member.device)
+        return data, {**report, "bytes_moved": self.cache.bytes_moved - before}
+
+    def sweep_model(self, model: int, *, fresh: bool) -> SweepModel:
+        """Return a model of the sweep; with `fresh`, its initial weights are loaded."""
+        config = self.configs[model]
+
+        def build_replica() -> Replica:
+            replica = assemble.make_replica(config, self._samples_per_epoch(config), self.member)
+            if fresh:
+                assemble.load_initial_weights(config, replica.model)
+            return replica
+
+        @contextlib.contextmanager
+        def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
+            seed = partition_seed(config.run.seed, unit.partition)
+            seeded = replace(config, run=replace(config.run, seed=seed))
+            loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
+            try:
+                loader.clips.set_epoch(unit.epoch)
+                yield loader
+            finally:
+                loader.clips.close()
+
+        return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(config))
+
+    def _evaluate(self, config: Config) -> Callable[[Replica], Score]:
+        def score(replica: Replica) -> Score:
+            assert self._held_out is not None
+            data = assemble.eval_data(config, self._held_out, self.member)
+            try:
+                with replica.averaged():
+                    return evaluate(
+                        replica.model,
+                        data.loader,
+                        total=data.total,
+                        device=self.member.device,
+                        amp=config.run.amp,
+                        task=config.task,
+                        seed=config.run.seed,
+                    )
+            finally:
+                assert isinstance(data.loader, assemble.Labelled)
+                data.loader.clips.close()
+
+        return score
+
+    def _samples_per_epoch(self, config: Config) -> int:
+        size = config.data.global_batch_size
+        if config.data.last != "drop":
+            return sum(self.sizes)
+        if min(self.sizes) < size:
+            raise UsageError(
+                f"data.global_batch_size is {size}, a partition has {min(self.sizes)} samples",
+                hint="use fewer stages or smaller batches, or set data.last=keep",
+            )
+        return sum(samples - samples % size for samples in self.sizes)
+
+
+def partition_seed(seed: int, partition: int) -> int:
+    """Return the seed of order, frames and crops on a partition, 0 to 2**63 - 1."""
+    return int.from_bytes(hashlib.blake2b(f"{seed}:{partition}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_shared(configs: Sequence[Config]) -> None:
+    """Check that models can train on the same partitions."""
+    if not configs:
+        raise UsageError("sweep has no models", hint="return at least one Config from sweep()")
+    first, *others = (flatten(to_json(config)) for config in configs)
+    for other in others:
+        for name in sorted(first.keys() | other.keys()):
+            if name.startswith(_SHARED) and first.get(name) != other.get(name):
+                raise UsageError(
+                    f"models of a sweep must share {name}, but it is {first.get(name)!r} and {other.get(name)!r}"
+                )

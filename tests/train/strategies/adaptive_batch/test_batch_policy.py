@@ -17,7 +17,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.ranks import Member
 from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, make_policy
-from fastvid.train.strategies.shared.average import NoiseMeter
+from fastvid.train.strategies.average import NoiseMeter
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes

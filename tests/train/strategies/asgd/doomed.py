@@ -10,7 +10,7 @@ import sys
 import torch
 
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
-from fastvid.train.strategies.shared.link import Address, shared_token
+from fastvid.train.strategies.link import Address, shared_token
 
 
 def main() -> None:

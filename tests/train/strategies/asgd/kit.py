@@ -17,8 +17,8 @@ from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, WeightShard, ranges
-from fastvid.train.strategies.shared.link import Link
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, WeightRange, WeightShard, ranges
+from fastvid.train.strategies.link import Link
 
 TOKEN = "0123456789abcdef"
 SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)

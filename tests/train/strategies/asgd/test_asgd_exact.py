@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
-from fastvid.train.strategies.asgd.gradients import GradientPusher
-from fastvid.train.strategies.asgd.weight_shard import OptimizerFactory, WeightRange, ranges
+from fastvid.train.strategies.asgd.client import GradientPusher
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, WeightRange, ranges
 from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
 
 RULES: dict[str, OptimizerFactory] = {

@@ -15,7 +15,7 @@ from fastvid.errors import UsageError
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.messages import ServerMessage
+from fastvid.train.strategies.asgd.client import ServerMessage
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab

@@ -13,7 +13,7 @@ from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.strategies.asgd.weight_shard import WeightRange, WeightShard
+from fastvid.train.strategies.asgd.weights import WeightRange, WeightShard
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs

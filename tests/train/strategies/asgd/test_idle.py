@@ -8,7 +8,7 @@ import torch
 
 from fastvid.train.strategies.asgd.client import LeaseProgress
 from fastvid.train.strategies.asgd.lease import Lease, Leases
-from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.server import Policy
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, until
 
 

@@ -14,12 +14,18 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.errors import ChecksumError, StateError, UsageError
-from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
-from fastvid.train.strategies.asgd.gradients import GradientPusher
+from fastvid.train.strategies.asgd.client import (
+    GradientPusher,
+    LeaseProgress,
+    MessageHeader,
+    ParameterClient,
+    ServerMessage,
+    bits_float,
+    float_bits,
+)
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.messages import MessageHeader, ServerMessage, bits_float, float_bits
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.shared.link import decode, encode
+from fastvid.train.strategies.link import decode, encode
 from tests import forks
 from tests.train.strategies.asgd import doomed
 from tests.train.strategies.asgd.kit import TOKEN, client_of, noted_waits, serving, together, until, weights_of

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.train.strategies.asgd.gradients import GradientPusher
-from fastvid.train.strategies.asgd.staleness import Policy
+from fastvid.train.strategies.asgd.client import GradientPusher
+from fastvid.train.strategies.asgd.server import Policy
 from tests.train.strategies.asgd.kit import client_of, serving, together, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two

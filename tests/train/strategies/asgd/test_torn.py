@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from fastvid.errors import ChecksumError
-from fastvid.train.strategies.asgd.weight_shard import Snapshot, WeightShard
+from fastvid.train.strategies.asgd.weights import Snapshot, WeightShard
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
 SIZE = 400_000

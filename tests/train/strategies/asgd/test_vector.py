@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fastvid.train.strategies.asgd.vector import Vector
-from fastvid.train.strategies.shared.average import statistics
+from fastvid.train.strategies.asgd.weights import Vector
+from fastvid.train.strategies.average import statistics
 
 CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"))
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])

@@ -11,7 +11,7 @@ from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.shared.average import Averager, Flat, moments, reset_moments
+from fastvid.train.strategies.average import Averager, Flat, moments, reset_moments
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
@@ -234,6 +234,14 @@ def test_adaptive_rounds_get_shorter_alike_on_all_ranks(outcomes: Outcomes) -> N
 def test_an_invalid_option_names_the_allowed_values(options: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         build_strategy("kavg", Member(World(1, 4), torch.device("cpu")), options)
+
+
+def test_none_on_the_command_line_is_the_name_none() -> None:
+    options = {"outer": None, "compress": None, "adapt": None}
+    made, plain = build_strategy("kavg", ALONE, options), build_strategy("kavg", ALONE, {})
+    assert made.state_dict() == plain.state_dict()
+    with pytest.raises(UsageError, match="moments is None"):
+        build_strategy("kavg", ALONE, {"moments": None})
 
 
 def test_a_node_is_a_group(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from fastvid.errors import StateError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.kavg.outer import OuterMomentum
+from fastvid.train.strategies.kavg import OuterMomentum
 from tests.train import toy
 from tests.train.strategies.conftest import Outcomes
 from tests.train.strategies.kavg.test_kavg_exact import difference

@@ -28,10 +28,9 @@ from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member
 from fastvid.train.strategies.ddp import Ddp
+from fastvid.train.strategies.link import Address
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.stage import serve
-from fastvid.train.strategies.relay.visit import SweepModel, train_visit
-from fastvid.train.strategies.shared.link import Address
+from fastvid.train.strategies.relay.stage import SweepModel, serve, train_visit
 from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import ChecksumError, FastvidError, FormatError
-from fastvid.train.strategies.relay import packed_state
+from fastvid.train.strategies.relay import state
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.uint8, torch.bool]
 
@@ -51,26 +51,26 @@ def same(left: Any, right: Any) -> bool:
 
 @given(tree=TREES)
 def test_a_tree_is_unpacked_unchanged(tree: Any) -> None:
-    data = packed_state.pack(tree)
-    assert same(packed_state.unpack(data), tree)
-    assert packed_state.pack(packed_state.unpack(data)) == data
+    data = state.pack(tree)
+    assert same(state.unpack(data), tree)
+    assert state.pack(state.unpack(data)) == data
 
 
 def test_every_flipped_bit_and_truncation_is_detected() -> None:
-    data = packed_state.pack({"weights": torch.arange(6.0), "step": 3})
+    data = state.pack({"weights": torch.arange(6.0), "step": 3})
     for index in range(len(data)):
         for broken in (data[:index], data[:index] + bytes([data[index] ^ 1]) + data[index + 1 :]):
             with pytest.raises((FormatError, ChecksumError)):
-                packed_state.unpack(broken)
+                state.unpack(broken)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, object(), torch.zeros(2).to_sparse(), {2.5: 1}, torch.zeros(1).cfloat()])
 def test_unsupported_values_are_refused(value: Any) -> None:
     with pytest.raises(FastvidError, match="token"):
-        packed_state.pack({"value": value})
+        state.pack({"value": value})
 
 
 def test_an_unpacked_tensor_owns_its_memory() -> None:
-    tree = packed_state.unpack(packed_state.pack([torch.zeros(3), torch.zeros(3)]))
+    tree = state.unpack(state.pack([torch.zeros(3), torch.zeros(3)]))
     tree[0].fill_(1)
     assert tree[1].eq(0).all()

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from fastvid.train.strategies.relay import packed_state as tokens
+from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import Order, Scheduler
-from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.relay.visit import read_weights
+from fastvid.train.strategies.relay.stage import read_weights
+from fastvid.train.strategies.relay.state import TokenStore
 from tests.train.strategies.relay import relay_lab as lab
 
 LOADS = lab.MODELS * lab.EPOCHS * lab.STAGES  # units of a sweep

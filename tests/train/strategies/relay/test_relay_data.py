@@ -16,9 +16,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.storage import open_storage
-from fastvid.train.strategies.relay.ownership import Ownership
-from fastvid.train.strategies.relay.partition import Partition, deal_shards, samples_by_shard
-from fastvid.train.strategies.relay.resident_storage import ResidentStorage
+from fastvid.train.strategies.relay.scheduler import Ownership
+from fastvid.train.strategies.relay.stage import Partition, ResidentStorage, deal_shards, samples_by_shard
 from tests import datasets
 from tests.load.loaders import clip_loader
 

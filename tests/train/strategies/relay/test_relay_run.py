@@ -20,12 +20,11 @@ from fastvid.train.loop.loop import Stepper
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
 from fastvid.train.strategies.ddp import Ddp
-from fastvid.train.strategies.relay import packed_state as tokens
-from fastvid.train.strategies.relay.clips import Clips, check_shared
-from fastvid.train.strategies.relay.launch import prepare
-from fastvid.train.strategies.relay.options import SweepOptions
+from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.state_store import TokenStore
+from fastvid.train.strategies.relay.stage import Clips, check_shared
+from fastvid.train.strategies.relay.state import TokenStore
+from fastvid.train.strategies.relay.sweep import SweepOptions, prepare
 from tests import datasets, forks
 
 ROOT = Path(__file__).parents[4]

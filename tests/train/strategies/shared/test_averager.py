@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fastvid.train.strategies.shared import wire
-from fastvid.train.strategies.shared.average import CODECS, Averager, moments, reset_moments, statistics
-from fastvid.train.strategies.shared.wire import Traffic
+from fastvid.train.strategies import average as wire
+from fastvid.train.strategies.average import CODECS, Averager, Traffic, moments, reset_moments, statistics
 
 RANKS = 4
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.train.strategies.shared.wire import BLOCK, decode, encode, shares
+from fastvid.train.strategies.average import BLOCK, decode, encode, shares
 from tests.train.strategies import scenarios
 from tests.train.strategies.conftest import Outcomes
 

@@ -1,19 +1,17 @@
-"""A link between two processes: one TCP connection, so a death breaks no other link.
+"""A link between a server and a client, who prove to each other that they know one token: one TCP connection.
 
 A message is a header of integers and at most one payload. The header is int64 [WORDS + 4] in the byte order of the
 machine: a magic word, the payload's size in bytes, its CRC-32, `WORDS` words of the message, the header's CRC-32. The
 first word is the kind of message; 0 is a heartbeat, which a side sends while it has nothing else to send.
 
 A side that receives nothing for `timeout_s` treats the other as dead. A process that was killed is noticed at once,
-because its connection closes. `fastvid.train.strategies.shared.link` opens links.
+because its connection closes; its death breaks no other link.
 
-Opens links between a server and its clients, who prove to each other that they know one token.
+To open a link, the two exchange random numbers and a keyed hash (HMAC-SHA256) of both, so the token itself is never
+sent. Nothing of a client is looked at before its proof. The proof keeps strangers out; it does not encrypt what is sent
+afterwards, so whoever can read or change the traffic of the network can read or change the messages.
 
-The two exchange random numbers and a keyed hash (HMAC-SHA256) of both, so the token itself is never sent. Nothing of a
-client is looked at before its proof. The proof keeps strangers out; it does not encrypt what is sent afterwards, so
-whoever can read or change the traffic of the network can read or change the messages.
-
-A store of numbers and bytes by name that all ranks of a job share.
+`shared_store` opens a store of numbers and bytes by name that all ranks of a job share.
 """
 
 from __future__ import annotations

@@ -1,20 +1,26 @@
-"""Serializes state trees: JSON for the structure, raw bytes for the tensors, and a checksum of both.
+"""The state of a model that moves, a token: as bytes, as a file, and in messages between the hub and a stage.
 
     magic 8 | length of the structure, 8 bytes little-endian | structure, UTF-8 JSON | tensors | blake2b, 16 bytes
 
-Nothing is unpickled. The structure comes first and contains the offset of each tensor.
+Nothing is unpickled. The structure comes first and contains the offset of each tensor. The store has the newest token
+of every model, in memory and in the run's folder, for a resume.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from fastvid.errors import ChecksumError, FormatError
+from fastvid.errors import ChecksumError, FormatError, StateError
+from fastvid.runtime import faults
+from fastvid.storage import open_storage
+from fastvid.train.strategies.link import Link
 
 MAGIC: Final = b"fvtoken1"
 
@@ -102,3 +108,81 @@ def _decode(value: Any, tensors: memoryview) -> Any:
         return {key: _decode(item, tensors) for key, item in rest[0]}
     items = [_decode(item, tensors) for item in rest[0]]
     return items if kind == "list" else tuple(items)
+
+
+class TokenStore:
+    """Tokens by model. Files are replaced atomically, so tokens stay intact if the hub is killed."""
+
+    def __init__(self, num_models: int, folder: str | None = None) -> None:
+        self._storage = None if folder is None else open_storage(folder)
+        self._tokens: list[bytes | None] = [None] * num_models
+        if self._storage is not None:
+            self._storage.sweep()
+            present = set(self._storage.list("model-"))
+            for model in range(num_models):
+                if _name(model) in present:
+                    self._tokens[model] = self._storage.read(_name(model))
+
+    def get(self, model: int) -> bytes | None:
+        """Return the token of a model; None if it was never trained."""
+        return self._tokens[model]
+
+    def put(self, model: int, token: bytes) -> None:
+        """Replace the token of a model."""
+        if self._storage is not None:
+            self._storage.write(_name(model), token)
+        faults.reach("token_store")
+        self._tokens[model] = token
+
+    def history(self) -> tuple[list[list[int]], list[list[float]]]:
+        """Return visits and scores of every model, for `Scheduler.restore`."""
+        visits: list[list[int]] = []
+        scores: list[list[float]] = []
+        for model, data in enumerate(self._tokens):
+            tree: dict[str, Any] = {"model": model, "visits": [], "scores": []} if data is None else unpack(data)
+            if tree.get("model") != model:
+                raise StateError(f"token file of model {model} contains model {tree.get('model')}")
+            visits.append([int(partition) for partition in tree["visits"]])
+            scores.append([float(score) for score in tree["scores"]])
+        return visits, scores
+
+
+def _name(model: int) -> str:
+    return f"model-{model:04d}.token"
+
+
+class RelayMessage(IntEnum):
+    """Kind of message: PLAN, OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
+
+    PLAN = 4
+    OWN = 1
+    UNIT = 2
+    END = 3
+    READY = 16
+    DONE = 17
+    FAILED = 18
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message with JSON values and a body."""
+
+    kind: RelayMessage
+    values: dict[str, Any] = field(default_factory=dict)
+    body: bytes = b""
+
+
+def send(link: Link, message: Message) -> None:
+    """Send a message; raises as `Link.send` does."""
+    values = json.dumps(message.values).encode()
+    # bytearray, because torch warns about read-only memory.
+    payload = torch.frombuffer(bytearray(values + message.body), dtype=torch.uint8)
+    link.send((message.kind, len(values)), payload)
+
+
+def receive(link: Link) -> Message:
+    """Wait for a message; raises as `Link.receive` does."""
+    (kind, size, *_), payload = link.receive()
+    assert payload is not None
+    data = payload.numpy()
+    return Message(RelayMessage(kind), json.loads(data[:size].tobytes()), data[size:].tobytes())

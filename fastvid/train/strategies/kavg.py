@@ -1,8 +1,8 @@
 """K-step averaging: each rank takes K local steps on its shares, then all average their models.
 
 The algorithm is K-AVG of Zhou and Cong 2018. Options add Hier-AVG (groups of ranks average more often), block momentum
-and SlowMo (`fastvid.train.strategies.kavg.outer`), post-local SGD (gradients are averaged in every step at first) and
-rounds of scheduled or adaptive length (`fastvid.train.strategies.kavg.period`).
+and SlowMo (`OuterMomentum`), post-local SGD (gradients are averaged in every step at first) and rounds of scheduled or
+adaptive length (`Period`).
 
     every rank                 starts with the same model w
     K times                    a step on this rank's share of the next global batch, with the gradient scaled as in ddp
@@ -45,15 +45,18 @@ them gains nothing for three times the bytes.
 Less traffic, options ``outer`` and ``compress``:
     outer="nesterov"   the outer optimizer of DiLoCo, `OuterMomentum`.
     compress           differences to the last common model in 16, 8 or 4 bits, with error feedback,
-                       `fastvid.train.strategies.wire`. At the end of an epoch and for a checkpoint what compression had
-                       withheld is sent in full precision; the time of a checkpoint within an epoch thus affects the
-                       weights, and a resumed run repeats the original run bit for bit.
+                       `fastvid.train.strategies.average`.
+With compression, an average at the end of an epoch or for a checkpoint is sent in full precision, together with what
+compression had withheld. The time of a checkpoint within an epoch thus affects the weights, and a resumed run repeats
+the original run bit for bit.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import os
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
@@ -64,24 +67,186 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.ddp import Ddp
-from fastvid.train.strategies.kavg.options import INTEGERS, one_of, ranks_per_group
-from fastvid.train.strategies.kavg.outer import OuterMomentum
-from fastvid.train.strategies.kavg.period import Period
-from fastvid.train.strategies.shared.average import (
+from fastvid.train.strategies.average import (
     CODECS,
     Averager,
     NoiseMeter,
     RankSums,
+    Traffic,
     moments,
     reset_moments,
     statistics,
 )
-from fastvid.train.strategies.shared.wire import Traffic
+from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.tasks.task import CLIPS, LOSS, Sums
+
+NODE: Final = "node"
+INTEGERS: Final = ("int8", "int4")
+"""Compressions whose rounding a measurement of the gradient noise, or averages of groups, would notice."""
+
+
+def ranks_per_group(size: int | str, world_size: int) -> int:
+    """Return the ranks per group."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if size == NODE else size
+    if not isinstance(ranks, int) or ranks < 1 or world_size % ranks:
+        divisors = [str(number) for number in range(1, world_size + 1) if world_size % number == 0]
+        raise UsageError(
+            f"sync option group_size is {size!r}, which does not divide the world size {world_size}",
+            hint=f"use {', '.join(divisors)}, or {NODE!r}",
+        )
+    return ranks
+
+
+Kind = Literal["none", "block", "slowmo", "nesterov"]
+
+# DiLoCo (Douillard et al. 2023, arXiv 2311.08105), section 3.
+_NESTEROV: Final = (0.9, 0.7)
+
+
+class OuterMomentum:
+    """Momentum for the step from one common model to the next.
+
+    With anchor w, mean m of the ranks' models, momentum u and rate e::
+
+        v = u v + (m - w)
+        w = w + e v
+
+    This is "block", as in BMUF (Chen and Huo 2016) and Cong and Liu 2021. "slowmo" (Wang et al. 2019) keeps the
+    momentum in units of the gradient, so v is rescaled whenever the learning rate changes; with a constant rate they
+    are the same. "nesterov" is the outer optimizer of DiLoCo (Douillard et al. 2023): torch's SGD with Nesterov
+    momentum, on the pseudo-gradient w - m::
+
+        v = u v + (m - w)
+        w = w + e (m - w + u v)
+
+    Momentum 0 and rate 1 result in the mean itself, up to rounding.
+    """
+
+    def __init__(self, kind: str, momentum: float | None = None, lr: float | None = None) -> None:
+        check_choice("sync option outer", kind, get_args(Kind))
+        usual = _NESTEROV if kind == "nesterov" else (0.0, 1.0)
+        momentum, lr = usual[0] if momentum is None else momentum, usual[1] if lr is None else lr
+        if not 0 <= momentum < 1:
+            raise UsageError(f"sync option outer_momentum is {momentum}, expected 0 <= momentum < 1")
+        if not 0 < lr < math.inf:
+            raise UsageError(f"sync option outer_lr is {lr}, expected more than 0")
+        if kind == "none" and (momentum, lr) != (0.0, 1.0):
+            raise UsageError(
+                "sync options outer_momentum and outer_lr have no effect with outer=none",
+                hint="set sync_options.outer to nesterov, block or slowmo",
+            )
+        self.active = kind != "none"
+        self._slowmo, self._nesterov = kind == "slowmo", kind == "nesterov"
+        self._momentum, self._lr = momentum, lr
+        self._velocity: Tensor | None = None
+        self._inner_lr = 0.0
+
+    @torch.no_grad()
+    def step(self, anchor: Tensor, mean: Tensor, inner_lr: float) -> None:
+        """Replace the mean with the next common model.
+
+        `anchor`: [n], the common model before the round. `mean`: [n], the mean of the ranks' models after the
+        round; overwritten.
+        """
+        if self._velocity is None:
+            self._velocity = torch.zeros_like(mean)
+        velocity = self._velocity
+        scale = inner_lr / self._inner_lr if self._slowmo and self._inner_lr > 0 else 1.0
+        moved = mean.sub_(anchor)
+        velocity.mul_(self._momentum * scale).add_(moved)
+        if self._nesterov:
+            velocity = moved.add_(velocity, alpha=self._momentum)
+        torch.add(anchor, velocity, alpha=self._lr, out=mean)
+        self._inner_lr = inner_lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the velocity (None before the first step) and the learning rate of its last step."""
+        return {"velocity": self._velocity, "inner_lr": self._inner_lr}
+
+    def load_state_dict(self, state: Mapping[str, Any], device: torch.device) -> None:
+        """Restore a state."""
+        velocity = state["velocity"]
+        self._velocity = None if velocity is None else velocity.to(device)
+        self._inner_lr = float(state["inner_lr"])
+
+
+Adapt = Literal["none", "loss"]
+
+_SHAPE: Final = "use a whole number of steps, or STEPS@EPOCH,... such as 1@0,8@5,32@20.5"
+
+
+class Period:
+    """K as a function of the samples seen and, if adaptive, of the training loss.
+
+    With ``adapt="loss"`` K is multiplied by ``sqrt(F / F0)`` and rounded up, where F is the mean training loss of the
+    last `adapt_epochs` epochs and F0 that of the first; the factor never increases. Ranks thus communicate rarely while
+    the loss decreases fast and the noise of single ranks does not matter, and often at the end. This is the rule of
+    AdaComm (Wang and Joshi 2018), without its additional halving when the rule does not shorten a round.
+
+    `table`: K, or ``K@EPOCH,...`` with ascending epochs from 0.
+    """
+
+    def __init__(self, table: int | str, adapt: str = "none", adapt_epochs: float = 1.0) -> None:
+        check_choice("sync option adapt", adapt, get_args(Adapt))
+        if not adapt_epochs > 0:
+            raise UsageError(f"sync option adapt_epochs is {adapt_epochs}, expected more than 0")
+        self.table = parse(table)
+        self.adaptive = adapt == "loss"
+        self._every = adapt_epochs
+        self._first: float | None = None
+        self._factor = 1.0
+        self._looked = 0.0
+
+    def steps(self, epochs: float) -> int:
+        """Return K for the round that starts after `epochs` epochs."""
+        steps = [steps for steps, epoch in self.table if epoch <= epochs][-1]
+        return max(1, math.ceil(steps * self._factor))
+
+    def due(self, epochs: float) -> bool:
+        """Return whether the loss is to be observed now."""
+        return self.adaptive and epochs >= self._looked + self._every
+
+    def observe(self, loss: float, epochs: float) -> None:
+        """Handle the mean training loss over all ranks since the last observation.
+
+        It must be the same on every rank. A loss that is not finite and positive is ignored.
+        """
+        self._looked = epochs
+        if not 0 < loss < math.inf:
+            return
+        if self._first is None:
+            self._first = loss
+        self._factor = min(self._factor, math.sqrt(loss / self._first))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the observations so far."""
+        return {"first": self._first, "factor": self._factor, "looked": self._looked}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state."""
+        self._first, self._factor, self._looked = state["first"], float(state["factor"]), float(state["looked"])
+
+
+def parse(table: int | str) -> tuple[tuple[int, float], ...]:
+    """Parse a table into (steps, first epoch) pairs, ascending by epoch."""
+    entries = []
+    for part in str(table).split(","):
+        steps, at, epoch = part.partition("@")
+        try:
+            entries.append((int(steps), float(epoch) if at else 0.0))
+        except ValueError:
+            raise UsageError(f"sync option period is {table!r}", hint=_SHAPE) from None
+    epochs = [epoch for _, epoch in entries]
+    if min(steps for steps, _ in entries) < 1 or epochs[0] != 0 or epochs != sorted(set(epochs)):
+        raise UsageError(
+            f"sync option period is {table!r}, expected at least 1 step, and ascending epochs from 0", hint=_SHAPE
+        )
+    return tuple(entries)
+
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +260,7 @@ class Kavg(Strategy):
     Args:
         member: This process.
         period: K, local steps per round; or a schedule, for example "1@0,8@5", see
-            `fastvid.train.strategies.kavg.period`.
+            `fastvid.train.strategies.kavg`.
         adapt: "none", or "loss": rounds get shorter as the training loss decreases.
         adapt_epochs: Epochs between two observations of the loss.
         group_size: Ranks per group that averages more often, a divisor of the world size; groups consist of consecutive
@@ -136,12 +301,10 @@ class Kavg(Strategy):
         local_after: float = 0.0,
         compress: str = "none",
     ) -> None:
-        one_of("moments", moments, get_args(Moments))
-        one_of("compress", compress, ("none", *CODECS))
-        if group_period < 1:
-            raise UsageError(f"sync option group_period is {group_period}, expected at least 1 step")
-        if local_after < 0:
-            raise UsageError(f"sync option local_after is {local_after}, expected at least 0 epochs")
+        check_choice("sync option moments", moments, get_args(Moments))
+        check_choice("sync option compress", compress, ("none", *CODECS))
+        check_least(1, **{"sync option group_period": group_period})
+        check_least(0, **{"sync option local_after": local_after})
         super().__init__(member)
         self.period = Period(period, adapt, adapt_epochs)
         self._outer = OuterMomentum(outer, outer_momentum, outer_lr)

@@ -1,4 +1,4 @@
-"""A sweep from start to finish in one process, which may be one of many started by torchrun.
+"""The strategy ``sync=relay``: a sweep from start to finish in one process, one of many if torchrun started them.
 
     torchrun --nproc-per-node 2 -m fastvid.train RECIPE sync=relay [sync_options.order=ring ...]
 
@@ -14,9 +14,9 @@ tokens. To add and remove stages during a sweep, start them as separate jobs:
 A sweep's folder, which is the models' ``run.out``:
     sweep.json      number of partitions, generation, and every model's configuration
     metrics.jsonl   one row per visit and per evaluation, in the order of their ends
-    tokens/         the newest token of every model, see `fastvid.train.strategies.relay.state_store`
+    tokens/         the newest token of every model, see `fastvid.train.strategies.relay.state`
     weights/        the weights of every model trained to the end, for ``model.weights``
-    results.json    see `fastvid.train.strategies.relay.results`
+    results.json    see `results`
 
 A process may be killed at any time: the visits in progress are repeated.
 """
@@ -24,15 +24,17 @@ A process may be killed at any time: the visits in progress are repeated.
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import json
 import logging
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch.distributed.distributed_c10d import Store
@@ -41,18 +43,147 @@ from torch.distributed.rendezvous import rendezvous
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
-from fastvid.train.config.config import Config, to_json
+from fastvid.runtime.values import check_choice
+from fastvid.train.config.config import Config, flatten, to_json
+from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import device_of, fresh_store
 from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
-from fastvid.train.strategies.relay.clips import Clips
-from fastvid.train.strategies.relay.hub import Hub
-from fastvid.train.strategies.relay.options import SweepOptions
-from fastvid.train.strategies.relay.results import results, table
-from fastvid.train.strategies.relay.scheduler import Scheduler
-from fastvid.train.strategies.relay.stage import serve
-from fastvid.train.strategies.relay.state_store import TokenStore
-from fastvid.train.strategies.relay.visit import read_weights
-from fastvid.train.strategies.shared.link import Address, as_worker_error, host_of_job
+from fastvid.train.strategies.link import Address, address_of, as_worker_error, host_of_job, shared_token
+from fastvid.train.strategies.relay.hub import Hub, SweepRecord
+from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
+from fastvid.train.strategies.relay.stage import Clips, read_weights, serve
+from fastvid.train.strategies.relay.state import TokenStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """The ``sync_options`` of ``sync=relay``.
+
+    Attributes:
+        out: Local folder of the sweep: the models' ``run.out``.
+        timeout_s: Seconds of silence after which a process is considered dead: the models' ``run.timeout_s``.
+        order: "ring" or "hopper".
+        partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
+        adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
+        hub: Host and port of a hub in another job; this job then has stages only.
+        host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
+            ``MASTER_ADDR``, and without torchrun 127.0.0.1.
+        port: Port of this job's hub, for stages of other jobs; 0 for any free one.
+    """
+
+    out: str
+    timeout_s: float
+    order: Order = "hopper"
+    partitions: int | None = None
+    adopt_s: float = 30.0
+    hub: Address | None = None
+    host: str | None = None
+    port: int = 0
+
+    @classmethod
+    def of(cls, config: Config) -> SweepOptions:
+        """Return the options in a model's configuration.
+
+        Raises:
+            UsageError: If an option is unknown or out of range.
+        """
+        if config.data.mixture:
+            raise UsageError(
+                "sync 'relay' divides one dataset into partitions, but data.mixture names further datasets",
+                hint="merge them with `fastvid merge`, or use another sync",
+            )
+        given: dict[str, Any] = dict(config.sync_options)
+        known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s"}
+        unknown = sorted(given.keys() - known)
+        if unknown:
+            raise UsageError(
+                f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
+                hint=f"use one of {', '.join(sorted(known))}",
+            )
+        check_choice("sync option order", given.get("order", "ring"), get_args(Order))
+        partitions = given.get("partitions")
+        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
+            raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
+        if given.get("hub") is not None:
+            given["hub"] = Address(*address_of("hub", str(given["hub"])), shared_token("sync option hub"))
+        elif given.get("port"):
+            shared_token("sync option port")
+        return cls(out=config.run.out, timeout_s=config.run.timeout_s, **given)
+
+
+def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
+    """Return the results of a sweep as JSON values.
+
+    Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
+    ``seconds``; ``bound_seconds``, a lower bound for any order of the same
+    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
+    partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
+    """
+    settings = differing([flatten(to_json(config)) for config in configs])
+    spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
+    ranked = sorted(scheduler.models, key=rank)
+    return {
+        "order": scheduler.order,
+        "partitions": scheduler.num_partitions,
+        "models": [
+            {
+                **{name: value for name, value in dataclasses.asdict(model).items() if name != "arrived"},
+                "seconds": spent[model.model],
+                "score": finite(model.scores[-1]) if model.scores else None,
+                "scores": [finite(score) for score in model.scores],
+                "settings": settings[model.model],
+            }
+            for model in ranked
+        ],
+        "seconds": seconds,
+        "bound_seconds": max(max(spent), sum(spent) / scheduler.num_partitions),
+        "dataset_bytes": {
+            "loaded": sum(entry.get("bytes_moved", 0) for entry in record.stages),
+            "in_visits": sum(visit.get("bytes_moved", 0) for visit in record.visits),
+        },
+        "token_bytes": record.token_bytes,
+        "lost": record.lost,
+        "timeline": record.visits,
+    }
+
+
+def rank(model: ModelProgress) -> tuple[bool, int, float, int]:
+    """Return the sort key of a model: failed models last, then by most epochs, then by highest last score."""
+    score = model.scores[-1] if model.scores else -math.inf
+    return model.status == "failed", -len(model.scores), math.inf if math.isnan(score) else -score, model.model
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the entries of each mapping that are not the same in all mappings."""
+    keys = dict.fromkeys(key for setting in settings for key in setting)
+    varied = [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
+    return [{key: setting.get(key) for key in varied} for setting in settings]
+
+
+def finite(value: float) -> float | None:
+    """Return the value, or None if JSON cannot represent it."""
+    return value if math.isfinite(value) else None
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Return the models of `results` as lines of text, best first."""
+    models = summary["models"]
+    names = list(models[0]["settings"]) if models else []
+    head = ["model", *names, "score", "epochs", "status", "time"]
+    rows = [
+        [
+            str(model["model"]),
+            *(str(model["settings"][name]) for name in names),
+            "-" if model["score"] is None else f"{model['score']:.2f}",
+            str(len(model["scores"])),
+            model["status"],
+            clock(model["seconds"]),
+        ]
+        for model in models
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in [head, *rows])
+
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +231,7 @@ def sweep(configs: Sequence[Config]) -> int:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if options.hub is not None:
-        _work(configs, options.hub, options, device)
+        serve(options.hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
         return 0
     world, store = _rendezvous(options)
     if world.rank == 0:
@@ -111,13 +242,8 @@ def sweep(configs: Sequence[Config]) -> int:
         store.wait([_HUB], timedelta(seconds=options.timeout_s))
         hub = store.get(_HUB)
     if hub:
-        _work(configs, Address.decode(hub), options, device)
+        serve(Address.decode(hub), lambda plan: _clips(configs, plan, device), options.timeout_s)
     return 0
-
-
-def _work(configs: Sequence[Config], hub: Address, options: SweepOptions, device: torch.device) -> None:
-    """Run a stage until the sweep is finished."""
-    serve(hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
 
 
 def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.device) -> Clips:
@@ -243,3 +369,25 @@ def _rendezvous(options: SweepOptions) -> tuple[World, Store | None]:
             f"the stages did not connect within {options.timeout_s:g} s: {error}",
             hint="check that all nodes are started and can reach the hub",
         ) from error
+
+
+class Relay(Strategy):
+    """Trains all models of a recipe in one sweep, which replaces the training loop."""
+
+    shares_batches = False
+    steps_alike = True  # one rank at a time has a model
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        SweepOptions.of(config)
+
+    @classmethod
+    def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
+        options = SweepOptions.of(configs[0])
+        # A stage of another job takes its plan from the hub.
+        if options.hub is None:
+            prepare(configs, options, world_size, torch.device("cpu"))
+
+    @classmethod
+    def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:  # noqa: ARG003
+        return sweep(configs)

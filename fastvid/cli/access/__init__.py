@@ -1,1 +1,0 @@
-"""Commands that look up samples and take them out: find, get, export."""

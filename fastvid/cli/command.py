@@ -1,0 +1,179 @@
+"""Make a command of a function: its arguments become options, and its docstring is their help.
+
+Positional parameters become arguments, keyword-only ones become options, and a parameter whose type is a dataclass
+stands for its fields. The first part of the docstring describes the command; its section ``Args``, or ``Attributes`` of
+a dataclass, describes each option as ``name (METAVAR): help``. A flag such as ``-o`` before the metavar is another name
+of the option; ``{NAME}`` is the list NAME of the function's module: as a metavar the choices, in a text their names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import StrEnum
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+_SECTION: Final = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
+_ENTRY: Final = re.compile(r"^ {4}(\w+)(?: \(([^)]*)\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
+
+_LIST: Final = re.compile(r"\{(\w+)\}")
+
+F = TypeVar("F", bound=Callable[..., int])
+
+
+class _Text(NamedTuple):
+    """What a docstring says of an option."""
+
+    flag: str  # a second name such as -o; empty for none
+    metavar: str
+    choices: list[str]
+    help: str
+
+
+@dataclass(frozen=True)
+class _Option:
+    """A parameter of a command, or a field of one of its groups."""
+
+    name: str
+    kind: Any  # type without None
+    default: Any  # MISSING if it must be given
+    is_positional: bool
+    text: _Text
+
+    @property
+    def words(self) -> list[str]:
+        """Names on the command line."""
+        if self.is_positional:
+            return [self.name]
+        return [*filter(None, [self.text.flag]), "--" + self.name.rstrip("_").replace("_", "-")]
+
+
+def exclusive(*names: str, required: bool = False) -> Callable[[F], F]:
+    """Let at most one of some options be given, or exactly one if `required`."""
+
+    def mark(function: F) -> F:
+        vars(function)["exclusive"] = (names, required)
+        return function
+
+    return mark
+
+
+def parser_of(name: str, function: Callable[..., int]) -> argparse.ArgumentParser:
+    """Return the parser of a command."""
+    about = _SECTION.split(inspect.getdoc(function) or "")[0].strip()
+    parser = argparse.ArgumentParser(
+        prog=f"fastvid {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names, required = vars(function).get("exclusive", ((), False))
+    group = parser.add_mutually_exclusive_group(required=required) if names else parser
+    for option in _options(function):
+        _add(group if option.name in names else parser, option)
+    return parser
+
+
+def call(function: Callable[..., int], args: argparse.Namespace) -> int:
+    """Call a command with what was parsed, and return its exit code."""
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in vars(args).items()}
+    values: list[Any] = []
+    options: dict[str, Any] = {}
+    hints = typing.get_type_hints(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind):
+            options[name] = typing.cast(Any, kind)(**{field.name: given[field.name] for field in fields(kind)})
+        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            values += given[name]
+        elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+            values.append(given[name])
+        else:
+            options[name] = given[name]
+    return function(*values, **options)
+
+
+def _options(function: Callable[..., int]) -> Iterator[_Option]:
+    hints, texts = typing.get_type_hints(function), _texts(function)
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = hints[name]
+        if is_dataclass(kind):
+            types, about = typing.get_type_hints(kind), _texts(kind)
+            for field in fields(kind):
+                yield _option(field.name, types[field.name], field.default, False, about)
+        else:
+            default = MISSING if parameter.default is parameter.empty else parameter.default
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                kind, default = tuple[kind, ...], ()  # type: ignore[valid-type]
+            yield _option(name, kind, default, parameter.kind is not parameter.KEYWORD_ONLY, texts)
+
+
+def _option(name: str, kind: Any, default: Any, positional: bool, texts: Mapping[str, _Text]) -> _Option:
+    if typing.get_origin(kind) in (UnionType, typing.Union):
+        kind = next(part for part in typing.get_args(kind) if part is not NoneType)
+    return _Option(name, kind, default, positional, texts[name])
+
+
+def _texts(owner: Any) -> dict[str, _Text]:
+    """What a docstring says of each option."""
+    lists = vars(sys.modules[owner.__module__])
+    sections = _SECTION.split(inspect.getdoc(owner) or "")
+    found = {}
+    for name, head, body in _ENTRY.findall(sections[-1] if len(sections) > 1 else ""):
+        words = head.split()
+        flag = words.pop(0) if words and words[0].startswith("-") else ""
+        metavar, choices = " ".join(words), []
+        if match := _LIST.fullmatch(metavar):
+            metavar, choices = "", [str(choice) for choice in lists[match[1]]]
+        line = " ".join(body.split()).removesuffix(".")
+        line = _LIST.sub(lambda match: ", ".join(map(str, lists[match[1]])), line)
+        found[name] = _Text(
+            flag, metavar, choices, line[:1].lower() + line[1:] if line[1:2].islower() or line[1:2] == " " else line
+        )
+    return found
+
+
+def _add(parser: argparse._ActionsContainer, option: _Option) -> None:
+    kind, default = option.kind, option.default
+    keywords: dict[str, Any] = {"help": _help(option)}
+    if not option.is_positional:
+        keywords |= {"dest": option.name, "required": default is MISSING}
+    if default is not MISSING:
+        keywords["default"] = default
+    if kind is bool:
+        parser.add_argument(*option.words, action="store_true", **keywords)
+        return
+    if option.text.metavar:
+        keywords["metavar"] = option.text.metavar
+    origin = typing.get_origin(kind)
+    if origin in (tuple, list):
+        # A tuple is an option that may be repeated, a list one that takes several words.
+        kind = typing.get_args(kind)[0]
+        if option.is_positional or origin is list:
+            keywords["nargs"] = "*" if option.is_positional and default == () else "+"
+        else:
+            keywords |= {"action": "append", "default": list(default)}
+    if option.text.choices:
+        keywords |= {"choices": option.text.choices}
+    elif typing.get_origin(kind) is Literal:
+        keywords |= {"choices": typing.get_args(kind), "type": str}
+    elif issubclass(kind, StrEnum):
+        keywords |= {"choices": list(kind), "type": kind}
+    else:
+        keywords["type"] = kind
+    parser.add_argument(*option.words, **keywords)
+
+
+def _help(option: _Option) -> str:
+    text, default = option.text.help.replace("%", "%%"), option.default
+    is_said = any(default is nothing for nothing in (MISSING, None, False, ())) or "default" in text
+    return text if is_said else f"{text} (default: {_plain(default)})"
+
+
+def _plain(default: Any) -> str:
+    if isinstance(default, Sequence) and not isinstance(default, str):
+        return ", ".join(map(str, default))
+    return f"{default:g}" if isinstance(default, float) else str(default)

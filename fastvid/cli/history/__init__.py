@@ -1,1 +1,0 @@
-"""Commands for the generations of a dataset: log, gc."""

@@ -1,0 +1,460 @@
+"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it; ``tune``."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Final, Literal
+
+from fastvid.cli.files import write_file
+from fastvid.cli.options import PROFILES as PROFILES
+from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
+from fastvid.errors import UsageError, visible
+from fastvid.format.schema import DATASET_JSON
+from fastvid.media.index_video import Proof
+from fastvid.media.timing import MEANING
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import duration, json_text, size, things
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.in_place import index_videos, reindex
+from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
+from fastvid.sharding.job.index import index_tars, rebuild
+from fastvid.sharding.job.job import JobReport, run_job, transcode_dataset
+from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.restore import are_own, restore_dataset
+from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
+from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
+from fastvid.sharding.sources.tars import is_tar
+from fastvid.storage import open_storage
+
+_LOG = logging.getLogger(__name__)
+EXIT_REJECTED: Final = 3
+_NAMES: Final = 10  # most names in a line of an estimate
+_SHOWN: Final = 20  # most rejected sources listed in the summary
+
+
+def shard(
+    *sources: str,
+    out: str | None = None,
+    labels: Labels,
+    encoding: Encoding,
+    audio: Literal["drop", "copy", "aac"] = "drop",
+    machines: Machines,
+    scratch: str | None = None,
+    allow_encoder_change: bool = False,
+    packing: Packing,
+    looking: Looking,
+    allow_rejected: bool = False,
+    dry_run: bool = False,
+    sampled: int = SAMPLED,
+) -> int:
+    """Encode raw videos into an indexed WebDataset.
+
+    The class of a video is its folder, unless annotations say otherwise. Of lerobot:ROOT, a folder or URL of a LeRobot
+    dataset, each episode is a sample, its cameras are streams and its numbers are signals.
+
+    After a kill or an interruption, run the command again with the same arguments to resume it. The summary is printed
+    to stdout; ledger.parquet records the outcome of every source. To share the work among machines, run it with
+    --part 0/N to N-1/N and the same folder; after all have finished, the command without --part writes the dataset.
+
+    Exit codes: 0 everything was packed, 1 the job failed, 2 wrong usage, 3 the dataset, or the part, is complete, but
+    some sources were rejected (0 with --allow-rejected).
+
+    Args:
+        sources (SOURCE): Folder of videos, a video, lerobot:ROOT, or tars of samples; also s3:// and gs:// folders and
+            files, http(s):// files; none if the annotations contain URLs.
+        out (DIR): Folder of the dataset; also s3:// and gs://; needed without --dry-run.
+        audio: Sound: none, AAC and ALAC as they are, or all encoded as AAC.
+        scratch (DIR): Local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object
+            store).
+        allow_encoder_change: Resume with another ffmpeg than the job began with.
+        allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
+        dry_run: Write nothing: list what was found, encode a sample, and estimate size and time of the whole.
+        sampled (N): Videos that --dry-run encodes.
+    """
+    is_robot = any(map(is_lerobot, sources))
+    if dry_run and is_robot:
+        raise UsageError("--dry-run is not for LeRobot datasets", hint="encode one, or index it with `fastvid index`")
+    if is_robot:
+        _check_lerobot(sources, (labels, encoding, packing, looking), _ENCODED_EPISODES)
+    given = labels.options() | encoding.options() | packing.options() | {"audio": audio}
+    if dry_run:
+        given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
+        del given["drop_duplicates"]  # known only when all are encoded
+        print(estimate_text(estimate_job(sources, **given)))
+        return 0
+    if out is None:
+        raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
+    how = machines.options() | {"scratch": scratch, "allow_encoder_change": allow_encoder_change}
+    if is_robot:
+        report = shard_lerobot(
+            sources[0],
+            out,
+            profile=encoding.options()["profile"],
+            episodes_per_shard=min(packing.samples_per_shard, EPISODES_PER_SHARD),
+            reject_unreadable=looking.reject_unreadable,
+            **how,
+        )
+    else:
+        report = run_job(sources, out, **given, **looking.options(), **how)
+    return _report(report, allow_rejected)
+
+
+def add(
+    dataset: str,
+    *sources: str,
+    annotations: tuple[str, ...] = (),
+    columns: str | None = None,
+    prefix: str | None = None,
+    retry_rejected: bool = False,
+    machines: Machines,
+    packing: Packing,
+    looking: Looking,
+    allow_rejected: bool = False,
+    allow_encoder_change: bool = False,
+) -> int:
+    """Add new videos to a dataset, encoded with its profile.
+
+    Sources that are already in the dataset are skipped, including those that were rejected (unless --retry-rejected) or
+    removed. New samples go into new shards; old shards are not changed. After a kill or an interruption, run the
+    command again with the same arguments to resume it. To share the work among machines, run it with --part 0/N to
+    N-1/N; after all have finished, the command without --part adds the samples.
+
+    Exit codes: 0 all new sources were packed, 1 the job failed, 2 wrong usage, 3 the samples were added, but some
+    sources were rejected (0 with --allow-rejected).
+
+    Args:
+        dataset (DIR): Folder of the dataset.
+        sources (SOURCE): Folder of videos, or a video.
+        annotations (FORMAT:PATH): As for `fastvid shard`.
+        columns (NAME=COLUMN,...): As for `fastvid shard`.
+        prefix (NAME): Prepend NAME/ to the names of all these sources.
+        retry_rejected: Retry sources that were rejected before.
+        allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
+        allow_encoder_change: Encode with another ffmpeg than the dataset's.
+    """
+    if not sources:
+        raise UsageError("no source is given", hint="name a folder of videos, or a video")
+    done = add_sources(
+        dataset,
+        sources,
+        annotations=annotations,
+        columns=columns,
+        prefix=prefix,
+        retry_rejected=retry_rejected,
+        allow_encoder_change=allow_encoder_change,
+        **machines.options(),
+        **packing.options(),
+        **looking.options(),
+    )
+    print(f"{done.known:8} already known")
+    if done.report.ledger.num_rows or done.report.part is not None:
+        print(summary(done.report))
+    if done.report.part is None:
+        print(f"generation {done.generation}")
+    return EXIT_REJECTED if done.report.rejected and not allow_rejected else 0
+
+
+def index(
+    *sources: str,
+    out: str | None = None,
+    labels: Labels,
+    prove: Proof | None = None,
+    root: str | None = None,
+    allow_rejected: bool = False,
+    looking: Looking,
+    machines: Machines,
+) -> int:
+    """Make a dataset of videos where they are, or of tars that other tools wrote, without re-encoding.
+
+    Videos (MP4, MOV, MKV, WebM, ...; folders, s3://, gs://, http(s)://): the dataset lists the files, with the version
+    of each, and indexes their packets; nothing of a video is copied. The tables of an MP4 are read by ranges. --prove
+    says how much of each video is compared with an independent decode: none, sample (some frames) or all (every frame;
+    the file is read once). A video that cannot be planned in parts is decoded from its key frames or from its start;
+    the ledger says so. Reading a file that changed since is an error.
+
+    lerobot:ROOT, a folder or URL of a LeRobot dataset (version 3.0 or 2.1): each episode is a sample, its cameras are
+    streams, its numbers are signals. Its videos stay where they are.
+
+    Tars in webdataset style (video2dataset, webdataset): one video per sample, with optional caption (txt), label (cls)
+    and fields (json). Every packet is indexed and verified by decoding. The tars are not changed.
+
+    ledger.parquet records the outcome of every video. After a kill or an interruption, run the command again with the
+    same arguments to resume it: finished shards are not indexed again. To share the work among machines, run it with
+    --part 0/N to N-1/N; after all have finished, the command without --part writes the dataset.
+
+    If the folder is already a dataset, rebuild all its sidecars from the tars; of videos in place, index those that
+    changed again, or all of them at --root if they were moved.
+
+    Tars that fastvid wrote say which dataset they are of: of them alone, without any other file, the dataset is
+    restored with its classes, annotations and profiles as they were when the tars were written. Later relabels are
+    lost, and removed samples come back unless `fastvid compact` deleted them.
+
+    Exit codes: 0 everything was indexed, 1 the job failed, 2 wrong usage, 3 the dataset is complete, but some samples
+    could not be indexed (0 with --allow-rejected).
+
+    Args:
+        sources (SOURCE): Folders of videos or single files, paths or URLs; lerobot:ROOT; tars or folders of tars; or
+            the folder of a dataset.
+        out (DIR): Folder of the dataset; tars are linked into it (default: the tars' folder).
+        prove: How much of each video in place is compared with an independent decode (default: sample).
+        root (DIR): Where the videos of a dataset of videos in place are now; they are indexed there again.
+        allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
+    """
+    if machines.workers is not None and machines.workers < 1:
+        raise UsageError(f"--workers is {machines.workers}, expected at least 1")
+    is_job = out is not None or machines.part is not None or len(sources) > 1
+    if not is_job and sources and _is_dataset(sources[0]):
+        return _rebuild(sources[0], root, machines.workers)
+    proof, how = prove or Proof.SAMPLE, machines.options()
+    if any(map(is_lerobot, sources)):
+        _check_lerobot(sources, (labels, looking), _EPISODES)
+        folder = _needed(out, "a dataset of episodes is made in a new folder")
+        how["reject_unreadable"] = looking.reject_unreadable
+        return _report(index_lerobot(sources[0], folder, proof=proof, **how), allow_rejected)
+    if not sources or not all(map(is_tar, sources)):
+        folder = _needed(out, "videos are listed in a new folder")
+        report = index_videos(sources, folder, proof=proof, **labels.options(), **looking.options(), **how)
+        return _report(report, allow_rejected)
+    if labels.annotations or labels.columns or prove:
+        raise UsageError("tars contain their labels and columns, and are proven whole", hint="omit the option")
+    if are_own(sources):
+        return _restore(sources, out, is_plain=labels.classes is None and machines.part is None)
+    return _report(index_tars(sources, out, class_names=labels.options()["class_names"], **how), allow_rejected)
+
+
+def transcode(
+    dataset: str,
+    *,
+    out: str,
+    encoding: Encoding,
+    audio: Literal["drop", "copy"] | None = None,
+    machines: Machines,
+    scratch: str | None = None,
+    allow_encoder_change: bool = False,
+    samples_per_shard: int | None = None,
+    seed: int = 0,
+    allow_rejected: bool = False,
+) -> int:
+    """Encode a dataset again, such as in another size or profile, with its keys, labels, captions, splits and sound.
+
+    Removed samples are left out; all classes are kept. After a kill or an interruption, run the command again with the
+    same arguments to resume it. To share the work among machines, run it with --part 0/N to N-1/N and the same folder;
+    after all have finished, the command without --part writes the dataset.
+
+    Videos lose quality each time they are encoded: if the originals still exist, `fastvid shard` of them looks better.
+
+    Exit codes: as for `fastvid shard`.
+
+    Args:
+        dataset (DIR): Folder of the dataset; also s3:// and gs://.
+        out (OUT): Folder of the new dataset; also s3:// and gs://.
+        audio: Sound as it is, or none (default: copy if the dataset has sound).
+        scratch (DIR): Local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object
+            store).
+        allow_encoder_change: Resume with another ffmpeg than the job began with.
+        samples_per_shard (N): Most samples of a new shard (default: as in the old one).
+        seed (N): Seed of the order in the new shards.
+        allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
+    """
+    if encoding.profile == "copy":
+        raise UsageError("profile 'copy' encodes nothing", hint="use `fastvid subset` or `fastvid merge` to copy")
+    _LOG.warning("videos lose quality each time they are encoded; if the originals still exist, shard them instead")
+    report = transcode_dataset(
+        dataset,
+        out,
+        audio=audio,
+        samples_per_shard=samples_per_shard,
+        seed=seed,
+        allow_encoder_change=allow_encoder_change,
+        scratch=scratch,
+        **encoding.options(),
+        **machines.options(),
+    )
+    return _report(report, allow_rejected)
+
+
+def tune(
+    *sources: str,
+    profiles: list[str] = tuple(PROFILES),  # type: ignore[assignment]
+    sampling: str = "tsn8",
+    need: float | None = None,
+    videos: int = 24,
+    seed: int = 0,
+    rounds: int = 5,
+    workers: int | None = None,
+    html: str | None = None,
+    keep: str | None = None,
+    follow_links: bool = False,
+    json: bool = False,
+) -> int:
+    """Measure every profile on a sample of your videos, and recommend one.
+
+    Encodes the sample with each profile and measures size, encode time, quality and clips per second. The encoded
+    samples are deleted unless --keep names a folder. Profiles are timed in turn, so other load on the machine affects
+    all of them alike; ratios between profiles are more reliable than the numbers themselves.
+
+    Args:
+        sources (SOURCE): Folder of videos, or a video.
+        profiles (PROFILE): Profiles to measure, of {PROFILES} (default: all).
+        sampling (SAMPLING): Frames of a clip: tsnN or denseNxSTRIDE.
+        need (N): Clips per second that training needs; recommend for it.
+        videos (N): Videos in the sample.
+        seed (N): Seed of the sample and its clips.
+        rounds (N): Times to decode the clips.
+        workers (N): Workers to encode and decode (default: one per core).
+        html (FILE): Write the table, charts and advice as an HTML page.
+        keep (DIR): Keep the encoded samples here.
+        follow_links: Accept links that point outside their folder.
+        json: Print everything as one JSON object.
+    """
+    from fastvid.tune import page
+    from fastvid.tune.study import recommend, study
+    from fastvid.tune.text import render
+
+    if not sources:
+        raise UsageError("no source is given", hint="name a folder of videos, or a video")
+    found = study(
+        sources,
+        profiles=profiles,
+        videos=videos,
+        seed=seed,
+        sampling=sampling,
+        rounds=rounds,
+        workers=workers,
+        folder=keep,
+        follow_links=follow_links,
+    )
+    advice = recommend(found, need)
+    record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
+    print(json_text(record, indent=1) if json else render(found, advice))
+    if html is not None:
+        write_file(html, page.render(found, advice), "page")
+    return 0
+
+
+_EPISODES: Final = ("annotations", "columns", "classes", "follow_links")
+"""Options that a LeRobot dataset does not have, because it says them itself."""
+
+_ENCODED_EPISODES: Final = (
+    *_EPISODES, "streams", "flow", "flow_bound", "max_seconds", "max_bad_frames", "seed", "drop_duplicates",
+)  # fmt: skip
+"""Those that it does not have either when its episodes are encoded."""
+
+
+def _check_lerobot(sources: Sequence[str], groups: Iterable[Any], refused: Sequence[str]) -> None:
+    if len(sources) > 1:
+        raise UsageError(
+            "a LeRobot dataset is a source by itself", hint="make one dataset of several with `fastvid merge --prefix`"
+        )
+    for group in groups:
+        for field in fields(group):
+            if field.name in refused and getattr(group, field.name) != field.default:
+                option = "--" + field.name.replace("_", "-")
+                raise UsageError(
+                    f"{option} is not for LeRobot datasets, which say it themselves", hint=f"omit {option}"
+                )
+
+
+def _needed(out: str | None, why: str) -> str:
+    if out is None:
+        raise UsageError(why, hint="name it with --out DIR")
+    return out
+
+
+def _rebuild(dataset: str, root: str | None, workers: int | None) -> int:
+    """Rebuild the sidecars of shards with tars; index videos in place again if they changed or were moved."""
+    if shards := rebuild(dataset, workers=workers):
+        print(f"rebuilt the sidecars of {things(len(shards), 'shard')}")
+    found = reindex(dataset, root=root, workers=workers)
+    if found.shards or not shards:
+        again = things(len(found.shards), "shard")
+        print(f"{things(found.changed, 'file')} changed; indexed {again} again: generation {found.generation}")
+    return 0
+
+
+def _restore(tars: Sequence[str], out: str | None, *, is_plain: bool) -> int:
+    if not is_plain:
+        raise UsageError("tars of fastvid name their classes and are indexed in one run", hint="omit the option")
+    made = restore_dataset(tars, out)
+    shards = things(len(made.generation.shards), "shard")
+    print(f"restored {things(made.generation.num_samples, 'sample')} in {shards} from fastvid's own tars")
+    if made.replaced:
+        print(f"left out, because later tars contain their samples: {', '.join(made.replaced)}")
+    return 0
+
+
+def _is_dataset(folder: str) -> bool:
+    """Return whether it is a dataset, and not one whose job was killed just after its commit."""
+    if folder.endswith(".tar"):
+        return False
+    storage = open_storage(folder)
+    return storage.exists(DATASET_JSON) and Staging(storage).job() is None
+
+
+def _report(report: JobReport, allow_rejected: bool) -> int:
+    print(summary(report))
+    return EXIT_REJECTED if report.rejected and not allow_rejected else 0
+
+
+def summary(report: JobReport) -> str:
+    """Render counts by reason, sizes, and the first rejected sources."""
+    rows = report.ledger.to_pylist()
+    packed = [row for row in rows if row["status"] == "packed"]
+    rejected = [row for row in rows if row["status"] == "rejected"]
+    lines = [] if report.part is None else [f"part {report.part}; run the command without --part to write the dataset"]
+    lines.append(f"{len(packed):8} packed")
+    changes = Counter(warning for row in packed for warning in row["warnings"] or ())
+    lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
+    if removed := sum(row["status"] == "removed" for row in rows):
+        lines.append(f"{removed:8} removed")
+    lines.append(f"{len(rejected):8} rejected")
+    lines += [f"{count:8}   {reason.value}: {MEANING[reason]}" for reason, count in sorted(report.rejected.items())]
+    lines += [f"{count:8} ignored: {kind}" for kind, count in sorted(report.ignored.items())]
+    # The clips of a file have a row each.
+    bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())
+    bytes_out = sum(row["bytes_out"] or 0 for row in packed)
+    shards = len({row["shard"] for row in packed})
+    frames = sum(row["num_frames"] or 0 for row in packed)
+    lines.append(f"{report.dataset}: {things(shards, 'shard')}, {things(frames, 'frame')}, ")
+    if packed and not bytes_out:
+        lines[-1] += f"videos of {size(bytes_in)} stay where they are"
+    else:
+        share = f" from {size(bytes_in)} ({100 * bytes_out / bytes_in:.0f} %)" if bytes_in else ""
+        lines[-1] += size(bytes_out) + share
+    copies = [row for row in rows if "duplicate" in (row["warnings"] or ())]
+    if copies:
+        what = "1 source is a copy of another" if len(copies) == 1 else f"{len(copies)} sources are copies of others"
+        lines.append(f"{what}, by SHA-256" + ("" if copies[0]["status"] == "packed" else "; their samples are hidden"))
+    lines += [f"duplicate {row['source_id']}: {row['message']}" for row in copies[:_SHOWN]]
+    if len(copies) > _SHOWN:
+        lines.append(f"and {len(copies) - _SHOWN} more in ledger.parquet")
+    lines += [f"rejected {row['source_id']}: {row['reason']}: {row['message']}" for row in rejected[:_SHOWN]]
+    if len(rejected) > _SHOWN:
+        lines.append(f"and {len(rejected) - _SHOWN} more in ledger.parquet")
+    return "\n".join(map(visible, lines))
+
+
+def estimate_text(run: DryRun) -> str:
+    """Render what a job would do, and the estimate."""
+    estimate, missing, classes = run.estimate, run.missing, run.class_counts
+    bytes_in = sum(source.size for source in run.found.sources)
+    lines = [f"{len(run.found.sources):8} sources" + (f", {size(bytes_in)}" if bytes_in else "")]
+    named = [f"{name} {number}" for name, number in classes.items()]
+    lines.append(f"{len(classes):8} classes" + (f": {_first(named)}" if named else ""))
+    for column, counts in sorted(run.split_counts.items()):
+        lines.append(f"{len(counts):8} values of {column}: {_first([f'{name} {n}' for name, n in counts.items()])}")
+    if missing:
+        lines.append(f"{len(missing):8} without a file: {_first([encode_name(source.id) for source in missing])}")
+    lines += [f"{number:8} ignored: {kind}" for kind, number in sorted(run.found.ignored.items())]
+    lines.append(f"{estimate.sampled:8} encoded as a sample")
+    lines += [f"{number:8}   rejected, {reason}" for reason, number in sorted(run.rejected.items())]
+    lines.append(f"{estimate.sentence()}, {duration(run.footage.total)} of footage ({run.footage.spread()})")
+    lines.append("an estimate: 95 % interval, if the videos that were not sampled are like those that were")
+    return "\n".join(map(visible, lines))
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES]) + (f" and {len(names) - _NAMES} more" if len(names) > _NAMES else "")

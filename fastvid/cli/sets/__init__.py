@@ -1,1 +1,0 @@
-"""Commands that make datasets from datasets: split, subset, merge, transcode."""

@@ -1,1 +1,0 @@
-"""K-step averaging."""

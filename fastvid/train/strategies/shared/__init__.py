@@ -1,1 +1,0 @@
-"""Code shared by several strategies: links, means over ranks, gradient noise, traffic counters."""
