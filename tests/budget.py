@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_112,
     "storage": 1_628,
     "sharding": 11_095,
-    "load": 6_210,
+    "load": 6_204,
     "train": 7_714,
     "models": 1_149,
     "cli": 1_782,
