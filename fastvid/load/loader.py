@@ -28,7 +28,7 @@ from fastvid.load.batch.canvas import SoundMemory
 from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
 from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
-from fastvid.load.clips.plan import BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
+from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
 from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Skip, Workers, with_moved
@@ -176,6 +176,7 @@ class ClipLoader(IterableDataset[Batch]):
     ) -> None:
         self.device, self._found_world = resolve(device), rank is None
         self.world = World.resolve(rank, world_size)
+        """This process's rank, and the world size."""
         size, batches = _sizes(global_batch_size, moved, self.world)
         groups = {"order": order, "extras": extras, "output": output, "workers": workers}
         order, extras, output, workers = with_moved("ClipLoader", groups, moved)
@@ -319,7 +320,9 @@ class ClipLoader(IterableDataset[Batch]):
         self._seek(seed, epoch, position)
         if self._is_auto and state.get("decoder", self.backend.name) != self.backend.name:
             try:
-                self._use(choose_backends(str(state["decoder"]), self.spec, self.device))
+                chosen = choose_backends(str(state["decoder"]), self.spec, self.device)
+                self._decoders.close()
+                self._use(chosen)
             except FastvidError as error:
                 _log.warning("decoder %s of the state is not available here: %s", state["decoder"], error)
 
@@ -429,29 +432,24 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _pipeline(self) -> BatchPipeline:
         """Return a pipeline of the rest of this epoch and of all that follow."""
-        first, position, decoders, audio = self._epoch, self._position, self._decoders, self.spec.rules.audio
-        seed, plans = self._seed, self.plans
-        planners = (self._planner(seed, epoch) for epoch in itertools.count(first))
+        decoders, audio = self._decoders, self.spec.rules.audio
         return BatchPipeline(
-            (
-                planner.plans(plans.epoch(seed, planner.clips.epoch), position if planner.clips.epoch == first else 0)
-                for planner in planners
-            ),
+            self._epochs(self._seed, self._epoch, self._position),
             decoders,
             prefetch=self.workers.prefetch,
             sounds=None if audio is None else SoundMemory(audio, decoders.pool, self._video.stream),
             num_fetchers=self._num_fetchers,
         )
 
-    def _planner(self, seed: int, epoch: int) -> BatchPlanner:
-        clips = ClipPlanner(self.spec.rules, seed, epoch, self.backend)
-        # Clips that this process prefetches must be decided in this process.
-        here = self._num_fetchers or self.spec.rules.audio is not None or not clips.runs_in_workers
-        return BatchPlanner(
-            self.dataset,
-            self.plans.orders.order(seed, epoch),
-            clips,
-            join=self._decoders.join,
-            decide=bool(here) or not self._decoders.decides,
-            clip_sizes=self._clip_sizes,
-        )
+    def _epochs(self, seed: int, first: int, position: int) -> Iterator[Iterator[BatchPlan]]:
+        """Yield the plans of the rest of the first epoch, then those of each that follows."""
+        rules, plans, decoders = self.spec.rules, self.plans, self._decoders
+        for epoch in itertools.count(first):
+            clips = ClipPlanner(rules, seed, epoch, decoders.backend)
+            # Clips that this process prefetches must be decided in this process.
+            here = self._num_fetchers > 0 or rules.audio is not None or not clips.runs_in_workers
+            options = {"join": decoders.join, "decide": here or not decoders.decides}
+            order = plans.orders.order(seed, epoch)
+            planner = BatchPlanner(self.dataset, order, clips, **options, clip_sizes=self._clip_sizes)
+            yield planner.plans(plans.epoch(seed, epoch), position)
+            position = 0

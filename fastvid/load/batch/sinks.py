@@ -206,8 +206,7 @@ class DeviceRgbSink(_LevelsSink):
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
-        if not good:
-            self._blank.add(row)
+        (self._blank.discard if good else self._blank.add)(row)
 
     def finish(self) -> Video:
         """See `Sink`."""

@@ -75,16 +75,6 @@ def patches(shape: ClipShape, patch: ClipShape) -> int:
     return int(np.prod([-(-side // step) for side, step in zip(shape, patch, strict=True)], dtype=np.int64))
 
 
-def report_unfit(samples: IntArray, total: int, what: str, describe: Callable[[int], str]) -> str:
-    """Return a message about samples that no batch can contain; it names the first few.
-
-    `samples`: the samples, int64 [M], M >= 1. `total`: samples of the dataset.
-    """
-    named = "; ".join(describe(sample) for sample in samples[:_NAMED].tolist())
-    more = f"; and {len(samples) - _NAMED:,} more" if len(samples) > _NAMED else ""
-    return f"{len(samples):,} of {total:,} samples {what}: {named}{more}"
-
-
 def check_shape(name: str, shape: object) -> ClipShape:
     """Return three positive integers as a tuple."""
     if not isinstance(shape, Sequence) or len(shape) != 3:
@@ -107,7 +97,9 @@ def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: C
     found = np.flatnonzero(~fits)
     if not len(found):
         return
-    text = report_unfit(found, len(sizes), what, lambda sample: f"{key(sample)} ({sizes.describe(sample)})")
+    named = "; ".join(f"{key(sample)} ({sizes.describe(sample)})" for sample in found[:_NAMED].tolist())
+    more = f"; and {len(found) - _NAMED:,} more" if len(found) > _NAMED else ""
+    text = f"{len(found):,} of {len(sizes):,} samples {what}: {named}{more}"
     if unfit == "raise" or len(found) == len(sizes):
         raise UsageError(text, hint=hint)
     _log.warning("%s; they are skipped in every epoch", text)
