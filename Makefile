@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Each of the many processes would compile every module again.
+export PYTHONDONTWRITEBYTECODE :=
 # Bytecode is compiled at the first import: most modules of torch are never imported.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # What the demo needs, and what developers have on top of it.

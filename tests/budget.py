@@ -17,10 +17,10 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_364,
-    "decode": 2_942,
-    "media": 2_127,
-    "storage": 1_633,
+    "format": 3_255,
+    "decode": 2_906,
+    "media": 2_112,
+    "storage": 1_628,
     "sharding": 11_095,
     "load": 6_210,
     "train": 7_714,

@@ -96,11 +96,6 @@ def call(function: Callable[..., int], args: argparse.Namespace) -> int:
     return function(*values, **options)
 
 
-def accepted(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some options that a function has."""
-    return {name: options[name] for name in inspect.signature(function).parameters if name in options}
-
-
 def _options(function: Callable[..., int]) -> Iterator[_Option]:
     hints, texts = typing.get_type_hints(function), _texts(function)
     for name, parameter in inspect.signature(function).parameters.items():

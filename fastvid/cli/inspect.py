@@ -12,8 +12,8 @@ import numpy as np
 
 from fastvid.cli.files import write_file
 from fastvid.media.timing import MEANING, Reason
-from fastvid.runtime.values import count, duration, json_text, padded, percent, shares, size, text_width, things
-from fastvid.sharding.page.summary import ClassCount, Summary, summarize
+from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
+from fastvid.sharding.page.summary import ClassCount, Summary, describe, summarize
 
 _NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -62,7 +62,7 @@ def _text(summary: Summary, top: int) -> str:
     shards = len(summary.generation.shards)
     lines.append(_row("samples", f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}"))
     if summary.num_samples:
-        lines += _videos(summary)
+        lines += [_row(name, value) for name, value in describe(summary).items()]
     for name, values in summary.split_columns.items():
         lines.append(_row(name, _plain(_split(values, summary.split_seconds[name]))))
     if summary.columns:
@@ -72,51 +72,6 @@ def _text(summary: Summary, top: int) -> str:
     if summary.sources:
         lines += ["", *_ledger(summary)]
     return "\n".join(lines)
-
-
-def _videos(summary: Summary) -> list[str]:
-    seconds, encoding = summary.seconds, summary.encoding
-    places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
-    places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
-    quartiles = np.quantile(seconds, [0, 0.5, 1])
-    lines = [
-        _row("video", f"{duration(float(seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames"),
-        _row("duration", "{} shortest, {} median, {} longest".format(*map(duration, quartiles.tolist()))),
-        _row("size", shares(summary.sizes)),
-        _row("rate", shares(summary.rates) + " frames per second"),
-        _row("bytes", " and ".join(places)),
-    ]
-    if encoding.num_samples:
-        lines[-1] += f", {size(encoding.bytes / encoding.num_samples)} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
-        lines += _encoding(summary)
-    extras = summary.generation.extras
-    if flow := extras.get("flow"):
-        how = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
-        lines.append(_row("flow", how))
-    if "audio" in extras:
-        lines.append(_row("audio", {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")))
-    return lines
-
-
-def _encoding(summary: Summary) -> list[str]:
-    encoding = summary.encoding
-    lines = [
-        _row("colour", shares(encoding.colours)),
-        _row("codec", f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"),
-        _row(
-            "packets",
-            f"{encoding.packets_per_key:.1f} per key frame, {percent(encoding.droppable_share, 1)} are not referenced",
-        ),
-    ]
-    if encoding.conforming < encoding.num_samples and summary.tar_bytes:
-        lines.append(_row("conforming", percent(encoding.conforming, encoding.num_samples)))
-    if encoding.whole:
-        share = percent(encoding.whole, encoding.num_samples)
-        lines.append(_row("whole", f"{share} of the samples are decoded from their first packet"))
-    if not encoding.is_complete:
-        read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
-        lines.append(_row("", f"bytes per clip, colour, codec and packets are those of {read}"))
-    return lines
 
 
 def _split(values: Counter[str], seconds: Mapping[str, float]) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final, Literal
 
-from fastvid.cli.command import accepted
 from fastvid.cli.files import write_file
 from fastvid.cli.options import PROFILES as PROFILES
 from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
@@ -83,7 +82,8 @@ def shard(
     given = labels.options() | encoding.options() | packing.options() | {"audio": audio}
     if dry_run:
         given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
-        print(estimate_text(estimate_job(sources, **accepted(estimate_job, given))))
+        del given["drop_duplicates"]  # known only when all are encoded
+        print(estimate_text(estimate_job(sources, **given)))
         return 0
     if out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")

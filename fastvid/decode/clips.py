@@ -8,13 +8,14 @@ of a video in place may have no checksums; then the reader requires the version 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
-from fastvid.errors import ChecksumError, FormatError
+from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
 from fastvid.runtime.arrays import IntArray
@@ -93,6 +94,16 @@ def read_clip(
         key=key,
         shard=shard,
     )
+
+
+@contextmanager
+def reading(shard: str, key: str) -> Iterator[None]:
+    """Add the sample that a block reads to its errors, see `FastvidError.at_sample`."""
+    try:
+        yield
+    except FastvidError as error:
+        error.at_sample(shard, key)
+        raise
 
 
 def coalesce(offsets: Sequence[int], sizes: Sequence[int], gap: int) -> tuple[list[int], list[tuple[int, int]]]:

@@ -1,25 +1,22 @@
-"""Write a minimal MP4 around chosen packets, for decoders that only accept containers.
+"""Give a clip's packets to decoders that take a container, or an elementary stream.
 
-One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets are in decode order;
-the frame with the n-th lowest index among those given is shown n-th, at n frame times.
+For the former they are wrapped in a minimal MP4. One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC
+14496-12 and 14496-15). Packets are in decode order; the frame with the n-th lowest index among those given is shown
+n-th, at n frame times.
 
 Readers require the following; each point, when missing, broke one of them: unique presentation times from 0 (DALI omits
 earlier frames from its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
 (otherwise seeks go wrong), and the true size in ``stsd`` (otherwise DALI decodes frames to find it).
 
-Wrap a clip in a minimal MP4 for decoders that only accept containers.
-
-Rewrite a clip's H.264 or HEVC packets with start codes, for decoders that read an elementary stream (Annex B).
-
-MP4 stores parameter sets once, outside the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary
-stream repeats the parameter sets at every packet where decoding may start, and has a start code before each NAL unit
-(ITU-T H.264 and H.265, annex B).
+For the latter H.264 and HEVC packets are rewritten with start codes (Annex B). MP4 stores parameter sets once, outside
+the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary stream repeats the parameter sets at
+every packet where decoding may start, and has a start code before each NAL unit (ITU-T H.264 and H.265, annex B).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -29,7 +26,7 @@ import numpy.typing as npt
 
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
 from fastvid.errors import DecodeError, FormatError, UsageError
-from fastvid.format.bitstream import nal_length_size, nal_units
+from fastvid.format.bitstream import nal_length_size, nal_units, parameter_sets
 from fastvid.format.headers import declared_size
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Matrix, Range
@@ -279,38 +276,10 @@ def _parameter_sets(codec: Codec, extradata: bytes) -> bytes:
     """Return the parameter sets of an avcC or hvcC record with start codes; Annex B extradata has them already."""
     if nal_length_size(codec, extradata) is None:
         return extradata
-    units = _avcc(extradata) if codec is Codec.H264 else _hvcc(extradata)
     try:
-        return b"".join(_START_CODE + unit for unit in units)
+        return b"".join(_START_CODE + unit for unit in parameter_sets(codec, extradata))
     except IndexError as error:
         raise FormatError(f"extradata of {codec.label}, {len(extradata)} bytes, ends inside a parameter set") from error
-
-
-def _avcc(record: bytes) -> Iterator[bytes]:
-    """Yield the units of an AVCDecoderConfigurationRecord (14496-15, 5.3.3.1.2): sequence, then picture sets."""
-    at = 5
-    for mask in (0x1F, 0xFF):
-        count, at = record[at] & mask, at + 1
-        for _ in range(count):
-            unit, at = _unit(record, at)
-            yield unit
-
-
-def _hvcc(record: bytes) -> Iterator[bytes]:
-    """Yield the units of an HEVCDecoderConfigurationRecord (14496-15, 8.3.3.1.2), array by array."""
-    at = 23
-    for _ in range(record[22]):
-        count, at = record[at + 1] << 8 | record[at + 2], at + 3
-        for _ in range(count):
-            unit, at = _unit(record, at)
-            yield unit
-
-
-def _unit(record: bytes, at: int) -> tuple[bytes, int]:
-    end = at + 2 + (record[at] << 8 | record[at + 1])
-    if end > len(record):
-        raise IndexError(end)
-    return record[at + 2 : end], end
 
 
 def _type(codec: Codec, header: int) -> int:

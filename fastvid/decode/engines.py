@@ -1,9 +1,7 @@
-"""Query the NVDEC engines of an NVIDIA GPU: how many there are, and which codecs they decode.
+"""What other libraries decode with: the NVDEC engines of a GPU, and the FFmpeg libraries that PyAV has loaded.
 
 The driver's ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``) reports the engines of the device or MIG
 slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
-
-Use the FFmpeg libraries that PyAV has loaded, here or in packages without their own FFmpeg.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Make small pictures of frames: reduce, arrange and encode them.
-
-Show a dataset, a video or frames to a person: in a notebook, as a picture, or as a page.
-
-Translate what a user asks of a video, by number or by time, to frame indices.
-"""
+"""Show frames to a person: which frames are meant, as small pictures, as a contact sheet, or in a notebook."""
 
 from __future__ import annotations
 
@@ -12,7 +7,7 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
@@ -44,15 +39,20 @@ def encode_picture(rgb: UInt8Array) -> str:
     """Encode a picture, uint8 [H, W, 3] with even sides, as a ``data:`` URI."""
     for encoder, kind, pix_fmt, options in _ENCODERS:
         try:
-            context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
+            data = encode_frame(rgb, encoder, pix_fmt, options)
         except ValueError:  # no such encoder in this build
             continue
-        context.height, context.width = rgb.shape[:2]
-        context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
-        frame = VideoFrame.from_ndarray(rgb, format="rgb24").reformat(format=pix_fmt, threads=1)
-        data = b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
         return f"data:image/{kind};base64,{base64.b64encode(data).decode('ascii')}"
     raise DecodeError("this build of FFmpeg encodes neither WebP nor JPEG", hint="install PyAV from PyPI")
+
+
+def encode_frame(rgb: UInt8Array, encoder: str, pix_fmt: str, options: Mapping[str, str]) -> bytes:
+    """Encode a picture, uint8 [H, W, 3], with an encoder of FFmpeg; raise ValueError without it."""
+    context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
+    context.height, context.width = rgb.shape[:2]
+    context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
+    frame = VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24").reformat(format=pix_fmt, threads=1)
+    return b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
 
 
 def tile_size(height: int, width: int) -> tuple[int, int]:

@@ -15,7 +15,7 @@ CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 
 all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
 copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/decode-costs.md lists every step and what was tried.
 
-Cut several clips from frames decoded once, each identical to decoding it by itself.
+`Recutter` cuts several clips from frames decoded once, each identical to decoding it by itself.
 """
 
 from __future__ import annotations

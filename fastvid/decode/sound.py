@@ -1,16 +1,13 @@
-"""The window of audio that belongs to a clip, in exact arithmetic.
+"""The sound of a clip: its window in exact arithmetic, the packets that decode it, and their samples at any rate.
 
 Second zero is the first frame of the video. At rate r, sample n is the sound at n / r seconds, whatever the window; the
 window from `start` to `stop` seconds contains the samples round(start * r) to round(stop * r) - 1, halves rounded up.
 Windows that meet therefore share no sample and miss none.
 
-Read the packets of a window of audio, and nothing else, before anything is decoded.
-
-Decode audio packets to the samples of a window, at any rate: the one file that decodes sound with PyAV.
-
-Resampling is swresample's, with phases that are exact fractions: the filter is symmetric, so nothing is shifted, and
-each sample depends only on the source within `FILTER_REACH`. A window starts where both rates have a sample at the same
-time, so its samples have the same bits as in any other window of the same track.
+The packets of a window are read and checked, and nothing else is, before anything is decoded. Resampling is
+swresample's, with phases that are exact fractions: the filter is symmetric, so nothing is shifted, and each sample
+depends only on the source within `FILTER_REACH`. A window starts where both rates have a sample at the same time, so
+its samples have the same bits as in any other window of the same track.
 """
 
 from __future__ import annotations
@@ -27,7 +24,8 @@ from av.audio.codeccontext import AudioCodecContext
 from av.codec.context import CodecContext
 from av.filter import Graph
 
-from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.decode.clips import reading
+from fastvid.errors import DecodeError, UsageError
 from fastvid.format.mp4 import AudioTrack, load_track
 from fastvid.format.shard import Shard
 from fastvid.format.tar import BlockReader
@@ -157,12 +155,9 @@ class EncodedAudio:
 
 def fetch_audio(shard: Shard, row: int, window: AudioWindow, *, key: str) -> EncodedAudio | None:
     """Read and check the packets of a window of a sample; None if the sample has no audio."""
-    try:
+    with reading(shard.stem, key):
         reader = shard.audio(row)
         return None if reader is None else read_packets(reader, load_track(reader), window)
-    except FastvidError as error:
-        error.at_sample(shard.stem, key)
-        raise
 
 
 def read_packets(reader: BlockReader, track: AudioTrack, window: AudioWindow) -> EncodedAudio:

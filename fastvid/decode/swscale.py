@@ -1,11 +1,7 @@
-"""Call PyAV's copy of libswscale through its C interface, to convert into memory of our choice.
+"""Convert YUV 4:2:0 frames to RGB on the host with PyAV's copy of libswscale, through its C interface.
 
-PyAV's own reformatter allocates its output, which costs another copy. The functions used here have not changed since
-libswscale 2 (2011).
-
-Convert YUV 4:2:0 frames to RGB on the host with libswscale.
-
-Frames are cropped before the conversion, which writes directly to the output.
+Frames are cropped before the conversion, which writes directly to the output; PyAV's own reformatter allocates its
+output, which costs another copy. The C functions used here have not changed since libswscale 2 (2011).
 
 Accuracy compared with the rounded float reference in `fastvid.decode.pixels`:
 

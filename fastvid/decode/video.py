@@ -1,9 +1,4 @@
-"""Decode frames of a stream to a batch that people can look at.
-
-One video stream of a sample: its facts, its frames, and what a notebook shows of it.
-
-Write files of a sample: a clip as an MP4, a frame as PNG or JPEG, the sound as stored.
-"""
+"""One video stream of a sample: its facts, its frames, what a notebook shows of it, and files made of it."""
 
 from __future__ import annotations
 
@@ -22,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from av.audio.frame import AudioFrame
-from av.codec.context import CodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.clips import Read, check_packets, read_clip
+from fastvid.decode.clips import Read, check_packets, read_clip, reading
 from fastvid.decode.pictures import (
     Shown,
     contact_sheet,
+    encode_frame,
     encode_picture,
     frames_at,
     shown_at,
@@ -267,18 +262,15 @@ class Video(Shown):
 
     def _m4a(self) -> bytes:
         """Return the sample's sound as stored after checking it."""
-        try:
+        with reading(self._shard.stem, self.key):
             reader = self._shard.audio(self._row)
             if reader is not None:
                 return bytes(reader.bytes(0, reader.size))
-        except FastvidError as error:
-            error.at_sample(self._shard.stem, self.key)
-            raise
         raise UsageError("sample has no sound", key=self.key, hint="choose a sample with sound, or omit --audio")
 
     def _mp4(self) -> bytes:
         """Return the stream's file after checking its packets."""
-        try:
+        with reading(self._shard.stem, self.key):
             if self._shard.root is not None:
                 _, data = whole_file(self._shard, self._row, self.stream)
             else:
@@ -290,9 +282,6 @@ class Video(Shown):
             if not self.info.flags & StreamFlag.UNCHECKED:
                 sizes, crc32 = records["size"].tolist(), records["crc32"].tolist()
                 check_packets(memoryview(data), packet_offsets(records), sizes, crc32, np.arange(len(records)))
-        except FastvidError as error:
-            error.at_sample(self._shard.stem, self.key)
-            raise
         return data
 
     @property
@@ -362,13 +351,10 @@ class Video(Shown):
     ) -> FrameBatch:
         shard = self._shard
         reader = shard.reader(self._row, self.stream)
-        try:
+        with reading(self._shard.stem, self.key):
             return decode_frames(
                 self.info, self.table, reader, frames, seconds=seconds, size=size, gap=reader.gap, key=self.key
             )
-        except FastvidError as error:
-            error.at_sample(shard.stem, self.key)
-            raise
 
     def flow(
         self,
@@ -390,7 +376,7 @@ class Video(Shown):
             DecodeError: If the packets do not decode to the frames.
         """
         shard, row = self._shard, self._row
-        try:
+        with reading(self._shard.stem, self.key):
             info = shard.info(row, "flow")
             wanted = wanted_frames(info, frames, seconds)
             box = Box(0, 0, info.height, info.width)
@@ -400,9 +386,6 @@ class Video(Shown):
             (error,) = thread_decoder().decode([clip], [planes])
             if error is not None:
                 raise error
-        except FastvidError as error:
-            error.at_sample(shard.stem, self.key)
-            raise
         return to_pixels(planes.y, info.flow_bound)
 
     def audio(
@@ -432,16 +415,13 @@ class Video(Shown):
             raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
         if rate is not None:
             check_rate(rate)
-        try:
+        with reading(self._shard.stem, self.key):
             reader = self._shard.audio(self._row)
             track = None if reader is None else load_track(reader)
             own = _SILENT_RATE if track is None else track.info.sample_rate
             window = AudioWindow.of(begin, end, rate or own, 1 if mono else None)
             encoded = None if reader is None or track is None else read_packets(reader, track, window)
             return decode_audio(encoded, window)
-        except FastvidError as error:
-            error.at_sample(self._shard.stem, self.key)
-            raise
 
 
 _CHUNK: Final = 32  # frames in memory at a time
@@ -528,8 +508,4 @@ def encode_still(rgb: UInt8Array, suffix: str) -> bytes:
         return png(rgb)
     if suffix not in (".jpg", ".jpeg"):
         raise UsageError(f"cannot write a picture as {suffix or 'a file without a suffix'}", hint="use .png or .jpg")
-    context = CodecContext.create("mjpeg", "w")
-    context.height, context.width = rgb.shape[:2]
-    context.pix_fmt, context.time_base, context.options = "yuvj444p", Fraction(1, 25), {"qmin": "2", "qmax": "2"}
-    frame = VideoFrame.from_ndarray(np.ascontiguousarray(rgb), format="rgb24").reformat(format="yuvj444p", threads=1)
-    return b"".join(bytes(packet) for packet in (*context.encode(frame), *context.encode(None)))
+    return encode_frame(rgb, "mjpeg", "yuvj444p", {"qmin": "2", "qmax": "2"})

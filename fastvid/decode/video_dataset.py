@@ -1,9 +1,4 @@
-"""Find where samples of a dataset are: shard, row, bytes in the tar, source, and whether they were removed.
-
-Summarise a dataset for a notebook, from its annotations alone.
-
-A dataset whose samples are videos: selection, and what a notebook shows of it.
-"""
+"""A dataset whose samples are videos: where they are, what is in them, and what a notebook shows of it."""
 
 from __future__ import annotations
 
@@ -222,12 +217,7 @@ class VideoDataset(Dataset, Shown):
         if isinstance(sample, slice) or np.ndim(sample):
             return self.select(sample)  # type: ignore[arg-type]
         number = self.find(sample) if isinstance(sample, str) else check_integer("sample", sample)
-        if not 0 <= number < len(self):
-            raise SampleNotFoundError(
-                f"sample {number} is outside the selection of {len(self)}",
-                file=self.storage.url,
-                hint=f"give a number from 0 to {len(self) - 1}",
-            )
+        self._numbers([number])  # an error if there is none
         shards, rows = self.locate([number])
         label = int(self.labels[number])
         return Video(

@@ -1,30 +1,22 @@
-"""Build the table of a generation's annotations from rows.
-
-Arrow tables in files that are mapped into memory without a copy.
-
-    an Arrow IPC file, uncompressed
-    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
-
-Every file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
-that lost pages, without reading all of it.
-
-The rows of a generation's annotations with the arrays that selections and look-ups need.
+"""What a dataset knows of its samples besides their packets: a row of annotations each, and signals of their frames.
 
 Small annotations are in each process's memory. From MAPPED_ROWS on, the first process of a node writes them to Arrow
 files in the node's cache, named by the SHA-256 in the generation; it and all others map these files, so that their
 pages exist once per node, and pickling carries no rows. Without a usable cache, they are in memory as well.
 
-Statistics over all frames of a dataset, as LeRobot names them: ``min``, ``max``, ``mean``, ``std``, ``count``.
+    an Arrow IPC file, uncompressed
+    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
 
-Signals: numbers that a dataset has for every frame, such as the actions and the state of a robot.
+Such a file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
+that lost pages, without reading all of it.
+
+Signals are numbers that a dataset has for every frame, such as the actions and the state of a robot.
 
     data-000000.signals.parquet   one row per frame of each sample of the shard, in the order of the samples
 
 A signal is a column of numbers, or of lists of equally many. The generation says which signals there are, with what is
-known of each: the names of its values, and statistics over all frames.
-
-Small shards are in each process's memory, up to `MEMORY`. From `MAPPED_FRAMES` on, the first process of a node writes a
-shard's signals to a file in the node's cache, which all processes map.
+known of each: the names of its values, and statistics over all frames as LeRobot names them. Small shards are in each
+process's memory, up to `MEMORY`; from `MAPPED_FRAMES` on they are mapped like annotations.
 """
 
 from __future__ import annotations
@@ -40,6 +32,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -207,11 +200,12 @@ class GenerationRows:
 def open_annotations(storage: Storage, generation: Generation) -> GenerationRows:
     """Open a generation's annotations, mapped if they are large and the node's cache can be used."""
     if generation.num_samples >= MAPPED_ROWS and generation.annotations_sha256:
-        table = _mapped(generation, "rows", lambda path: write_table(path, read_annotations(storage, generation)))
+        content, rows = generation.annotations_sha256, generation.num_samples
+        table = _mapped(f"{content} rows", rows, lambda path: write_table(path, read_annotations(storage, generation)))
         if table is not None:
             # Its one chunk makes every array a view of the file.
             arrays = _mapped(
-                generation, "arrays", lambda path: write_table(path, _all_arrays(table), chunk=table.num_rows)
+                f"{content} arrays", rows, lambda path: write_table(path, _all_arrays(table), chunk=table.num_rows)
             )
             if arrays is not None:
                 return GenerationRows(storage, generation, table, arrays)
@@ -224,21 +218,23 @@ def _all_arrays(table: pa.Table) -> pa.Table:
     return pa.table({name: _ARRAYS[name](table) for name in names})
 
 
-def _mapped(generation: Generation, part: str, write: Callable[[Path], None]) -> pa.Table | None:
-    """Map a file of the node's cache, writing it first if it is missing or damaged; None without a usable cache."""
-    cache = node_cache()
-    name = sha256(f"{generation.annotations_sha256} {part} {_LAYOUT}".encode())
+def _mapped(what: str, rows: int, write: Callable[[Path], None]) -> pa.Table | None:
+    """Map a table of the node's cache, writing it first if it is missing or damaged; None without a usable cache.
+
+    `what`: identifies the content. `rows`: how many it has.
+    """
+    cache, name = node_cache(), sha256(f"{what} {_LAYOUT}".encode())
     for _ in range(2):
         path = cache.file(name, write) if cache else None
         if cache is None or path is None:
             return None
         try:
             table = map_table(path)
-            if table.num_rows == generation.num_samples:
+            if table.num_rows == rows:
                 return table
-            log.warning("mapped annotations have %d rows [file=%s]", table.num_rows, path)
+            log.warning("mapped table has %d rows instead of %d [file=%s]", table.num_rows, rows, path)
         except (FormatError, OSError) as error:
-            log.warning("cannot map annotations, writing them again: %s [file=%s]", error, path)
+            log.warning("cannot map a table, writing it again: %s [file=%s]", error, path)
         cache.discard(name)
     return None
 
@@ -391,30 +387,14 @@ class Signals(Mapping[str, Mapping[str, Any]]):
     def _column(self, shard: int, name: str) -> pa.ChunkedArray:
         self[name]  # an error if there is none
         record, count = self._generation.shards[shard], self._count(shard)
-        table = _mapped_signals(self._storage, record, count) if count >= MAPPED_FRAMES else None
-        table = read_signals(self._storage, record, count) if table is None else table
+        read = partial(read_signals, self._storage, record, count)
+        table = None
+        if count >= MAPPED_FRAMES:
+            table = _mapped(f"{record.signals} signals", count, lambda path: write_table(path, read(), chunk=count))
+        table = read() if table is None else table
         if name not in table.column_names:
             raise FormatError(f"shard has no signal {name!r}", shard=record.name, hint=_RESTORE)
         return table[name]
-
-
-def _mapped_signals(storage: Storage, record: ShardRecord, count: int) -> pa.Table | None:
-    """Map a file of the node's cache, writing it first if it is missing or damaged; None without a usable cache."""
-    cache, name = node_cache(), sha256(f"{record.signals} signals {_LAYOUT}".encode())
-
-    def write(path: Path) -> None:
-        write_table(path, read_signals(storage, record, count), chunk=count)
-
-    for _ in range(2):
-        path = cache.file(name, write) if cache else None
-        if cache is None or path is None:
-            return None
-        try:
-            return map_table(path)
-        except (FormatError, OSError) as error:
-            log.warning("cannot map signals, writing them again: %s [file=%s]", error, path)
-        cache.discard(name)
-    return None
 
 
 def _as_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:

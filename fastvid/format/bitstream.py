@@ -1,13 +1,11 @@
-"""Read the PacketFlags of AV1 temporal units from their OBU headers.
-
-Section numbers refer to the AV1 bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in no
-reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from these
-slots, so nothing refers to such a frame.
-
-Read from each packet's own headers whether it is a key packet, droppable or hidden.
+"""Read from each packet's own headers whether it is a key packet, droppable or hidden.
 
 Containers do not mark the packets that nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
 produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
+
+AV1's section numbers refer to its bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in
+no reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from
+these slots, so nothing refers to such a frame.
 """
 
 from __future__ import annotations
@@ -24,23 +22,24 @@ from fastvid.runtime.arrays import UInt32Array
 
 Bytes = bytes | memoryview
 
-_SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
+_HEADER_BYTES: Final = 256  # more than the fields that are read here take in any codec
+AV1_SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 _KEY_FRAME, _INTRA_ONLY, _SWITCH = 0, 2, 3
 _SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: signalled per frame
-_AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
+AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
 
 
 def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     """Return the PacketFlag of each temporal unit."""
     sequence = None
-    for kind, body in _units(extradata[_AV1C_FIELDS:]):
-        if kind == _SEQUENCE_HEADER:
+    for kind, body in _units(extradata[AV1C_FIELDS:]):
+        if kind == AV1_SEQUENCE_HEADER:
             sequence = _sequence(body)
     flags = []
     for number, packet in enumerate(packets):
         frames = []
         for kind, body in _units(packet):
-            if kind == _SEQUENCE_HEADER:
+            if kind == AV1_SEQUENCE_HEADER:
                 sequence = _sequence(body)
             elif kind in (_FRAME_HEADER, _FRAME):
                 frames.append(_frame(body, sequence))
@@ -94,14 +93,14 @@ def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
 
 def _sequence(body: memoryview) -> _Sequence:
     """Parse a sequence header (section 5.5) as far as frame headers depend on it."""
-    bits = Bits(body)
+    bits = Bits(body[:_HEADER_BYTES])
     bits.read(4)  # seq_profile, still_picture
     if bits.read(1):  # reduced_still_picture_header
         return _Sequence(simple=False)
     if bits.read(1):  # timing_info_present_flag
         bits.read(64)
         if bits.read(1):  # equal_picture_interval
-            bits.read_uvlc()
+            bits.read_golomb()
         if bits.read(1):  # decoder_model_info_present_flag
             return _Sequence(simple=False)
     delays = bits.read(1)
@@ -134,7 +133,7 @@ def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
     """
     if sequence is None or not sequence.simple:
         return _Frame(key=False, refreshes=True)
-    bits = Bits(body)
+    bits = Bits(body[:_HEADER_BYTES])
     if bits.read(1):  # show_existing_frame: if it shows a key frame, which only other headers tell, it refreshes slots
         return _Frame(key=False, refreshes=True)
     kind, shown = bits.read(2), bits.read(1)
@@ -157,26 +156,22 @@ def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
 
 
 class Bits:
-    """Reads a header bit by bit, most significant bit first."""
+    """Reads a header bit by bit, most significant bit first. Give it the header's bytes, not those of a whole frame."""
 
-    __slots__ = ("position", "view")
+    __slots__ = ("left", "value")
 
-    def __init__(self, view: memoryview) -> None:
-        self.view, self.position = view, 0
+    def __init__(self, data: Bytes) -> None:
+        self.value, self.left = int.from_bytes(data, "big"), 8 * len(data)
 
     def read(self, count: int) -> int:
         """Read the next `count` bits as an unsigned integer."""
-        value = 0
-        for _ in range(count):
-            byte, bit = divmod(self.position, 8)
-            if byte >= len(self.view):
-                raise FormatError("frame header ends too early")
-            value = value << 1 | self.view[byte] >> 7 - bit & 1
-            self.position += 1
-        return value
+        self.left -= count
+        if self.left < 0:
+            raise FormatError("frame header ends too early")
+        return self.value >> self.left & (1 << count) - 1
 
-    def read_uvlc(self) -> int:
-        """Read a variable-length unsigned integer, section 4.10.3."""
+    def read_golomb(self) -> int:
+        """Read an unsigned Exp-Golomb code (H.264 section 9.1), which AV1 calls uvlc (section 4.10.3)."""
         zeros = 0
         while not self.read(1):
             zeros += 1
@@ -189,13 +184,13 @@ _DROPPABLE: Final = int(PacketFlag.DROPPABLE)
 _HIDDEN: Final = int(PacketFlag.HIDDEN)
 
 # H.264, ITU-T H.264 table 7-1.
-_H264_SLICE: Final = range(1, 6)
-_H264_IDR: Final = 5
+H264_SLICES: Final = range(1, 6)
+H264_IDR: Final = 5
 
 # HEVC, ITU-T H.265 table 7-1.
-_HEVC_VCL: Final = range(32)
+HEVC_SLICES: Final = range(32)
 HEVC_SUB_LAYER_NON_REFERENCE: Final = frozenset({0, 2, 4, 6, 8, 10, 12, 14})
-_HEVC_IDR: Final = frozenset({19, 20})
+HEVC_IDR: Final = frozenset({19, 20})
 HEVC_INTRA_RANDOM_ACCESS: Final = range(16, 24)
 HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
@@ -208,8 +203,11 @@ def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UI
     return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
 
 
-def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
-    """Yield the NAL units of an access unit, split by length prefixes or, with None, by start codes."""
+def nal_units(packet: Bytes, length_size: int | None, *, whole: bool = True) -> Iterator[Bytes]:
+    """Yield the NAL units of an access unit, split by length prefixes or, with None, by start codes.
+
+    If only the start of the packet is known, not the `whole`, the last unit may be cut.
+    """
     view = memoryview(packet)
     if length_size is None:
         yield from _annex_b(view)
@@ -220,7 +218,7 @@ def nal_units(packet: Bytes, length_size: int | None) -> Iterator[Bytes]:
         position += length_size
         if not size:
             continue
-        if position + size > len(view):
+        if whole and position + size > len(view):
             raise FormatError(f"NAL unit of {size} bytes exceeds its packet of {len(view)} bytes")
         yield view[position : position + size]
         position += size
@@ -233,16 +231,35 @@ def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
     return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
 
 
+def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
+    """Yield the units of a decoder configuration record (14496-15, 5.3.3.1.2 of H.264, 8.3.3.1.2 of HEVC).
+
+    Raises IndexError where the record ends inside a unit.
+    """
+    at = 5 if codec is Codec.H264 else 23
+    for array in range(2 if codec is Codec.H264 else record[22]):
+        if codec is Codec.H264:
+            count, at = record[at] & (0xFF if array else 0x1F), at + 1
+        else:
+            count, at = record[at + 1] << 8 | record[at + 2], at + 3
+        for _ in range(count):
+            end = at + 2 + (record[at] << 8 | record[at + 1])
+            if end > len(record):
+                raise IndexError(end)
+            yield record[at + 2 : end]
+            at = end
+
+
 def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     length_size = nal_length_size(Codec.H264, extradata)
     flags = []
     for number, packet in enumerate(packets):
-        slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in _H264_SLICE]
+        slices = [unit[0] for unit in nal_units(packet, length_size) if unit[0] & 31 in H264_SLICES]
         if not slices:
             raise FormatError(f"packet {number} contains no H.264 slice")
         flag = 0
         # All slices of an IDR picture are IDR, except those of the second field, which refers to the first at most.
-        if slices[0] & 31 == _H264_IDR:
+        if slices[0] & 31 == H264_IDR:
             flag |= _KEY
         if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
             flag |= _DROPPABLE
@@ -255,7 +272,7 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     types, layers = [], []
     for number, packet in enumerate(packets):
         # A NAL unit header has two bytes, but a unit of a damaged stream may have only one.
-        units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in _HEVC_VCL]
+        units = [u for u in nal_units(packet, length_size) if len(u) > 1 and u[0] >> 1 & 63 in HEVC_SLICES]
         if not units:
             raise FormatError(f"packet {number} contains no HEVC slice")
         types.append({unit[0] >> 1 & 63 for unit in units})
@@ -264,7 +281,7 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
     flags = []
     for number, (kinds, layer) in enumerate(zip(types, layers, strict=True)):
         flag = 0
-        if kinds <= _HEVC_IDR or (kinds <= set(HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
+        if kinds <= HEVC_IDR or (kinds <= set(HEVC_INTRA_RANDOM_ACCESS) and not _has_leading(types, number)):
             flag |= _KEY
         # A picture that its own sub-layer does not refer to may still be a reference of higher sub-layers.
         if kinds <= HEVC_SUB_LAYER_NON_REFERENCE and layer == highest:
@@ -327,7 +344,7 @@ class Vp9Frame:
     __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
 
     def __init__(self, frame: memoryview) -> None:
-        bits = Bits(frame)
+        bits = Bits(frame[:_HEADER_BYTES])
         if bits.read(2) != 2:
             raise FormatError("VP9 frame has no frame marker")
         profile = bits.read(1) | bits.read(1) << 1

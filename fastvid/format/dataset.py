@@ -5,8 +5,6 @@
     annotations-000001.parquet   one row per sample, in the order of the shards; never changed
 
 A sample's number is its row in the annotations. Rows of a shard are consecutive, so (shard, row) is computed from it.
-
-Read the samples of a shard of videos in place as they were when it was written, to list them in another shard.
 """
 
 from __future__ import annotations

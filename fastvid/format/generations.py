@@ -1,9 +1,6 @@
-"""The commit record of a dataset, ``dataset.json``: which generation is current, and the tags of others.
+"""Generations of a dataset: read them, and commit a new one atomically.
 
-It is replaced atomically and only while it is still the record that a change started from, so of two changes that start
-from the same record one wins. Like a generation's record it contains a SHA-256 of its other fields.
-
-Generations of a dataset: read them, and commit a new one atomically.
+The commit record, ``dataset.json``, says which generation is current, and names the tags that fastvid 0.2 gave others.
 
 A commit has four steps, and readers see only the last one:
 
@@ -25,10 +22,11 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec import Meta, convert
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
 from fastvid.format.in_place import Root, parse_root
@@ -50,6 +48,8 @@ from fastvid.format.schema import (
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
         major, minor = map(int, record["version"].split("."))
         check_version(major, minor, file=DATASET_JSON, oldest=oldest)
         check_seal(record, major)
-        generation, revision = as_count(record["generation"]), as_count(record.get("revision", 0))
-        tags = {str(name): as_count(number) for name, number in record.get("tags", {}).items()}
+        generation, revision = convert(record["generation"], Count), convert(record.get("revision", 0), Count)
+        tags = convert(record.get("tags", {}), dict[str, Count])
         return Head(record["dataset_id"], generation, revision, bytes(content), major, tags)
 
 
@@ -106,13 +106,6 @@ def swap_head(
             hint="run the command again",
         )
     return Head(dataset_id, generation, revision, content, tags=tags)
-
-
-def as_count(value: object) -> int:
-    """Return a number of a record; raise ValueError if it is none."""
-    if type(value) is not int or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r} is not a count")
-    return value
 
 
 @contextlib.contextmanager
@@ -151,9 +144,9 @@ class ShardRecord:
     """One shard's entry in a generation's record."""
 
     name: str
-    bytes: int  # size in bytes of the tar, or of the list of videos in place
+    bytes: Count  # size in bytes of the tar, or of the list of videos in place
     sha256: str
-    samples: int  # number of samples in it
+    samples: Count  # number of samples in it
     profile: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
     signals: str = ""
@@ -179,16 +172,16 @@ class ShardRecord:
 class Generation:
     """An immutable state of a dataset."""
 
-    number: int
+    number: Count
     shards: tuple[ShardRecord, ...]  # in the order of the annotations' rows
     streams: tuple[str, ...] = ("rgb",)
     classes: tuple[str, ...] = ()
     note: str = ""
-    parent: int = 0  # number of the previous generation; 0 for the first
-    revision: int = 0  # revision of the commit record that the change started from; 0 for the first
+    parent: Count = 0  # number of the previous generation; 0 for the first
+    revision: Count = 0  # revision of the commit record that the change started from; 0 for the first
     annotations_sha256: str = ""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    removed: int | None = None  # number of samples that it hides; None in a record of an earlier fastvid
+    removed: Count | None = None  # number of samples that it hides; None in a record of an earlier fastvid
     time: str = ""
     reason: str = ""
 
@@ -375,26 +368,4 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
-        if not all(isinstance(name, str) for name in record["streams"]):
-            raise TypeError("names of streams are strings")
-        return Generation(
-            number=record["number"],
-            shards=tuple(_shard(shard) for shard in record["shards"]),
-            streams=tuple(record["streams"]),
-            classes=tuple(record["classes"]),
-            note=record.get("note", ""),
-            parent=as_count(record.get("parent", 0)),
-            revision=as_count(record.get("revision", 0)),
-            annotations_sha256=record.get("annotations_sha256", ""),
-            extras=record.get("extras", {}),
-            removed=None if (removed := record.get("removed")) is None else as_count(removed),
-            time=str(record.get("time") or ""),
-            reason=str(record.get("reason") or ""),
-        )
-
-
-def _shard(record: Mapping[str, Any]) -> ShardRecord:
-    known = {name: value for name, value in record.items() if name in ShardRecord.__dataclass_fields__}
-    if not all(isinstance(known.get(name, {}), dict) for name in ("profile", "encoder")):
-        raise TypeError("profile and encoder of a shard are objects")
-    return ShardRecord(**known | {name: as_count(known[name]) for name in ("bytes", "samples")})
+        return convert({"streams": None, "classes": None} | record, Generation)

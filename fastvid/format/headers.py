@@ -1,17 +1,14 @@
-"""Find the two packets of a field-coded H.264 frame (PAFF), as camcorders and broadcasters write it.
+"""Read what a packet's first bytes tell: its flags, the picture size, and whether it is a field of a frame.
 
-Each field of such a frame has a packet of its own, except in MP4. A decoder shows one frame for both. Section numbers
-refer to ITU-T H.264.
+Flags of heads are for videos that are indexed without being read whole. As in `fastvid.format.bitstream`, whatever the
+bytes at hand do not tell counts as a reference that is no key packet: such a packet is decoded more often than
+necessary, never left out wrongly.
 
-Read the picture size from a packet's own headers.
+Each field of a field-coded H.264 frame (PAFF, as camcorders and broadcasters write it) has a packet of its own, except
+in MP4; a decoder shows one frame for both. Section numbers refer to ITU-T H.264.
 
-For decoders that trust the container: DALI on a CPU writes past its buffer if VP9 pictures are larger than the
-container says.
-
-Read the PacketFlags of packets from their first bytes only, for videos that are indexed without being read whole.
-
-As in `fastvid.format.bitstream`, whatever the bytes at hand do not tell counts as a reference that is no key
-packet: such a packet is decoded more often than necessary, never left out wrongly.
+The picture size is for decoders that trust the container: DALI on a CPU writes past its buffer if VP9 pictures are
+larger than the container says.
 """
 
 from __future__ import annotations
@@ -24,21 +21,29 @@ import numpy as np
 
 from fastvid.errors import FormatError
 from fastvid.format.bitstream import (
+    AV1_SEQUENCE_HEADER,
+    AV1C_FIELDS,
+    H264_IDR,
+    H264_SLICES,
+    HEVC_IDR,
     HEVC_INTRA_RANDOM_ACCESS,
     HEVC_LEADING,
+    HEVC_SLICES,
     HEVC_SUB_LAYER_NON_REFERENCE,
+    Bits,
     Bytes,
     Vp9Frame,
     av1_flags,
     nal_length_size,
     nal_units,
     packet_flags,
+    parameter_sets,
     vp9_superframe,
 )
 from fastvid.format.schema import Codec, PacketFlag
 from fastvid.runtime.arrays import UInt8Array
 
-_SLICE, _IDR, _SPS, _PPS = 1, 5, 7, 8
+_SLICE, _SPS, _PPS = 1, 7, 8
 # profile_idc with a chroma format in the sequence parameter set (7.3.2.1.1).
 _CHROMA_PROFILES: Final = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
 # The fields of a slice header that are read end before.
@@ -102,14 +107,14 @@ class FieldPairs:
             kind = unit[0] & 31
             if kind in (_SPS, _PPS):
                 self._read_parameters(unit)
-            elif kind in (_SLICE, _IDR):
-                fields.append(self._field(_Bits(unit[:_SLICE_BYTES])))
+            elif kind in (_SLICE, H264_IDR):
+                fields.append(self._field(_bits(unit[:_SLICE_BYTES])))
         return fields
 
-    def _field(self, bits: _Bits) -> _Field | None:
-        bits.ue()  # first_mb_in_slice
-        bits.ue()  # slice_type
-        sequence = self._sequences[self._pictures[bits.ue()]]
+    def _field(self, bits: Bits) -> _Field | None:
+        bits.read_golomb()  # first_mb_in_slice
+        bits.read_golomb()  # slice_type
+        sequence = self._sequences[self._pictures[bits.read_golomb()]]
         if sequence.separate_planes:
             bits.read(2)
         frame_num = bits.read(sequence.frame_num_bits)
@@ -117,19 +122,8 @@ class FieldPairs:
 
     def _read_configuration(self, extradata: bytes) -> None:
         try:
-            if self._length_size is None:
-                units = list(nal_units(extradata, None))
-            else:
-                # AVCDecoderConfigurationRecord, ISO/IEC 14496-15 section 5.3.3.
-                units, position = [], 5
-                for mask in (0x1F, 0xFF):
-                    count = extradata[position] & mask
-                    position += 1
-                    for _ in range(count):
-                        size = int.from_bytes(extradata[position : position + 2], "big")
-                        units.append(memoryview(extradata)[position + 2 : position + 2 + size])
-                        position += 2 + size
-            for unit in units:
+            is_record = self._length_size is not None
+            for unit in parameter_sets(Codec.H264, extradata) if is_record else nal_units(extradata, None):
                 self._read_parameters(unit)
         except (FormatError, IndexError):
             return
@@ -137,82 +131,65 @@ class FieldPairs:
     def _read_parameters(self, unit: Bytes) -> None:
         if not len(unit) or unit[0] & 31 not in (_SPS, _PPS):
             return
-        bits = _Bits(unit)
+        bits = _bits(unit)
         if unit[0] & 31 == _PPS:
-            number = bits.ue()
-            self._pictures[number] = bits.ue()
+            number = bits.read_golomb()
+            self._pictures[number] = bits.read_golomb()
         else:
             number, sequence = _read_sequence(bits)
             self._sequences[number] = sequence
 
 
-def _read_sequence(bits: _Bits) -> tuple[int, _Sequence]:
+def _read_sequence(bits: Bits) -> tuple[int, _Sequence]:
     """Return the number and contents of a sequence parameter set (7.3.2.1.1)."""
     profile, _ = bits.read(8), bits.read(16)
-    number, separate, lists = bits.ue(), False, 8
+    number, separate, lists = bits.read_golomb(), False, 8
     if profile in _CHROMA_PROFILES:
-        if bits.ue() == 3:
+        if bits.read_golomb() == 3:
             separate, lists = bool(bits.read(1)), 12
-        bits.ue()  # bit depths
-        bits.ue()
+        bits.read_golomb()  # bit depths
+        bits.read_golomb()
         bits.read(1)
         if bits.read(1):
             for one in range(lists):
                 if bits.read(1):
                     _skip_scaling_list(bits, 16 if one < 6 else 64)
-    frame_num_bits = bits.ue() + 4
-    order = bits.ue()
+    frame_num_bits = bits.read_golomb() + 4
+    order = bits.read_golomb()
     if order == 0:
-        bits.ue()
+        bits.read_golomb()
     elif order == 1:
         bits.read(1)
-        bits.ue()  # two offsets; signed codes are as long as unsigned ones
-        bits.ue()
-        for _ in range(bits.ue()):
-            bits.ue()
-    bits.ue()  # reference frames
+        bits.read_golomb()  # two offsets; signed codes are as long as unsigned ones
+        bits.read_golomb()
+        for _ in range(bits.read_golomb()):
+            bits.read_golomb()
+    bits.read_golomb()  # reference frames
     bits.read(1)
-    bits.ue()  # width and height
-    bits.ue()
+    bits.read_golomb()  # width and height
+    bits.read_golomb()
     return number, _Sequence(bool(bits.read(1)), separate, frame_num_bits)
 
 
-def _skip_scaling_list(bits: _Bits, size: int) -> None:
+def _bits(unit: Bytes) -> Bits:
+    """Return the bits of a NAL unit after its header byte, without emulation prevention bytes (7.4.1)."""
+    return Bits(bytes(unit[1:]).replace(b"\0\0\3", b"\0\0"))
+
+
+def _skip_scaling_list(bits: Bits, size: int) -> None:
     last = following = 8
     for _ in range(size):
         if following:
-            code = bits.ue()
+            code = bits.read_golomb()
             following = (last + (code + 1) // 2 * (1 if code % 2 else -1)) % 256
         last = following or last
-
-
-class _Bits:
-    """Reads the bits of a NAL unit after its header byte; without emulation prevention bytes (7.4.1)."""
-
-    __slots__ = ("left", "value")
-
-    def __init__(self, unit: Bytes) -> None:
-        data = bytes(unit[1:]).replace(b"\0\0\3", b"\0\0")
-        self.value, self.left = int.from_bytes(data, "big"), 8 * len(data)
-
-    def read(self, count: int) -> int:
-        self.left -= count
-        if self.left < 0:
-            raise FormatError("H.264 header ends early")
-        return self.value >> self.left & (1 << count) - 1
-
-    def ue(self) -> int:
-        """Read an unsigned Exp-Golomb code (9.1)."""
-        zeros = 0
-        while not self.read(1):
-            zeros += 1
-        return (1 << zeros) - 1 + self.read(zeros)
 
 
 # Start-of-frame markers of JPEG (ITU-T T.81 table B.1): C0 to CF except the markers of tables and extensions.
 _JPEG_FRAME: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SCAN: Final = 0xDA
 _VP9_SYNC: Final = 0x498342
+_VP9_HEADER: Final = 12  # bytes: the size ends at most 66 bits in
 
 
 def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
@@ -242,7 +219,7 @@ def _jpeg_size(packet: memoryview) -> tuple[int, int]:
 
 def _vp9_size(frame: memoryview) -> tuple[int, int] | None:
     """Parse a VP9 frame header (bitstream specification, section 6.2) up to the frame size."""
-    header = _HeaderBits(frame)
+    header = Bits(frame[:_VP9_HEADER])
     if header.read(2) != 2:
         raise FormatError("VP9 frame has no frame marker")
     if header.read(2):
@@ -254,36 +231,18 @@ def _vp9_size(frame: memoryview) -> tuple[int, int] | None:
         if header.read(24) != _VP9_SYNC:
             raise FormatError("VP9 key frame has no sync code")
         header.read(4)  # colour space and range
-        return header.size()
+        return header.read(16) + 1, header.read(16) + 1
     intra_only = 0 if shown else header.read(1)
     if not resilient:
         header.read(2)  # reset_frame_context
     if intra_only:
         header.read(24 + 8)  # sync code, refresh_frame_flags
-        return header.size()
+        return header.read(16) + 1, header.read(16) + 1
     header.read(8 + 3 * 4)  # refresh_frame_flags, three references with their signs
     for _ in range(3):
         if header.read(1):  # found_ref: inherits the size of that reference
             return None
-    return header.size()
-
-
-class _HeaderBits:
-    """Reads bits from the start of a frame, most significant bit first."""
-
-    __slots__ = ("left", "value")
-
-    def __init__(self, frame: memoryview) -> None:
-        # The size field ends at most 66 bits in; missing bytes read as 0.
-        first = bytes(frame[:12]).ljust(12, b"\0")
-        self.value, self.left = int.from_bytes(first, "big"), 96
-
-    def read(self, count: int) -> int:
-        self.left -= count
-        return self.value >> self.left & (1 << count) - 1
-
-    def size(self) -> tuple[int, int]:
-        return self.read(16) + 1, self.read(16) + 1
+    return header.read(16) + 1, header.read(16) + 1
 
 
 HEAD_BYTES: Final = 256
@@ -297,15 +256,8 @@ WHOLE_PACKETS: Final = frozenset({Codec.VP9})
 
 _KEY: Final = int(PacketFlag.KEY)
 _DROPPABLE: Final = int(PacketFlag.DROPPABLE)
-_H264_SLICES: Final = range(1, 6)
-_H264_IDR: Final = 5
-# AV1 bitstream specification: type of a sequence header; bytes before the OBUs of an av1C record; and more bytes than a
-# frame's OBU needs up to refresh_frame_flags.
-_AV1_SEQUENCE: Final = 1
-_AV1C_FIELDS: Final = 4
+# More bytes than the OBU of an AV1 frame needs up to refresh_frame_flags.
 _AV1_HEADER_BYTES: Final = 32
-_HEVC_SLICES: Final = range(32)
-_HEVC_IDR: Final = frozenset({19, 20})
 
 
 def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> UInt8Array:
@@ -325,9 +277,9 @@ def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]
     fields = FieldPairs(Codec.H264.label, extradata).possible
     flags = [0] * len(heads)
     for number in [number for number, head in enumerate(heads) if head is not None]:
-        header = _first_unit(heads[number], length_size, lambda unit: unit[0] & 31 in _H264_SLICES)
+        header = _first_unit(heads[number], length_size, lambda unit: unit[0] & 31 in H264_SLICES)
         if header is not None:
-            flags[number] |= _KEY if header[0] & 31 == _H264_IDR else 0
+            flags[number] |= _KEY if header[0] & 31 == H264_IDR else 0
             # nal_ref_idc is zero in all slices of a picture or in none (7.4.1).
             flags[number] |= 0 if header[0] >> 5 & 3 or fields else _DROPPABLE
     return flags
@@ -335,7 +287,7 @@ def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]
 
 def _hevc(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
     length_size = nal_length_size(Codec.HEVC, extradata)
-    units = [_first_unit(head, length_size, lambda unit: unit[0] >> 1 & 63 in _HEVC_SLICES) for head in heads]
+    units = [_first_unit(head, length_size, lambda unit: unit[0] >> 1 & 63 in HEVC_SLICES) for head in heads]
     kinds = [None if unit is None else unit[0] >> 1 & 63 for unit in units]
     layers = [None if unit is None else (unit[1] & 7) - 1 for unit in units]
     # The highest sub-layer is known only if all packets are: a lower one may be a reference of a higher one.
@@ -344,7 +296,7 @@ def _hevc(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]
     for number, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
         flag = 0
         following = kinds[number + 1] if number + 1 < len(kinds) else -1
-        if kind in _HEVC_IDR or (
+        if kind in HEVC_IDR or (
             kind in HEVC_INTRA_RANDOM_ACCESS and following is not None and following not in HEVC_LEADING
         ):
             flag |= _KEY
@@ -388,8 +340,8 @@ def _av1_head(packet: bytes, known: int) -> tuple[bytes, bool]:
         position += size
         if more or position > len(packet):
             break
-        if header >> 3 & 15 == _AV1_SEQUENCE and position <= known:
-            sequence = bytes(_AV1C_FIELDS) + packet[start:position]
+        if header >> 3 & 15 == AV1_SEQUENCE_HEADER and position <= known:
+            sequence = bytes(AV1C_FIELDS) + packet[start:position]
         if position == len(packet):
             return sequence, start + _AV1_HEADER_BYTES <= known or position <= known
     return sequence, False
@@ -434,24 +386,9 @@ def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
 
 def _first_unit(head: Bytes | None, length_size: int | None, wanted: Callable[[memoryview], bool]) -> memoryview | None:
     """Return the first two bytes of the first NAL unit that is wanted; None if the head ends before it."""
-    if head is None:
-        return None
-    view, position = memoryview(head), 0
-    if length_size is None:
-        data = bytes(view)
-        position = data.find(b"\0\0\1")
-        while position >= 0 and position + 5 <= len(view):
-            unit = view[position + 3 : position + 5]
-            if wanted(unit):
-                return unit
-            position = data.find(b"\0\0\1", position + 3)
-        return None
-    while position + length_size + 2 <= len(view):
-        size = int.from_bytes(view[position : position + length_size], "big")
-        position += length_size
-        if size > 1 and wanted(view[position : position + 2]):
-            return view[position : position + 2]
-        position += size
+    for unit in () if head is None else nal_units(head, length_size, whole=False):
+        if len(unit) > 1 and wanted(memoryview(unit)):
+            return memoryview(unit)[:2]
     return None
 
 

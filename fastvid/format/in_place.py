@@ -1,4 +1,4 @@
-"""Shards of videos that a dataset does not contain: the list of their files.
+"""Index samples, pack the index of a shard, and list the files of a shard whose videos the dataset does not contain.
 
     data-000000.files     one row for each stream of each sample: where its file is, and which version of it
     data-000000.parquet   facts, as of any shard
@@ -6,8 +6,6 @@
 
 A list takes the place of the tar: a generation has its size and SHA-256, and so has the `.pkt`. Files are named by
 absolute paths and URLs below one root, which a reader may replace by another: the videos may have been moved.
-
-Index samples, the input of the sidecars, and pack the index of a shard into the bytes of its `.pkt`.
 """
 
 from __future__ import annotations

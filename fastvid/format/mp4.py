@@ -1,12 +1,11 @@
-"""Read the position and presentation time of each packet from an MP4's sample tables.
+"""Read the position and time of each packet from the sample tables of an MP4 or M4A.
 
 Supports the plain files that muxers write by default (ISO/IEC 14496-12): one `moov`, no fragments. Fragmented files are
 rejected; the indexer for tars of other tools uses a full demuxer instead.
 
-The audio track of a sample: an M4A in the tar, with its own packet tables. No packet is decoded.
-
-Audio has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has the M4A's position and the checksum of
-each of its blocks, so that a reader checks what it reads of the tables and of the packets.
+The sound of a sample is an M4A in the tar. It has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has
+the M4A's position and the checksum of each of its blocks, so that a reader checks what it reads of the tables and of
+the packets.
 """
 
 from __future__ import annotations
@@ -132,28 +131,11 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
     """Read the first video track of an MP4 of `file_size` bytes from the body of its ``moov`` box."""
     if any(name == b"mvex" for name, _ in boxes(moov)):
         raise FormatError("MP4 is fragmented")
-    header = find_box(moov, b"mvhd", "moov")
-    movie_scale = _u32(header, 20 if header[0] else 12)
-    for name, trak in boxes(moov):
-        if name != b"trak":
-            continue
-        mdia = find_box(trak, b"mdia", "trak")
-        if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"vide":
-            return _read_trak(trak, mdia, movie_scale, file_size)
-    raise FormatError("MP4 has no video track")
-
-
-def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> Track:
-    mdhd = find_box(mdia, b"mdhd", "mdia")
-    timescale = _u32(mdhd, 20 if mdhd[0] else 12)
+    trak, mdia, movie_scale = _find_track(moov, b"vide", "video")
+    timescale = _timescale(find_box(mdia, b"mdhd", "mdia"))
     if not timescale:
         raise FormatError("video track has no time scale")
-    stbl = find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")
-    tables = dict(boxes(stbl))
-    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
-        if required not in tables:
-            raise FormatError(f"MP4 has no {required.decode()} table")
-    entry_name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+    tables, entry_name, entry = _sample_tables(mdia)
     codec = _CODECS.get(entry_name)
     if codec is None:
         raise FormatError(f"unknown codec {entry_name!r}")
@@ -162,17 +144,15 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
         codec = Codec.MJPEG
     colour_range, matrix = _colour(inner.get(b"colr"), codec, inner.get(b"vpcC"))
 
-    sizes = packet_sizes(tables[b"stsz"])
+    offsets, sizes = _packets(tables, file_size)
     count = len(sizes)
-    offsets = packet_offsets(tables, sizes)
-    if count and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
-        raise FormatError("MP4 sample table points outside the file")
     dts = decode_times(tables[b"stts"], count)
     pts = dts + _composition_offsets(tables.get(b"ctts"), count)
-    start, duration = _edit(trak, movie_scale, timescale)
+    _, start, length = _edits(trak)
     shown = pts >= start
-    if duration is not None:
-        shown &= pts < start + duration
+    if length and movie_scale:
+        # In media ticks and rounded to the nearest, as FFmpeg does.
+        shown &= pts < start + (length * timescale * 2 + movie_scale) // (2 * movie_scale)
     return Track(
         codec=codec,
         width=_u16(entry, 24),
@@ -188,6 +168,40 @@ def _read_trak(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: 
         shown=shown,
         sync=_sync_samples(tables.get(b"stss"), count),
     )
+
+
+def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview, memoryview, int]:
+    """Return the first track of a kind, its media box, and the movie's ticks per second."""
+    movie_scale = _timescale(find_box(moov, b"mvhd", "moov"))
+    for name, trak in boxes(moov):
+        if name == b"trak":
+            mdia = find_box(trak, b"mdia", "trak")
+            if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == handler:
+                return trak, mdia, movie_scale
+    raise FormatError(f"MP4 has no {kind} track")
+
+
+def _timescale(header: memoryview) -> int:
+    """Return the ticks per second of an ``mvhd`` or ``mdhd`` box, whose version 1 has longer fields before them."""
+    return _u32(header, 12 if bytes(header[:1]) == b"\0" else 20)
+
+
+def _sample_tables(mdia: memoryview) -> tuple[dict[bytes, memoryview], bytes, memoryview]:
+    """Return the sample tables of a track by name, and the name and body of its first sample entry."""
+    tables = dict(boxes(find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")))
+    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
+        if required not in tables:
+            raise FormatError(f"MP4 has no {required.decode()} table")
+    return tables, *next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
+
+
+def _packets(tables: dict[bytes, memoryview], file_size: int) -> tuple[IntArray, IntArray]:
+    """Return the first byte and the size of each packet, both int64 [P]."""
+    sizes = _packet_sizes(tables[b"stsz"])
+    offsets = _packet_offsets(tables, sizes)
+    if len(sizes) and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
+        raise FormatError("MP4 sample table points outside the file")
+    return offsets, sizes
 
 
 def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
@@ -231,7 +245,7 @@ def _table(view: memoryview, position: int, count: int, columns: int, dtype: str
     return table.astype(np.int64).reshape(count, columns)
 
 
-def packet_sizes(stsz: memoryview) -> IntArray:
+def _packet_sizes(stsz: memoryview) -> IntArray:
     """Return the size of each packet in bytes, int64 [P]."""
     fixed, count = _u32(stsz, 4), _u32(stsz, 8)
     if fixed:
@@ -241,7 +255,7 @@ def packet_sizes(stsz: memoryview) -> IntArray:
     return _table(stsz, 12, count, 1)[:, 0]
 
 
-def packet_offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
+def _packet_offsets(tables: dict[bytes, memoryview], sizes: IntArray) -> IntArray:
     """Return the first byte of each packet in the file, int64 [P]."""
     if b"stco" in tables:
         chunks = _table(tables[b"stco"], 8, _u32(tables[b"stco"], 4), 1)[:, 0]
@@ -295,30 +309,26 @@ def _sync_samples(stss: memoryview | None, count: int) -> BoolArray:
     return np.isin(np.arange(count), numbers)
 
 
-def _edit(trak: memoryview, movie_scale: int, timescale: int) -> tuple[int, int | None]:
-    """Return the start and length, in media ticks, of the only media edit; (0, None) without edits."""
-    edts = next((body for name, body in boxes(trak) if name == b"edts"), None)
-    if edts is None:
-        return 0, None
-    elst = find_box(edts, b"elst", "edts")
-    wide, count = elst[0] == 1, _u32(elst, 4)
-    entries = []
-    for number in range(count):
-        position = 8 + number * (20 if wide else 12)
-        size = 8 if wide else 4
-        duration = int.from_bytes(elst[position : position + size], "big")
-        media = int.from_bytes(elst[position + size : position + 2 * size], "big", signed=True)
-        if media >= 0:
-            entries.append((media, duration))
-    if not entries:
-        return 0, None
-    if len(entries) > 1:
-        raise FormatError(f"MP4 edit list has {len(entries)} segments, more than 1 is not supported")
-    start, duration = entries[0]
-    if not duration or not movie_scale:
-        return start, None
-    # In media ticks and rounded to the nearest, as FFmpeg does.
-    return start, (duration * timescale * 2 + movie_scale) // (2 * movie_scale)
+def _edits(trak: memoryview) -> tuple[int, int, int]:
+    """Return the delay in movie ticks, the first sample heard, and the length in movie ticks; 0 for the whole track."""
+    edits = next((body for name, body in boxes(trak) if name == b"edts"), None)
+    if edits is None:
+        return 0, 0, 0
+    table = find_box(edits, b"elst", "edts")
+    width, delay, heard = 8 if len(table) and table[0] == 1 else 4, 0, list[tuple[int, int]]()
+    for number in range(_u32(table, 4)):
+        at = 8 + number * (2 * width + 4)
+        if at + 2 * width > len(table):
+            raise FormatError("MP4 edit list ends too early")
+        length = int.from_bytes(table[at : at + width], "big")
+        start = int.from_bytes(table[at + width : at + 2 * width], "big", signed=True)
+        if start >= 0:
+            heard.append((start, length))
+        elif not heard:
+            delay += length
+    if len(heard) > 1:
+        raise FormatError(f"MP4 edit list has {len(heard)} segments, more than 1 is not supported")
+    return (delay, *(heard[0] if heard else (0, 0)))
 
 
 def _colour(colr: memoryview | None, codec: Codec, vpcc: memoryview | None) -> tuple[Range, Matrix]:
@@ -367,7 +377,7 @@ def _last_duration(track: Track) -> int:
 
 # Bytes of fixed fields before the boxes of an AudioSampleEntry (ISO/IEC 14496-12, 12.2.3).
 _AUDIO_ENTRY: Final = 28
-_CODECS_audio: Final = {b"mp4a": "aac", b"alac": "alac"}
+_AUDIO_CODECS: Final = {b"mp4a": "aac", b"alac": "alac"}
 _OBJECT_AAC: Final = 0x40  # MP4 registration authority
 _BOX_HEADER: Final = 16  # bytes of the longest box header
 _MOST_SAMPLES: Final = 2**53  # exact as a float, and 6,000 years at 48 kHz
@@ -423,35 +433,16 @@ def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
 
     `file_size`: bytes of the file.
     """
-    header = find_box(moov, b"mvhd", "moov")
-    movie_scale = _number(header, 20 if header[0] else 12)
-    for name, trak in boxes(moov):
-        if name != b"trak":
-            continue
-        mdia = find_box(trak, b"mdia", "trak")
-        if bytes(find_box(mdia, b"hdlr", "mdia")[8:12]) == b"soun":
-            return _read_trak_audio(trak, mdia, movie_scale, file_size)
-    raise FormatError("M4A has no audio track")
-
-
-def _read_trak_audio(trak: memoryview, mdia: memoryview, movie_scale: int, file_size: int) -> AudioTrack:
-    header = find_box(mdia, b"mdhd", "mdia")
-    rate = _number(header, 20 if header[0] else 12)
-    tables = dict(boxes(find_box(find_box(mdia, b"minf", "mdia"), b"stbl", "minf")))
-    for required in (b"stsd", b"stts", b"stsc", b"stsz"):
-        if required not in tables:
-            raise FormatError(f"M4A has no {required.decode()} table")
-    name, entry = next(iter(boxes(tables[b"stsd"][8:])), (b"", memoryview(b"")))
-    codec = _CODECS_audio.get(name)
+    trak, mdia, movie_scale = _find_track(moov, b"soun", "audio")
+    rate = _timescale(find_box(mdia, b"mdhd", "mdia"))
+    tables, name, entry = _sample_tables(mdia)
+    codec = _AUDIO_CODECS.get(name)
     if codec is None or not rate or len(entry) < _AUDIO_ENTRY:
         raise FormatError(f"M4A has audio codec {name!r} at {rate} Hz; supported are mp4a (AAC) and alac")
     total = _total(tables[b"stts"])
     if total >= _MOST_SAMPLES:
         raise FormatError(f"M4A claims {total} audio samples")
-    sizes = packet_sizes(tables[b"stsz"])
-    offsets = packet_offsets(tables, sizes)
-    if len(sizes) and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
-        raise FormatError("M4A sample table points outside the file")
+    offsets, sizes = _packets(tables, file_size)
     info = AudioInfo(
         codec=codec,
         sample_rate=rate,
@@ -477,33 +468,5 @@ def _extradata(codec: str, inner: dict[bytes, memoryview]) -> bytes:
 
 
 def _total(times: memoryview) -> int:
-    runs = [(_number(times, 8 + 8 * run), _number(times, 12 + 8 * run)) for run in range(_number(times, 4))]
+    runs = [(_u32(times, 8 + 8 * run), _u32(times, 12 + 8 * run)) for run in range(_u32(times, 4))]
     return sum(count * step for count, step in runs)
-
-
-def _edits(trak: memoryview) -> tuple[int, int, int]:
-    """Return the delay in movie ticks, the first sample heard, and the length in movie ticks; 0 for the whole track."""
-    edits = next((body for name, body in boxes(trak) if name == b"edts"), None)
-    if edits is None:
-        return 0, 0, 0
-    table = find_box(edits, b"elst", "edts")
-    width, delay, heard = 8 if len(table) and table[0] == 1 else 4, 0, list[tuple[int, int]]()
-    for number in range(_number(table, 4)):
-        at = 8 + number * (2 * width + 4)
-        if at + 2 * width > len(table):
-            raise FormatError("M4A edit list ends too early")
-        length = int.from_bytes(table[at : at + width], "big")
-        start = int.from_bytes(table[at + width : at + 2 * width], "big", signed=True)
-        if start >= 0:
-            heard.append((start, length))
-        elif not heard:
-            delay += length
-    if len(heard) > 1:
-        raise FormatError(f"M4A edit list has {len(heard)} segments, more than 1 is not supported")
-    return (delay, *(heard[0] if heard else (0, 0)))
-
-
-def _number(view: memoryview, position: int) -> int:
-    if position + 4 > len(view):
-        raise FormatError("M4A box ends too early")
-    return int.from_bytes(view[position : position + 4], "big")

@@ -1,4 +1,4 @@
-"""Convert optical flow to 8-bit luma levels and back, for storage as video.
+"""Store optical flow and depth as the luma of videos.
 
 Flow f of a video is the displacement of each pixel from frame f to frame f + 1, in pixels to the right (x) and down
 (y). The last frame has no next one; it repeats the previous flow, so that both streams have the same frame indices. The
@@ -9,9 +9,8 @@ loses resolution to 4:2:0, and both are cropped and decoded like any video. Leve
 shows the stored values: 128 is no motion, 128 + 127 the bound; flow beyond the bound is clipped. Negation is exact:
 256 - level.
 
-Streams of depth: videos whose luma has 12 bits, levels that stand for distances.
-
-A generation's `extras` have a record for each under ``depth``: ``min`` and ``max`` are the distances, in metres, of
+Depth is a video whose luma has 12 bits, levels that stand for distances. A generation's `extras` have a record for each
+such stream under ``depth``: ``min`` and ``max`` are the distances, in metres, of
 levels 0 and 4095; with ``log`` levels are spaced evenly in the logarithm of the distance plus ``shift``. This is how
 LeRobot stores depth.
 """

@@ -1,10 +1,6 @@
-"""All constants of the on-disk format: version, names, key grammar, columns with their units.
+"""The on-disk format: version, names, key grammar, columns with their units, and how records and tables are read.
 
 All integers in binary files are little-endian: x86-64 and common arm64 systems map them without a copy.
-
-Read single sidecar records as Python numbers, ten times as fast as through numpy arrays.
-
-Convert Arrow tables to Parquet bytes and back.
 """
 
 from __future__ import annotations
@@ -319,7 +315,7 @@ _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f
 
 
 class RecordReader:
-    """Reads records of a packed little-endian dtype."""
+    """Reads records of a packed little-endian dtype as Python numbers, ten times as fast as through numpy arrays."""
 
     def __init__(self, dtype: np.dtype[Any], name: str) -> None:
         fields = dtype.names or ()

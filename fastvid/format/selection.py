@@ -1,10 +1,9 @@
-"""Build the facts of a shard: one Parquet row per stream of each sample, for people and queries.
+"""Facts of samples, one Parquet row per stream, and the selection of samples by split or by a condition in SQL.
 
-Select rows of a table by split, or by a condition in SQL such as ``fps >= 24 and class = 'archery'``.
-
-DuckDB parses and evaluates the condition, so its whole expression language works: ``LIKE``, ``IN``, ``BETWEEN``,
-``IS NULL``, ``'x' IN labels`` for a list column, arithmetic, ``length(caption)``, regular expressions. A condition
-reads the table alone: it sees no file, no network and no variable of the program.
+A condition is written like ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates the condition, so its whole
+expression language works: ``LIKE``, ``IN``, ``BETWEEN``, ``IS NULL``, ``'x' IN labels`` for a list column, arithmetic,
+``length(caption)``, regular expressions. A condition reads the table alone: it sees no file, no network and no variable
+of the program.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
-from fastvid.format.in_place import IndexedAudio, IndexedSample
+from fastvid.format.in_place import IndexedAudio, IndexedSample, IndexedStream
 from fastvid.format.schema import (
     FACT_FIELDS,
     FACTS_SCHEMA,
@@ -29,6 +28,7 @@ from fastvid.format.schema import (
     from_parquet,
     to_parquet,
 )
+from fastvid.format.tar import TarMember
 from fastvid.runtime.arrays import IntArray, RecordArray
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.processes import available_cores
@@ -37,6 +37,7 @@ from fastvid.storage import Storage
 # Rows per row group: reading one row's facts then decodes a few hundred rows, not a whole shard.
 _ROW_GROUP: Final = 100
 
+# Of a sample's JSON; that of sound has all but the last.
 META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
 
 
@@ -47,37 +48,8 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
 
     `rows`: STREAM_DTYPE [N], one per video stream, in the same order.
     """
-    facts = []
     flat = [(sample, stream) for sample in samples for stream in sample.streams]
-    for (sample, stream), row in zip(flat, rows, strict=True):
-        info, flags = stream.info, stream.records["flags"]
-        facts.append(
-            {name: sample.meta.get(name) for name in META_FIELDS}
-            | {
-                "key": sample.key,
-                "source_id": sample.meta.get("source_id", sample.key),
-                "stream": stream.name,
-                "num_frames": info.num_frames,
-                "fps_num": info.fps.numerator,
-                "fps_den": info.fps.denominator,
-                "width": info.width,
-                "height": info.height,
-                "codec": info.codec.label,
-                "color_range": info.range.name.lower(),
-                "color_matrix": info.matrix.name.lower(),
-                "conforms": bool(info.flags & StreamFlag.CONFORMS),
-                "whole": bool(info.flags & StreamFlag.WHOLE),
-                "extradata": info.extradata,
-                "member": stream.member.name,
-                "member_offset": stream.member.offset,
-                "member_size": stream.member.size,
-                "first_packet": int(row["first_packet"]),
-                "num_packets": len(stream.records),
-                "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
-                "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
-                "flow_bound": info.flow_bound or None,
-            }
-        )
+    facts = [_video_facts(sample, stream, row) for (sample, stream), row in zip(flat, rows, strict=True)]
     # After all video streams: their rows are found by arithmetic, and not every sample has audio.
     facts += [_audio_facts(sample, sample.audio) for sample in samples if sample.audio is not None]
     return to_parquet(pa.Table.from_pylist(facts, schema=FACTS_SCHEMA), row_group=_ROW_GROUP)
@@ -114,31 +86,61 @@ def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations
     return annotations
 
 
+def _video_facts(sample: IndexedSample, stream: IndexedStream, row: np.void) -> dict[str, Any]:
+    info, flags = stream.info, stream.records["flags"]
+    return _member_facts(sample, stream.member, META_FIELDS) | {
+        "stream": stream.name,
+        "num_frames": info.num_frames,
+        "fps_num": info.fps.numerator,
+        "fps_den": info.fps.denominator,
+        "width": info.width,
+        "height": info.height,
+        "codec": info.codec.label,
+        "color_range": info.range.name.lower(),
+        "color_matrix": info.matrix.name.lower(),
+        "conforms": bool(info.flags & StreamFlag.CONFORMS),
+        "whole": bool(info.flags & StreamFlag.WHOLE),
+        "extradata": info.extradata,
+        "first_packet": int(row["first_packet"]),
+        "num_packets": len(stream.records),
+        "num_keys": int(np.count_nonzero(flags & np.uint32(PacketFlag.KEY))),
+        "num_droppable": int(np.count_nonzero(flags & np.uint32(PacketFlag.DROPPABLE))),
+        "flow_bound": info.flow_bound or None,
+    }
+
+
 def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
     info = audio.info
-    return {name: sample.meta.get(name) for name in META_FIELDS if name != "pix_fmt"} | {
+    zeros = dict.fromkeys(("width", "height", "first_packet", "num_droppable"), 0)
+    return (
+        _member_facts(sample, audio.member, META_FIELDS[:-1])
+        | zeros
+        | {
+            "stream": "audio",
+            "num_frames": info.num_samples,
+            "fps_num": info.sample_rate,
+            "fps_den": 1,
+            "codec": info.codec,
+            "color_range": Range.UNKNOWN.name.lower(),
+            "color_matrix": Matrix.UNKNOWN.name.lower(),
+            "conforms": True,
+            "whole": True,
+            "extradata": info.extradata,
+            "num_packets": info.num_packets,
+            "num_keys": info.num_packets,
+            "channels": info.channels,
+        }
+    )
+
+
+def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str]) -> dict[str, Any]:
+    """Return what the facts of a stream say of its sample and of its member of the tar."""
+    return {name: sample.meta.get(name) for name in fields} | {
         "key": sample.key,
         "source_id": sample.meta.get("source_id", sample.key),
-        "stream": "audio",
-        "num_frames": info.num_samples,
-        "fps_num": info.sample_rate,
-        "fps_den": 1,
-        "width": 0,
-        "height": 0,
-        "codec": info.codec,
-        "color_range": Range.UNKNOWN.name.lower(),
-        "color_matrix": Matrix.UNKNOWN.name.lower(),
-        "conforms": True,
-        "whole": True,
-        "extradata": info.extradata,
-        "member": audio.member.name,
-        "member_offset": audio.member.offset,
-        "member_size": audio.member.size,
-        "first_packet": 0,
-        "num_packets": info.num_packets,
-        "num_keys": info.num_packets,
-        "num_droppable": 0,
-        "channels": info.channels,
+        "member": member.name,
+        "member_offset": member.offset,
+        "member_size": member.size,
     }
 
 

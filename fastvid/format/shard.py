@@ -7,11 +7,8 @@
 
 Instead of a tar a shard may have a list of videos that the dataset does not contain, `fastvid.format.in_place`.
 
-Write shards: a tar, and the sidecars that are derived from it.
-
 `index_shard` is the only function that derives the sidecars of a tar, for new shards as for repaired ones.
-
-Opens the shards of a generation, and keeps them open within a limit of memory.
+`OpenShards` keeps the shards of a generation open within a limit of memory.
 """
 
 from __future__ import annotations

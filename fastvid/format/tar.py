@@ -1,7 +1,4 @@
-"""Write WebDataset tars deterministically, and read the offsets of their members.
-
-Reads the bytes of one member of a sample: ranges of a video stream, or checked blocks of its audio.
-"""
+"""Write WebDataset tars deterministically, find their members, and read ranges or checked blocks of one member."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Find the ffmpeg program and identify its exact build.
-
-Temporary files of workers, and the transient error when the disk is full, which rejects no source.
-
-Limits on the time, memory and size of one source, and their enforcement.
-"""
+"""Run ffmpeg on one source: which build it is, the temporary files of workers, and limits on time, memory and size."""
 
 from __future__ import annotations
 

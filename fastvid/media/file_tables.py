@@ -1,11 +1,10 @@
-"""Read parts of a video file on a disk or in an object store, and count what that takes.
-
-Where the packets of a video are, when they are shown and where decoding may start, as its container says.
+"""Where the packets of a video are, when they are shown and where decoding may start, as its container says.
 
 The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
 container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
 
-Compare frames decoded from planned packets with what FFmpeg's demuxer and decoder make of a file by themselves.
+`FileReader` reads parts of a file on a disk or in an object store, and counts what that takes. `Comparison` compares
+frames decoded from planned packets with what FFmpeg's demuxer and decoder make of the file by themselves.
 """
 
 from __future__ import annotations
@@ -34,7 +33,15 @@ from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
-from fastvid.media.prove import ENCODE_HINT, frame_digest
+from fastvid.media.prove import (
+    ENCODE_HINT,
+    HEADER_WINDOW,
+    check_pixels,
+    decode_padded,
+    decoded_codec,
+    found_at,
+    frame_digest,
+)
 from fastvid.media.timing import Reason, check_fragments
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
 from fastvid.storage import Storage
@@ -192,9 +199,6 @@ class FileReader(io.RawIOBase):
         self.bytes_read += sum(len(view) for _, view in ranges)
 
 
-_CODECS: Final = {codec.label: codec for codec in Codec}
-# Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
-_HEADER_WINDOW: Final = 4096
 # A demuxed packet's first bytes that are kept.
 _KEPT_HEAD: Final = 4096
 _MOST_MOOV: Final = 1 << 30
@@ -258,7 +262,9 @@ def _moov(file: FileReader) -> bytes:
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
     count = len(track.sizes)
-    _check_limits(track.width, track.height, count, limits)
+    check_pixels(track.width, track.height, limits)
+    if count > limits.max_frames:
+        raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
     if not track.shown.any():
         raise SourceError(f"none of the {count} packets shows a frame", reason=Reason.NO_FRAMES)
     return Tables(
@@ -298,11 +304,8 @@ class _Demuxed:
         with open_demuxer(self.file, self.container) as source:
             stream = video_stream(source)
             context = stream.codec_context
-            name = context.codec.canonical_name
-            codec = _CODECS.get(name)
-            if codec is None:
-                raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-            _check_limits(context.width, context.height, 0, self.limits)
+            codec = decoded_codec(stream)
+            check_pixels(context.width, context.height, self.limits)
             extradata = bytes(context.extradata or b"")
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
             fields = FieldPairs(codec.label, extradata)
@@ -354,14 +357,8 @@ class _Demuxed:
             raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         end = self.offsets[-1] + self.sizes[-1] if number else 0
         start = end if packet.pos is None or packet.pos < 0 else packet.pos
-        at = self.file.part(start, _HEADER_WINDOW + len(data)).find(data)
-        if at < 0:
-            raise SourceError(
-                f"packet {number} is not contiguous at byte {start} of the file",
-                reason=Reason.NO_INDEX,
-                hint=ENCODE_HINT,
-            )
-        self.offsets.append(start + at)
+        near = self.file.part(start, HEADER_WINDOW + len(data))
+        self.offsets.append(found_at(near, data, number, start))
         self.sizes.append(len(data))
         self.pts.append(packet.pts)
         self.shown.append(not packet.is_discard)
@@ -376,15 +373,6 @@ def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:
     whole = all(head is not None and len(head) == size for head, size in zip(heads, tables.sizes.tolist(), strict=True))
     checksums = np.asarray([zlib.crc32(head or b"") for head in heads], np.uint32) if whole else None
     return replace(tables, heads=heads, checksums=checksums)
-
-
-def _check_limits(width: int, height: int, packets: int, limits: Limits) -> None:
-    if width * height > limits.max_pixels:
-        raise SourceError(
-            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
-        )
-    if packets > limits.max_frames:
-        raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
 
 
 def _rate(pts: IntArray, shown: BoolArray, ticks: int, last: int) -> Fraction:
@@ -419,16 +407,8 @@ class Comparison:
         places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
         context = open_context(self.tables.codec, self.tables.extradata)
         try:
-            for number, data in [*zip(packets.tolist(), self.file.parts(places), strict=True), (None, b"")]:
-                packet = None
-                if number is not None:
-                    padded: Any = memoryview(data + bytes(INPUT_PADDING))[: len(data)]
-                    packet = av.Packet(padded)
-                    packet.pts = number
-                for frame in context.decode(packet):
-                    if frame.pts is None or frame.is_corrupt:
-                        raise SourceError("a packet decodes with errors", reason=Reason.DAMAGED)
-                    yield frame.pts, frame
+            data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
+            yield from decode_padded(context, list(zip(packets.tolist(), data, strict=True)))
         except (av.FFmpegError, ValueError) as error:
             raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
 

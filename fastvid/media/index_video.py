@@ -1,6 +1,4 @@
-"""Cut a part out of a video's index: the packets that its frames need, and nothing of the file changes.
-
-Index a video where it is: packets, sizes and dependencies, without reading more of the file than that takes.
+"""Index a video where it is: packets, sizes and dependencies, without reading more of the file than that takes.
 
 Three levels of proof. "none" believes the container and the headers of the packets that were read. "sample" also
 decodes some frames from their planned packets and compares them with what FFmpeg's demuxer and decoder make of the file
@@ -189,11 +187,6 @@ class Indexing:
         except FormatError as error:
             raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
         first = self._first(records, proof)
-        if min(first.width, first.height) < 2:
-            raise SourceError(
-                f"{first.width}x{first.height} pixels are too few: cropping to even sizes leaves nothing",
-                reason=Reason.BAD_SHAPE,
-            )
         range_, matrix = colours_of(first)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
         info = StreamInfo(

@@ -1,13 +1,10 @@
-"""Recognise an accepted container format by a file's first bytes.
+"""Open and probe a source: container, stream, size, colour, orientation and timing.
 
-FFmpeg guesses formats, and some of them refer to other files: playlists, concat scripts, image sequences, SVG. Choosing
-the demuxer from an allow-list, and forcing FFmpeg to use it, ensures that such files are never opened as what they are.
+The container is recognised by the file's first bytes. FFmpeg guesses formats, and some of them refer to other files:
+playlists, concat scripts, image sequences, SVG. Choosing the demuxer from an allow-list, and forcing FFmpeg to use it,
+ensures that such files are never opened as what they are.
 
-Open a source file, and tell an error of its disk from damage.
-
-Probe a source: container, stream, size, colour, orientation and timing.
-
-All packets are read, and one frame is decoded.
+All packets are read, and one frame is decoded. An error of the disk is told from damage.
 
 Files are untrusted, and native code parses them. Call this in a process that may die and that has limits
 (`fastvid.sharding.engines.local`), never in one with state worth keeping.

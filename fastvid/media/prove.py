@@ -1,12 +1,4 @@
-"""Generate short clips of a moving pattern, one per codec, in a second or two, to compare decoders.
-
-Hash the samples of decoded frames, to compare whole videos without keeping them.
-
-Demux and decode a file in memory once with FFmpeg, as a player would: packets, times, frames.
-
-Files are untrusted: call this in a process that may die (`fastvid.sharding.engines.local`).
-
-Indexes a video file that another tool wrote: finds its packets with FFmpeg's demuxer and verifies them by decoding.
+"""Index a video file that another tool wrote: find its packets with FFmpeg's demuxer, and verify them by decoding.
 
 Nothing that the container says is trusted. A packet must be in the file byte for byte; frames are numbered in the order
 in which the decoder outputs them; and all frames must equal those a player shows, bit for bit. Reading parts of a
@@ -33,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
 from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
@@ -131,16 +124,8 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
         check_fragments(lambda at, count: data[at : at + count], len(data))
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
-        name = stream.codec_context.codec.canonical_name
-        codec = _CODECS.get(name)
-        if codec is None:
-            raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-        width, height = stream.codec_context.width, stream.codec_context.height
-        if width * height > limits.max_pixels:
-            raise SourceError(
-                f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed",
-                reason=Reason.TOO_LARGE,
-            )
+        codec = decoded_codec(stream)
+        check_pixels(stream.codec_context.width, stream.codec_context.height, limits)
         stream.codec_context.thread_count = 1
         played = Playback(codec, bytes(stream.codec_context.extradata or b""))
         played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
@@ -166,6 +151,23 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
         if played.first is None:
             raise SourceError(f"none of the {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
     return played
+
+
+def decoded_codec(stream: VideoStream) -> Codec:
+    """Return the codec of a stream that fastvid's decoders decode."""
+    name = stream.codec_context.codec.canonical_name
+    codec = _CODECS.get(name)
+    if codec is None:
+        raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+    return codec
+
+
+def check_pixels(width: int, height: int, limits: Limits) -> None:
+    """Raise SourceError for frames that are larger than allowed."""
+    if width * height > limits.max_pixels:
+        raise SourceError(
+            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
+        )
 
 
 def _read(source: InputContainer, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
@@ -213,7 +215,7 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
-_HEADER_WINDOW: Final = 4096
+HEADER_WINDOW: Final = 4096
 # MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
 _PLACEHOLDER_BYTES: Final = 8
 # Passes over each GOP with half of the droppable packets left out.
@@ -254,11 +256,6 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    if min(first.width, first.height) < 2:
-        raise SourceError(
-            f"{first.width}x{first.height} pixels are too few: cropping to even sizes leaves nothing",
-            reason=Reason.BAD_SHAPE,
-        )
     range_, matrix = colours_of(first)
     info = StreamInfo(
         codec=played.codec,
@@ -306,6 +303,11 @@ def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fracti
 
 def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
     """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
+    if min(frame.width, frame.height) < 2:
+        raise SourceError(
+            f"{frame.width}x{frame.height} pixels are too few: cropping to even sizes leaves nothing",
+            reason=Reason.BAD_SHAPE,
+        )
     if frame.format.is_rgb:
         raise SourceError(f"its pictures are {frame.format.name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
@@ -360,16 +362,19 @@ def _locate(data: bytes, played: Playback) -> list[int]:
     end = 0
     for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):
         start = end if position is None or position < 0 else position
-        at = data.find(packet, start, start + _HEADER_WINDOW + len(packet))
-        if at < 0:
-            raise SourceError(
-                f"packet {number} is not contiguous at byte {start} of the file",
-                reason=Reason.NO_INDEX,
-                hint=ENCODE_HINT,
-            )
-        offsets.append(at)
-        end = at + len(packet)
+        offsets.append(found_at(data[start : start + HEADER_WINDOW + len(packet)], packet, number, start))
+        end = offsets[-1] + len(packet)
     return offsets
+
+
+def found_at(near: bytes, packet: bytes | memoryview, number: int, start: int) -> int:
+    """Return where in the file a packet is, given the bytes of the file from `start` on."""
+    at = near.find(packet)
+    if at < 0:
+        raise SourceError(
+            f"packet {number} is not contiguous at byte {start} of the file", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+        )
+    return start + at
 
 
 def _silent(played: Playback, flags: npt.NDArray[np.uint32]) -> Iterator[int]:
@@ -414,17 +419,22 @@ def why_decode_whole(played: Playback, numbered: NumberedPackets) -> str:
 
 def _decode(played: Playback, packets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Decode packets as `fastvid.decode.pyav` does; yield packet numbers and frame digests, in display order."""
-    context = open_context(played.codec, played.extradata)
-    for number in [*packets, None]:
+    given: list[tuple[int, Any]] = [(number, played.packets[number]) for number in packets]
+    for number, frame in decode_padded(open_context(played.codec, played.extradata), given):
+        yield number, frame_digest(frame)
+
+
+def decode_padded(context: VideoCodecContext, packets: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, VideoFrame]]:
+    """Decode numbered packets, views of padded memory; yield the numbers and frames, in display order."""
+    for number, data in [*packets, (None, None)]:
         packet = None
         if number is not None:
-            data: Any = played.packets[number]  # PyAV takes any buffer; its stubs say bytes
             packet = av.Packet(data)
             packet.pts = number
         for frame in context.decode(packet):
             if frame.pts is None or frame.is_corrupt:
                 raise SourceError("a packet decodes with errors", reason=Reason.DAMAGED)
-            yield frame.pts, frame_digest(frame)
+            yield frame.pts, frame
 
 
 def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:

@@ -3,10 +3,8 @@
 The muxer converts between container conventions (start codes to lengths, decoder configuration); this module sets the
 times and the hidden frames.
 
-The promises that streams of a profile keep, and their checks.
-
-A stream is checked when it is written (`fastvid.sharding.encode.transcode`) and when its dataset is verified
-(`fastvid.media.remux`). A copied stream conforms if its tables keep the promises.
+Streams of a profile keep promises. A stream is checked when it is written (`fastvid.sharding.encode.transcode`) and
+when its dataset is verified (`fastvid.media.remux`). A copied stream conforms if its tables keep the promises.
 
 Checks one sample: its MP4 must play as promised, and its index must lead to the same frames.
 

@@ -1,6 +1,7 @@
-"""Choose the constant frame rate to write a source at, from the timestamps of its packets.
+"""What a source's packets and boxes tell before it is encoded: its frame rate, where it may be cut, why it is rejected.
 
-Shards contain constant frame rates only. The first of these cases that applies decides:
+The constant rate to write it at is chosen from the timestamps of its packets. Shards contain constant frame rates only.
+The first of these cases that applies decides:
 
 - *constant*: every frame is within half a step of a regular grid. Frames keep their number and order, one to one; their
   rounded timestamps are discarded.
@@ -11,20 +12,14 @@ Shards contain constant frame rates only. The first of these cases that applies 
 
 Rates above 60 are divided by the smallest integer that makes them 60 or less.
 
-Find the packets of a stream at which decoding can begin as if everything before them had been decoded.
-
-A container's key flag does not promise that: it also marks open groups of pictures and recovery points. What promises
-it is the packet's own header. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references
-and derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
+`RandomAccess` finds the packets at which decoding can begin as if everything before them had been decoded. A
+container's key flag does not promise that: it also marks open groups of pictures and recovery points. What promises it
+is the packet's own header. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references and
+derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
 parameter sets must not change inside the stream, and every packet that the container marks must be such a picture.
 
-Reason codes for rejected sources, stable across versions, each with a one-line explanation.
-
-The ledger stores the code and a message; reports group by the code.
-
-The colour tags of encoded pictures, as options of ffmpeg and its filters.
-
-Find fragments of an MP4 that demuxers do not reach: they stop at the first box that they cannot read.
+`Reason` codes of rejected sources are stable across versions. The ledger stores the code and a message; reports group
+by the code.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""File names as text that tables and logs can store: a name on a POSIX system may contain any bytes.
-
-Objects that a user names as ``module:name``, such as a model, a task or an optimizer of their own.
-
-Imports the public names of a package on first use.
-
-Parses command lines.
-"""
+"""Names that users and packages give: of files, of objects as ``module:name``, of public imports, of options."""
 
 from __future__ import annotations
 

@@ -1,20 +1,13 @@
-"""The environment of child processes, and how they ended.
+"""What concerns processes: their environment and end, cores, locks, messages, and their rank in a world.
 
-Counts the CPU cores that this process may use.
+A file that exists for its lock disappears with its last holder. A lock belongs to the inode, so a file that was removed
+while it was waited for is created and locked again.
 
-Locks a file whose only purpose is its lock, and which disappears with its last holder.
+Whether the process that wrote a file is dead is judged only where it is certain, in the same PID namespace: containers
+may share a host name and a disk but not their process ids.
 
-A lock belongs to the inode, so a file that was removed while it was waited for is created and locked again.
-
-Whether the process that wrote a file is dead, judged only where it is certain: in the same PID namespace.
-
-Containers may share a host name and a disk but not their process ids: process 7 of one is not process 7 of another.
-
-Messages between processes as plain data: a JSON header and binary blobs, with lengths and a checksum.
-
-A child process reads untrusted files, so its messages are parsed and checked, and never unpickled.
-
-Rank and world size of this process.
+Messages are plain data, a JSON header and binary blobs with lengths and a checksum. A child process reads untrusted
+files, so its messages are parsed and checked, and never unpickled.
 """
 
 from __future__ import annotations

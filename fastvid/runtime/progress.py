@@ -1,7 +1,4 @@
-"""Lines of the log: one for each record, whatever names are in it.
-
-Progress of a long job on stderr: done/total, rate, time left.
-"""
+"""What a long job writes to stderr: log lines, one for each record whatever names are in it, and its progress."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Argument checks with uniform messages.
-
-SHA-256 in hex, as the format records it.
-
-JSON that every reader accepts: numbers that are not finite become null.
-
-Formats numbers for people.
-"""
+"""Values as arguments and as text: checks with uniform messages, SHA-256, JSON that every reader accepts, numbers."""
 
 from __future__ import annotations
 

@@ -15,10 +15,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
+from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
-from fastvid.format.schema import IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
+from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
 from fastvid.format.tar import TarMember
 from fastvid.media.ffmpeg import Limits
@@ -251,17 +252,13 @@ def _index(
 
 def _with_facts(table: pa.Table, samples: Mapping[str, PackedSample]) -> pa.Table:
     """Return annotations with the facts of samples that were indexed again."""
-    columns: dict[str, list[Any]] = {
-        name: table[name].to_pylist() for name in ("num_frames", "fps", "width", "height", "duration")
+    facts = {
+        key: fact_columns(sample.num_frames, Fraction(sample.fps), sample.width, sample.height)
+        for key, sample in samples.items()
     }
-    for row, key in enumerate(table["key"].to_pylist()):
-        sample = samples.get(key)
-        if sample is not None:
-            rate = Fraction(sample.fps)
-            facts = (sample.num_frames, float(rate), sample.width, sample.height, float(sample.num_frames / rate))
-            for values, fact in zip(columns.values(), facts, strict=True):
-                values[row] = fact
-    for name, values in columns.items():
+    keys = table["key"].to_pylist()
+    for name in ("num_frames", *FACT_FIELDS):
+        values = [facts.get(key, {}).get(name, old) for key, old in zip(keys, table[name].to_pylist(), strict=True)]
         field = table.schema.field(name)
         table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
     return table
@@ -284,8 +281,11 @@ def index_videos(
     """Make a dataset of videos where they are, as ``fastvid index SOURCE --out DIR`` does.
 
     Only lists, indexes and annotations are written. Run again with the same arguments after an interruption, it
-    resumes; those of `how` and ``limits`` may differ. They are ``engine``, ``ray_address``, ``workers``, ``part`` and
-    ``reject_unreadable``. Arguments that are not listed are those of `fastvid.sharding.job.job.run_job`.
+    resumes; `how` and ``limits`` may differ. Arguments that are not listed are those of `fastvid.shard`.
+
+    Args:
+        proof: How much of a video is compared with an independent decode: "none", "sample" or "all".
+        how: ``engine``, ``ray_address``, ``workers``, ``part`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
@@ -295,11 +295,8 @@ def index_videos(
     if inside is not None:
         raise UsageError("videos inside tars are not indexed in place", file=inside.path, hint="name the tars alone")
 
-    def prepare(blocked: tuple[str, ...]) -> ShardWork:
-        known = replace(settings, blocked=blocked)
-        return IndexFiles(storage, found, known, seed=seed, samples_per_shard=samples_per_shard)
-
-    return run(storage, chosen, prepare)
+    work = IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
+    return run(storage, chosen, lambda: work)
 
 
 def _waiting_workers(sources: Sequence[Source]) -> int | None:

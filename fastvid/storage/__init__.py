@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 
-from fastvid.errors import MissingDependency, UsageError
+from fastvid.errors import UsageError
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import RemoteOptions, Storage
+from fastvid.storage.urls import open_remote
 
 __all__ = ["LocalStorage", "RemoteOptions", "Storage", "open_storage"]
 
@@ -38,11 +39,4 @@ def open_storage(url: str | os.PathLike[str], *, options: RemoteOptions | None =
             file=text,
             hint="use a local path, file://, s3:// or gs://; http://, https:// and hf:// are read-only",
         )
-    try:
-        from fastvid.storage.objects import ObjectStorage
-    except ImportError as error:
-        raise MissingDependency(
-            f"storage {scheme}:// needs a package that fails to import: {error}",
-            hint="pip install 'fastvid-toolkit[object-stores]'",
-        ) from error
-    return ObjectStorage(text, options)
+    return open_remote(text, options)

@@ -1,20 +1,20 @@
-"""Cache whole remote files in a node-local folder that all processes of the node share.
+"""Cache remote files, and the bytes of remote videos, in a node-local folder that all processes of the node share.
+
+`NodeCache` keeps whole files:
 
     FOLDER/.used              bytes in use, as a decimal number; also the lock for changing it
     FOLDER/ab/.lock           held by the one process that fetches a file of this subfolder; the others wait for a while
     FOLDER/ab/ab12...         a file; its name is a hash of its address and version, so its content never changes
 
 A file appears complete, by a rename. The kernel releases the locks of a killed process, and the next process deletes
-its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache.
-Eviction removes the least recently used files by deleting their names, and a damaged file is replaced by another, never
-changed: whoever has mapped a file keeps its content. `get` reads into memory all the same, for its files are small.
+its temporary files. A stopped process keeps its locks; the others give up waiting and fetch without the cache. Eviction
+removes the least recently used files by deleting their names, and a damaged file is replaced by another, never changed:
+whoever has mapped a file keeps its content. `get` reads into memory all the same, for its files are small.
 
-Cache the bytes of remote videos in a node-local folder that all processes of the node share.
+`UnitCache` keeps a video in units of `UNIT` bytes, the last one shorter, counted from its own first byte: no unit
+contains bytes of two videos, so whichever node reads a video of a shard fetches nothing of its neighbours.
 
-A video is kept in units of `UNIT` bytes, the last one shorter, counted from its own first byte: no unit contains bytes
-of two videos, so whichever node reads a video of a shard fetches nothing of its neighbours.
-
-    FOLDER/.used      bytes in use, see `fastvid.storage.cache`
+    FOLDER/.used      bytes in use, as above
     FOLDER/ab/ab12... one unit and the CRC-32 of its bytes; its name is a hash of the video, its version and the unit
 
 A unit appears complete, by a rename, but is not flushed to the disk, so its checksum is verified with every read. Two

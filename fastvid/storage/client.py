@@ -1,8 +1,6 @@
-"""Extract the HTTP status, the cause and a hint from obstore's error texts, and translate its errors.
+"""Requests to object stores and web servers, with retries and versions, through obstore.
 
-Opens stores through obstore, by URL.
-
-Requests to object stores and web servers, with retries and versions, through obstore.
+obstore's errors are texts: the HTTP status, the cause and a hint are extracted from them.
 
 Why obstore and not fsspec: a range request costs it less CPU than s3fs. obstore compares the response with the
 requested range, has conditional reads and puts, and aborts an upload whose block raises. fsspec supports more kinds of

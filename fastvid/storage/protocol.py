@@ -1,13 +1,4 @@
-"""Timeouts, concurrency and cache of remote storages; they do not change the bytes read.
-
-The version of a remote file.
-
-The interface that every storage implements.
-
-Counts what this process requests from object stores and web servers.
-
-The cache of this node for files that are mapped from local disks as well as from object stores.
-"""
+"""The interface that every storage implements, and what its users set, compare and count."""
 
 from __future__ import annotations
 

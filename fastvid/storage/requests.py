@@ -1,13 +1,13 @@
-"""How many requests a second a store takes, learned from its refusals.
+"""Make requests to a store: at the rate that it takes, and again for a while if they fail.
 
-Object stores refuse requests with 429 or 503 when too many arrive (S3: 5,500 reads a second and prefix). The rate is
-halved when a request is refused, and grows again while requests are answered, as TCP does (additive increase,
-multiplicative decrease): processes that share a store converge to equal shares without knowing of each other.
+obstore has retries of its own, which cannot replace these: it does not retry a response that breaks off without an
+entity tag, and tells of a refusal only after its last attempt, so that nothing could be learned from it. Object stores
+refuse requests with 429 or 503 when too many arrive (S3: 5,500 reads a second and prefix). The rate is halved when a
+request is refused, and grows again while requests are answered, as TCP does (additive increase, multiplicative
+decrease): processes that share a store converge to equal shares without knowing of each other.
 
 After a refusal a process also waits, for as long as the response asks in Retry-After where the client library passes
 that on, else for a moment.
-
-Repeats requests that fail for a while, at the rate that the store takes.
 """
 
 from __future__ import annotations

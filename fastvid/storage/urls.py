@@ -1,7 +1,4 @@
-"""URLs of single files on object stores and web servers.
-
-Copy, link and hash whole files in pieces.
-"""
+"""Whole files, by their URLs: open, copy, link and hash them."""
 
 from __future__ import annotations
 
@@ -88,14 +85,18 @@ def _disk() -> LocalStorage:
 
 @lru_cache(maxsize=_STORAGES)
 def _open(root: str, query: str, options: RemoteOptions) -> ObjectStorage:
+    return open_remote(root, options, query)
+
+
+def open_remote(url: str, options: RemoteOptions | None, query: str = "") -> ObjectStorage:
+    """Return the storage of a remote folder; its package is imported on first use."""
     try:
         from fastvid.storage.objects import ObjectStorage
     except ImportError as error:
         raise MissingDependency(
-            f"{root} needs a package that fails to import: {error}",
-            hint="pip install 'fastvid-toolkit[object-stores]'",
+            f"{url} needs a package that fails to import: {error}", hint="pip install 'fastvid-toolkit[object-stores]'"
         ) from error
-    return ObjectStorage(root, options, query=query)
+    return ObjectStorage(url, options, query=query)
 
 
 PIECE_BYTES: Final = 16 * 2**20

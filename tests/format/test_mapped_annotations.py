@@ -145,7 +145,7 @@ def test_damaged_files_are_written_again(url, cache, caplog, damage):
         damage(path)
     with caplog.at_level(logging.WARNING, "fastvid.format"):
         np.testing.assert_array_equal(Dataset(url).labels, labels)
-    assert "cannot map annotations" in caplog.text
+    assert "cannot map a table" in caplog.text
     caplog.clear()
     Dataset(url)
     assert not caplog.text

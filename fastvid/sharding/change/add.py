@@ -1,13 +1,9 @@
-"""Merges finished shards of a job into an existing dataset: copies them, commits a generation, extends the ledger.
-
-Every step is idempotent, so an interrupted merge can be repeated: a copy with the right checksum is reused, a
-generation that contains the samples is not committed twice, and ledger rows replace themselves.
-
-Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
+"""Adds sources to a dataset: encodes them into new shards and commits a generation with the old and the new shards.
 
 The new sources are encoded as a separate job inside the folder of the ledger's parts, so it can be resumed like any
 other, and every other command sees that a job is unfinished. Then its shards are copied next to the old ones, a
-generation is committed, and the ledger is extended; each step detects what an earlier run has done.
+generation is committed, and the ledger is extended. Every step is idempotent: a copy with the right checksum is reused,
+a generation that contains the samples is not committed twice, and ledger rows replace themselves.
 """
 
 from __future__ import annotations

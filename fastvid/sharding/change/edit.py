@@ -1,9 +1,8 @@
 """Changes a dataset without touching its videos: removes samples, and changes labels and columns.
 
 Each change commits a new generation in milliseconds, whatever the size of the shards. A job that has pinned an older
-generation continues to read it until `fastvid gc` deletes it.
-
-Reads new labels and columns for a dataset's samples, from a table with keys or from the usual annotation files.
+generation continues to read it until `fastvid gc` deletes it. New labels and columns come from a table with keys, or
+from the usual annotation files, whose rows are matched to samples by the names of their sources.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ import pyarrow.compute as pc
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
-from fastvid.format.schema import (
-    ANNOTATION_FIELDS,
-    FACT_FIELDS,
-)
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -96,15 +97,12 @@ class Receipt:
     def from_bytes(cls, data: bytes, *, file: str) -> Receipt:
         """Return the receipt that `to_bytes` wrote."""
         try:
-            record: dict[str, Any] = json.loads(data)
+            record: dict[str, Any] = msgspec.json.decode(data)
             if record["format"] != _FORMAT or record["version"] not in _VERSIONS:
                 raise ValueError(f"not version {_VERSIONS[-1]} of {_FORMAT}")
-            record["sources"], record["members"] = (
-                tuple(RemovedFile(**entry) for entry in record[name]) for name in ("sources", "members")
-            )
             record["shards"] = {entry["name"]: entry["sha256"] for entry in record["shards"]}
-            return cls(**{name: record[name] for name in cls.__dataclass_fields__})
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return msgspec.convert(record, cls)
+        except (ValueError, LookupError, TypeError) as error:
             raise FormatError(f"cannot parse the receipt: {error}", file=file) from error
 
 

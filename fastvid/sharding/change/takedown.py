@@ -103,11 +103,20 @@ class _Target:
 def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> TakenDown:
     """Remove every sample of some sources and of all sources with equal bytes, and block their return.
 
-    All segments and clips of a file go with it: a clip stands for its file. A hash that the dataset does not know is
-    blocked in advance. Afterwards no reader sees the samples; `compact_shards` and `collect_garbage` delete their bytes
-    and names. What stays is a receipt with hashes.
+    All segments and clips of a file go with it: a clip stands for its file. Afterwards no reader sees the samples;
+    `compact_shards` and `collect_garbage` delete their bytes and names. What stays is a receipt with hashes. After an
+    interruption, the same call completes it.
 
-    `reason`: recorded, so it must not contain the names of the sources.
+    Args:
+        storage: The dataset's folder.
+        selection: The sources. A hash that the dataset does not know is blocked in advance.
+        reason: Why; recorded, so it must not contain the names of the sources.
+
+    Raises:
+        UsageError: If a source or key is unknown, nothing is selected, or the reason names a source; nothing is
+            changed.
+        StorageError: If there is no dataset.
+        ConflictError: If other changes kept winning the race to commit.
     """
     if not reason.strip():
         raise UsageError("the reason is empty", hint="say why the sources are removed, without naming them")

@@ -1,10 +1,8 @@
-"""Estimate optical flow between consecutive frames with OpenCV.
+"""The streams that a job writes in addition to RGB, audio and optical flow, and how flow is estimated by OpenCV.
 
 The same frames have the same flow on every x86-64 machine with the same OpenCV: it runs in one thread, because DIS
 splits the image into one independent stripe per thread, and without code that OpenCV selects by CPU model. All
 parameters are recorded.
-
-The streams that a job writes in addition to RGB: audio and optical flow.
 """
 
 from __future__ import annotations

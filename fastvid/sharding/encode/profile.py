@@ -1,11 +1,9 @@
-"""The class of profiles: the parameters with which samples are encoded.
+"""Profiles: the parameters with which samples are encoded, and what they mean for ffmpeg.
 
-Options of each encoder: GOP structure, determinism, and equal headers for equal sizes.
-
-Choose what ffmpeg decodes for some frames of a source: from the first packet, or from a key frame before them.
-
-The frames that are written, and so their bytes, are the same either way: filters select frames by their times, never
-by counting from where decoding began.
+`ENCODER_OPTIONS` has the options of each encoder: GOP structure, determinism, and equal headers for equal sizes.
+`plan_window` chooses what ffmpeg decodes for some frames of a source: from the first packet, or from a key frame before
+them. The frames that are written, and so their bytes, are the same either way: filters select frames by their times,
+never by counting from where decoding began.
 """
 
 from __future__ import annotations

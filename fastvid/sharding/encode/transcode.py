@@ -1,16 +1,13 @@
-"""Decode an encoded sample once, from memory, and check it against the guarantees of the format.
-
-Run ffmpeg on one source, within resource limits, and detect damage from its log.
+"""Runs ffmpeg on one source within resource limits, detects damage from its log, and checks what it wrote.
 
 ffmpeg exits with 0 even if frames are lost, concealed or decoded from encrypted data. So a source is rejected if
 ffmpeg's demuxer or video decoder reports any error, or if a frame is marked as corrupt. Errors of other streams'
 decoders are ignored. Not all damage is detected: decoders of HEVC, VP9 and MJPEG decode most flipped bits without an
 error.
 
-Make the flow stream of an encoded RGB stream: decode, estimate, encode and verify.
-
-One frame is in memory at a time. Flow is encoded at the same quality as RGB, and takes about as many bytes; one level
-is 0.16 pixels. With DIS it takes longer than RGB, with TV-L1 far longer.
+Each sample is decoded once, from memory, and checked against the guarantees of the format. The flow of a sample is
+estimated from it and encoded at the same quality, with one frame in memory at a time; it takes about as many bytes. One
+level is 0.16 pixels. With DIS flow takes longer than RGB, with TV-L1 far longer.
 """
 
 from __future__ import annotations

@@ -215,12 +215,6 @@ class LocalEngine:
         self._startup_deaths = 0
         self._unfinished: list[list[SourceTask]] = []
 
-    def __enter__(self) -> LocalEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def run(self, tasks: Iterable[SourceTask]) -> Iterator[Outcome]:
         """See `fastvid.sharding.engines.local.Engine`."""
         waiting = group_by_file(tasks)

@@ -240,11 +240,11 @@ def index_tars(
         raise UsageError("tars are indexed on a local disk", file=storage.url)
     folder = storage
 
-    def prepare(blocked: tuple[str, ...]) -> ShardWork:
+    def prepare() -> ShardWork:
         tars = _tars(folder, paths, linked=out is not None)
         classes, named = name_classes({tar.stem: tar.samples for tar in tars}, class_names)
         tars = [replace(tar, samples=named[tar.stem]) for tar in tars]
-        work = IndexShards(folder, tars, replace(settings, blocked=blocked), classes=classes)
+        work = IndexShards(folder, tars, settings, classes=classes)
         if folder.exists(DATASET_JSON) and Staging(folder).job() != work.identity:
             raise UsageError(
                 "a dataset exists already", file=folder.url, hint="run `fastvid index` on it alone to rebuild it"

@@ -92,13 +92,14 @@ class JobReport:
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
 
 
-def run(storage: Storage, how: How, prepare: Callable[[tuple[str, ...]], ShardWork]) -> JobReport:
+def run(storage: Storage, how: How, prepare: Callable[[], ShardWork]) -> JobReport:
     """Make a dataset in a folder: lock it, process what is missing, and commit unless only a part is made.
 
-    `prepare` returns the work, given the SHA-256 of the blocked sources; it is called while the folder is locked.
+    `prepare` returns the work; it is called while the folder is locked.
     """
     with lock_folder(storage, how.mine) as check:
-        work = prepare(read_blocked(storage))
+        work = prepare()
+        work.settings = replace(work.settings, blocked=read_blocked(storage))
         job = Job(storage, work, how)
         if storage.exists(DATASET_JSON):
             # A job that was killed after its commit only has to delete its files.
@@ -269,18 +270,16 @@ def run_job(
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     storage = open_storage(out)
 
-    def prepare(blocked: tuple[str, ...]) -> ShardWork:
-        return EncodeShards(
-            storage,
-            found,
-            replace(settings, blocked=blocked),
-            seed=seed,
-            samples_per_shard=samples_per_shard,
-            scratch=scratch,
-            drop_duplicates=drop_duplicates,
-        )
-
-    return run(storage, how, prepare)
+    work = EncodeShards(
+        storage,
+        found,
+        settings,
+        seed=seed,
+        samples_per_shard=samples_per_shard,
+        scratch=scratch,
+        drop_duplicates=drop_duplicates,
+    )
+    return run(storage, how, lambda: work)
 
 
 def choose_settings(

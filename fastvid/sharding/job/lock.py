@@ -1,21 +1,13 @@
-"""Locks a dataset's folder for one job: a whole job excludes all others, a part only itself and whole jobs.
+"""What keeps jobs apart and lets them resume: locks and leases, records of progress, scratch folders, and staging.
 
-On a local or shared disk, kernel locks are used; the kernel releases those of a killed process. An object store has no
-locks, so each job writes an object, a lease, and updates it every few seconds; a lease that has not changed for longer
-belongs to a dead job.
+A whole job excludes all others from a dataset's folder, a part only itself and whole jobs. On a local or shared disk,
+kernel locks are used; the kernel releases those of a killed process. An object store has no locks, so each job writes
+an object, a lease, and updates it every few seconds; a lease that has not changed for longer belongs to a dead job.
 
-Records the progress of every process of a job, for ``fastvid status``, in one small file each.
-
-The files are next to the ledger's parts and rewritten every few seconds. Nothing depends on them; locks are in
-`fastvid.sharding.job.lock`.
-
-Local scratch folders for jobs whose dataset is in an object store; the next run on this machine finds them.
-
-Finished shards are in the store, so another machine can resume the job; it encodes again what was waiting here.
-
-Stores encoded samples until their shard is complete, so that a killed job loses only what was being encoded.
-
-They are in the folder of the ledger's parts, which shows every other command that a job is unfinished.
+Every process of a job records its progress for ``fastvid status`` in a small file next to the ledger's parts. Nothing
+depends on it. Encoded samples wait there until their shard is complete, so that a killed job loses only what was being
+encoded; if the dataset is in an object store, they wait in a local scratch folder, which the next run on this machine
+finds. Another machine encodes them again.
 """
 
 from __future__ import annotations
@@ -33,7 +25,6 @@ import tempfile
 import threading
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,11 +32,8 @@ from typing import Any, Final
 
 from fastvid.errors import FormatError, JobError, StorageError
 from fastvid.format.schema import LEDGER_PARTS
-from fastvid.media.timing import Reason
 from fastvid.runtime.processes import is_dead, lock_file, namespace
-from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import sha256
-from fastvid.sharding.job.ledger import Part
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage
@@ -134,14 +122,13 @@ def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
 
 @contextlib.contextmanager
 def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
-    own = f"{_LEASES}job.json" if part is None else f"{_LEASES}part-{part.index}-of-{part.of}.json"
+    own = f"{_LEASES}{_own_name(part)}"
     lease = _JobLease(storage, own)
     lease.take()
     try:
         # Write the own lease before looking for others: of two jobs that begin at once, at least one sees the other.
-        others = [
-            name for name in storage.list(_LEASES) if name != own and (part is None or name == f"{_LEASES}job.json")
-        ]
+        whole = f"{_LEASES}{_own_name(None)}"
+        others = [name for name in storage.list(_LEASES) if name != own and (part is None or name == whole)]
         _wait_until_dead(storage, others)
         if part is None:
             for name in others:
@@ -151,23 +138,43 @@ def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
         lease.release()
 
 
+class _Beats(threading.Thread):
+    """Calls a function every BEAT_SECONDS until it is stopped, at first after `first` seconds."""
+
+    def __init__(self, name: str, beat: Callable[[], None], first: float | None = None) -> None:
+        super().__init__(name=name, daemon=True)
+        self._beat, self._first, self._over = beat, first, threading.Event()
+
+    def run(self) -> None:
+        """See `threading.Thread`."""
+        wait = BEAT_SECONDS if self._first is None else self._first
+        while not self._over.wait(wait):
+            self._beat()
+            wait = BEAT_SECONDS
+
+    def stop(self) -> None:
+        """Wait until the last call has ended."""
+        self._over.set()
+        self.join()
+
+
 class _JobLease:
     """One lease and the thread that renews it."""
 
     def __init__(self, storage: Storage, name: str) -> None:
         self.storage, self.name = storage, name
-        self._owner, self._beats = uuid.uuid4().hex, 0
+        self._owner, self._number = uuid.uuid4().hex, 0
         self._content = b""
-        self._over, self._lost = threading.Event(), False
-        self._thread = threading.Thread(target=self._keep, name="fastvid-lease", daemon=True)
+        self._lost, self._since = False, time.monotonic()
+        self._beats = _Beats("fastvid-lease", self._renew)
 
     def take(self) -> None:
         """Acquire the lease, also from a dead job."""
         content, expected = self._next(), None
         while not self.storage.swap(self.name, content, expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
-        self._content = content
-        self._thread.start()
+        self._content, self._since = content, time.monotonic()
+        self._beats.start()
 
     def check(self) -> None:
         """Raise JobError if another job has taken over the lease."""
@@ -180,34 +187,36 @@ class _JobLease:
 
     def release(self) -> None:
         """Release the lease, if it still belongs to this job."""
-        self._over.set()
-        self._thread.join()
+        self._beats.stop()
         try:
             if not self._lost and self.storage.exists(self.name) and self.storage.read(self.name) == self._content:
                 self.storage.delete(self.name)
         except StorageError as error:
             _LOG.warning("a lease could not be released and lasts %.0f s more: %s", LEASE_SECONDS, error)
 
-    def _keep(self) -> None:
-        since = time.monotonic()
-        while not self._over.wait(BEAT_SECONDS):
-            content = self._next()
-            try:
-                if not self.storage.swap(self.name, content, self._content):
-                    self._lost = True
-                    return
-                self._content, since = content, time.monotonic()
-            except StorageError as error:
-                _LOG.warning("the lease of this job could not be renewed: %s", error)
-                if time.monotonic() - since > LEASE_SECONDS:
-                    self._lost = True
-                    return
+    def _renew(self) -> None:
+        if self._lost:
+            return
+        content = self._next()
+        try:
+            self._lost = not self.storage.swap(self.name, content, self._content)
+            self._content, self._since = content, time.monotonic()
+        except StorageError as error:
+            _LOG.warning("the lease of this job could not be renewed: %s", error)
+            self._lost = time.monotonic() - self._since > LEASE_SECONDS
 
     def _next(self) -> bytes:
-        self._beats += 1
-        process = {"host": socket.gethostname(), "namespace": namespace(), "pid": os.getpid()}
-        record = {"owner": self._owner, **process, "beat": self._beats}
-        return (json.dumps(record) + "\n").encode()
+        self._number += 1
+        return (json.dumps({"owner": self._owner, **_this_process(), "beat": self._number}) + "\n").encode()
+
+
+def _this_process() -> dict[str, Any]:
+    return {"host": socket.gethostname(), "namespace": namespace(), "pid": os.getpid()}
+
+
+def _own_name(part: JobPart | None) -> str:
+    """Return the name of the record of a whole job, or of a part."""
+    return "job.json" if part is None else f"part-{part.index}-of-{part.of}.json"
 
 
 def _wait_until_dead(storage: Storage, names: list[str]) -> dict[str, bytes]:
@@ -262,72 +271,35 @@ _FIRST_SECONDS: Final = 2.0  # the second record, which has the results of earli
 
 
 class Heartbeat:
-    """Records the progress of one process of a job, while the block runs and once at its end."""
+    """Records the progress of one process of a job, while the block runs and once at its end.
+
+    `command`: what runs it. `progress`: what its record says beyond that, see `fastvid.sharding.job.status.PartStatus`.
+    """
 
     def __init__(
-        self,
-        storage: Storage,
-        command: str,
-        part: JobPart | None,
-        progress: Progress,
-        *,
-        parts: Mapping[int, Part],
-        shards: int,
-        all_shards: int,
+        self, storage: Storage, command: str, part: JobPart | None, progress: Callable[[], Mapping[str, Any]]
     ) -> None:
-        self._storage, self._progress, self._parts = storage, progress, parts
-        name = "job" if part is None else f"part-{part.index}-of-{part.of}"
-        self._name = f"{PROGRESS}/{name}.json"
-        self._fixed = {
-            "command": command,
-            "part": None if part is None else str(part),
-            "host": socket.gethostname(),
-            "namespace": namespace(),
-            "pid": os.getpid(),
-            "shards": shards,
-            "all_shards": all_shards,
-        }
-        self.reasons: Counter[Reason] = Counter()
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="fastvid-heartbeat", daemon=True)
+        self._storage, self._progress = storage, progress
+        self._name = f"{PROGRESS}/{_own_name(part)}"
+        self._fixed = {"command": command, "part": None if part is None else str(part), **_this_process()}
+        self._beats = _Beats("fastvid-heartbeat", lambda: self._write("running"), first=_FIRST_SECONDS)
 
     def __enter__(self) -> Heartbeat:
         self._fixed["started"] = utc_now()
         self._write("running")
-        self._thread.start()
+        self._beats.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
+        self._beats.stop()
         self._write("finished" if kind is None else "failed")
 
-    def _keep(self) -> None:
-        wait = _FIRST_SECONDS
-        while not self._over.wait(wait):
-            self._write("running")
-            wait = BEAT_SECONDS
-
     def _write(self, state: str) -> None:
+        record = {**self._fixed, "state": state, "time": utc_now(), **self._progress()}
         try:
-            self._storage.write(self._name, (json.dumps(self._record(state), sort_keys=True) + "\n").encode())
+            self._storage.write(self._name, (json.dumps(record, sort_keys=True) + "\n").encode())
         except StorageError as error:
             _LOG.warning("progress could not be recorded for `fastvid status`: %s", error)
-
-    def _record(self, state: str) -> dict[str, Any]:
-        progress = self._progress
-        done = [part for part in list(self._parts.values()) if part.digest is not None]
-        return self._fixed | {
-            "state": state,
-            "time": utc_now(),
-            "shards_done": len(self._parts),
-            "sources": progress.total,
-            "sources_done": progress.done,
-            "rejected": progress.rejected,
-            "reasons": {reason.value: count for reason, count in sorted(self.reasons.items())},
-            "bytes": sum(part.digest.bytes for part in done if part.digest is not None),
-            "sources_per_second": round(progress.rate(time.monotonic()), 4),
-        }
 
 
 def utc_now() -> str:

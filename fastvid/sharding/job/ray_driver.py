@@ -59,7 +59,7 @@ class _Cluster:
         _connect(ray, start["address"], start["workers"])
         self._job = ray.put(pickle.loads(Path(start["job"]).read_bytes()))  # noqa: S301 - the job itself wrote it
         self._waiting = deque[int](start["shards"])
-        self._tries: Counter[int] = Counter()
+        self._tries: Counter[str] = Counter()
         self._nodes: dict[str, tuple[Any, int]] = {}  # actor and CPUs of each node that works, by its id
         self._running: dict[Any, tuple[str, int | None]] = {}  # node and shard of each call; None while a node starts
         self._looked_at, self._size = 0.0, ""
@@ -101,10 +101,11 @@ class _Cluster:
     def _lose(self, node: str, shard: int | None, error: Exception) -> None:
         """Forget a node whose process died; another one makes its shard."""
         self._nodes.pop(node, None)
+        what = f"node {node}" if shard is None else f"shard {shard}"
+        self._tries[what] += 1
+        if self._tries[what] > _RETRIES:
+            raise WorkerError(f"{what} has failed {self._tries[what]} times on the Ray cluster: {_summarize(error)}")
         if shard is not None:
-            self._tries[shard] += 1
-            if self._tries[shard] > _RETRIES:
-                raise WorkerError(f"shard {shard} has failed {_RETRIES} times on the Ray cluster: {_summarize(error)}")
             self._waiting.appendleft(shard)
 
     def _look(self) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,11 @@
-"""Annotations of a sample as members of its tar, so that other tools need no other file of the dataset.
+"""Annotations of a sample as members of its tar, and a dataset restored from such tars alone.
 
-Restores a dataset from fastvid's own tars alone: its records and annotations as the tars tell them.
+Other tools, and fastvid itself, then need no other file of the dataset.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import logging
@@ -50,12 +51,13 @@ _RECORD: Final = "dataset"
 _COPY: Final = "copy"  # codec of profiles that do not encode
 _MARK: Final = {"format": "fastvid"}  # tells our record from a field of the same name
 _SEGMENT: Final = ("parent", "start_seconds", "end_seconds", "bad_frames")  # the JSON of a segment has them anyway
-_FROM_TEXT: Final[Mapping[str, Callable[[str], Any]]] = {
-    "bytes": bytes.fromhex,
-    "datetime": datetime.datetime.fromisoformat,
-    "date": datetime.date.fromisoformat,
-    "time": datetime.time.fromisoformat,
-    "decimal": Decimal,
+# Types that JSON lacks, and how their text becomes a value again; a date that has a time comes first.
+_AS_TEXT: Final[Mapping[str, tuple[type, Callable[[str], Any]]]] = {
+    "bytes": (bytes, bytes.fromhex),
+    "datetime": (datetime.datetime, datetime.datetime.fromisoformat),
+    "date": (datetime.date, datetime.date.fromisoformat),
+    "time": (datetime.time, datetime.time.fromisoformat),
+    "decimal": (Decimal, Decimal),
 }
 # Facts, which the JSON has anyway, and what is only true of one generation.
 _LEFT_OUT: Final = (*ANNOTATION_FIELDS, *FACT_FIELDS)
@@ -208,20 +210,13 @@ def _lost_type(value: Any) -> str | None:
     """Return the type of a value that JSON lacks; None for others."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    kinds = (
-        ("bytes", bytes),
-        ("datetime", datetime.datetime),
-        ("date", datetime.date),
-        ("time", datetime.time),
-        ("decimal", Decimal),
-    )
-    return next((name for name, kind in kinds if isinstance(value, kind)), None)
+    return next((name for name, (kind, _) in _AS_TEXT.items() if isinstance(value, kind)), None)
 
 
 def _from_json(value: Any, kind: str | None) -> Any:
     if kind is None:
         return value
-    return _FROM_TEXT[kind](value) if kind in _FROM_TEXT else float(kind)
+    return _AS_TEXT[kind][1](value) if kind in _AS_TEXT else float(kind)
 
 
 def _json_value(value: Any) -> Any:
@@ -242,23 +237,6 @@ def _json_value(value: Any) -> Any:
 _LOG = logging.getLogger(__name__)
 
 _ID_DIGITS: Final = 32  # hex digits of the tars' digests that form the dataset's id
-_UNITS: Final = ("s", "ms", "us", "ns")
-_TYPES_restore: Final = {
-    str(kind): kind
-    for kind in (
-        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
-        *(pa.float16(), pa.float32(), pa.float64(), pa.bool_(), pa.string(), pa.large_string(), pa.binary()),
-        *(
-            pa.large_binary(),
-            pa.date32(),
-            pa.date64(),
-            pa.null(),
-            *map(pa.timestamp, _UNITS),
-            *map(pa.duration, _UNITS),
-        ),
-        *(pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.time64("ns")),
-    )
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,8 +404,8 @@ def _typed(table: pa.Table, columns: Sequence[tuple[str, str]]) -> pa.Table:
 
 def _type(text: str) -> pa.DataType | None:
     """Return the type that pyarrow prints as `text`; None for a type that a column is not restored to."""
-    if text in _TYPES_restore:
-        return _TYPES_restore[text]
+    with contextlib.suppress(ValueError):
+        return pa.type_for_alias(text)
     if found := re.fullmatch(r"list<\w+: (.*)>", text):
         inner = _type(found[1])
         return None if inner is None else pa.list_(inner)

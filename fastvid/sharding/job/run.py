@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,6 +33,13 @@ from fastvid.sharding.job.restore import annotate_members, annotation_row, datas
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
 from fastvid.storage import LocalStorage, Storage
+
+_LOG = logging.getLogger(__name__)
+
+# A source that was too slow when run in parallel gets this much more time when it is retried alone.
+_PATIENCE: Final = 4.0
+# Parts of the ledger read in parallel: each costs three round trips to an object store.
+_READERS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,14 +235,6 @@ class EncodeShards(ShardWork):
             yield from ((source, sample) for sample in outcome.samples)
 
 
-_LOG = logging.getLogger(__name__)
-
-# A source that was too slow when run in parallel gets this much more time when it is retried alone.
-_PATIENCE: Final = 4.0
-# Parts of the ledger read in parallel: each costs three round trips to an object store.
-_READERS: Final = 16
-
-
 @runtime_checkable
 class ShardEngine(Protocol):
     """Makes whole shards elsewhere, which `Job.make` does there."""
@@ -261,20 +261,13 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
 
 
 class Job:
-    """Makes the shards of a dataset, for `run_job`, `index_tars` and `fastvid.sharding.change.add`.
+    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run` and `fastvid.sharding.change.add`.
 
     `storage`: folder of the job's records, which mark it as unfinished, and of the shards. `added_to`: the dataset that
     the shards are added to afterwards; None if they become a new one.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        work: ShardWork,
-        how: How,
-        *,
-        added_to: Storage | None = None,
-    ) -> None:
+    def __init__(self, storage: Storage, work: ShardWork, how: How, *, added_to: Storage | None = None) -> None:
         self.storage, self.work, self._how, self._added_to = storage, work, how, added_to
         self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
         self.staging = Staging(storage, work.scratch, work.encoder)
@@ -285,15 +278,8 @@ class Job:
         self._whole = part is None
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
-        self.heartbeat = Heartbeat(
-            storage,
-            how.command,
-            part,
-            self.progress,
-            parts=self.parts,
-            shards=len(self._mine),
-            all_shards=len(self.shards),
-        )
+        self.reasons: Counter[Reason] = Counter()
+        self.heartbeat = Heartbeat(storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
@@ -316,6 +302,20 @@ class Job:
             finally:
                 self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
+
+    def _record(self) -> dict[str, Any]:
+        progress, parts = self.progress, list(self.parts.values())
+        return {
+            "shards": len(self._mine),
+            "all_shards": len(self.shards),
+            "shards_done": len(parts),
+            "sources": progress.total,
+            "sources_done": progress.done,
+            "rejected": progress.rejected,
+            "reasons": {reason.value: count for reason, count in sorted(self.reasons.items())},
+            "bytes": sum(part.digest.bytes for part in parts if part.digest is not None),
+            "sources_per_second": round(progress.rate(time.monotonic()), 4),
+        }
 
     def end(self) -> None:
         """Delete all temporary files of the job."""
@@ -380,15 +380,21 @@ class Job:
         for shard in engine.make_shards(self.work, self._how, todo):
             self._check()
             self.parts[shard] = part = read_part(self.storage, self.stems[shard])
-            for row in part.rows:
-                rejected = row["status"] != "packed"
-                if rejected:
-                    _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
-                    self.heartbeat.reasons[Reason(row["reason"])] += 1
-                self.progress.advance(rejected=rejected)
+            rejected = [row for row in part.rows if row["status"] != "packed"]
+            for row in rejected:
+                _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
+            self.reasons.update(Reason(row["reason"]) for row in rejected)
+            for number in range(len(self.shards[shard])):
+                self.progress.advance(rejected=number < len(rejected))
 
     def _find_parts(self) -> None:
-        """Load the records of the shards that earlier runs have made."""
+        """Clear away what killed runs were writing, and load the records of the shards that earlier runs have made."""
+        for folder in (self.storage, self.work.scratch):
+            if isinstance(folder, LocalStorage):
+                if self._whole:
+                    folder.sweep()
+                else:
+                    folder.sweep_dead()
         found = part_stems(self.storage)
         known = [shard for shard in self._mine if self.stems[shard] in found]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
@@ -399,17 +405,11 @@ class Job:
             packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
             self.outages.add_readable(one for one in self.shards[shard] if encode_name(one.id) in packed)
             rejected = [Reason(row["reason"]) for row in part.rows if row["status"] != "packed"]
-            self.heartbeat.reasons.update(rejected)
+            self.reasons.update(rejected)
             self.progress.take(len(self.shards[shard]), rejected=len(rejected))
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
         """Load the outcomes that wait since earlier runs; yield the slots that must still be processed, in order."""
-        for folder in (self.storage, self.work.scratch):
-            if isinstance(folder, LocalStorage):
-                if self._whole:
-                    folder.sweep()
-                else:
-                    folder.sweep_dead()
         staged = self.staging.slots()
         for shard in self._mine:
             stem, sources = self.stems[shard], self.shards[shard]
@@ -456,7 +456,7 @@ class Job:
 
     def _count(self, outcome: Outcome) -> None:
         if outcome.reason is not None:
-            self.heartbeat.reasons[outcome.reason] += 1
+            self.reasons[outcome.reason] += 1
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""

@@ -200,9 +200,7 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
     running = [part for part in parts if part.state == "running"]
     sources = int(identity.get("sources", {}).get("number", 0))
     done, rejected = sum(part.sources_done for part in parts), sum(part.rejected for part in parts)
-    reasons: Counter[str] = Counter()
-    for part in parts:
-        reasons.update(part.reasons)
+    reasons = sum((Counter(part.reasons) for part in parts), Counter[str]())
     rate = sum(part.sources_per_second for part in running)
     left = [(part.sources - part.sources_done) / part.sources_per_second for part in running if part.sources_per_second]
     state = "running" if running else "uncommitted" if shards_done == shards else "interrupted"

@@ -150,10 +150,8 @@ def index_lerobot(
     dataset = read_lerobot(source)
     found, storage = episode_sources(dataset), open_storage(out)
 
-    def prepare(blocked: tuple[str, ...]) -> ShardWork:
-        return IndexEpisodes(storage, dataset, found, replace(settings, blocked=blocked), episodes_per_shard)
-
-    return run(storage, chosen, prepare)
+    work = IndexEpisodes(storage, dataset, found, settings, episodes_per_shard)
+    return run(storage, chosen, lambda: work)
 
 
 def shard_lerobot(
@@ -204,8 +202,5 @@ def shard_lerobot(
     dataset = read_lerobot(source)
     found, storage = episode_sources(dataset), open_storage(out)
 
-    def prepare(blocked: tuple[str, ...]) -> ShardWork:
-        known = replace(settings, blocked=blocked)
-        return EncodeEpisodes(storage, dataset, found, known, episodes_per_shard, scratch)
-
-    return run(storage, chosen_how, prepare)
+    work = EncodeEpisodes(storage, dataset, found, settings, episodes_per_shard, scratch)
+    return run(storage, chosen_how, lambda: work)

@@ -149,17 +149,18 @@ def read_lerobot(source: str) -> LeRobotDataset:
 
 
 def _json(storage: Storage, name: str) -> Any:
+    return _parsed(storage.read(name), storage, name)
+
+
+def _parsed(text: bytes, storage: Storage, name: str) -> Any:
     try:
-        return json.loads(storage.read(name))
+        return json.loads(text)
     except ValueError as error:
         raise FormatError(f"cannot parse JSON: {error}", file=f"{storage.url}/{name}") from error
 
 
 def _json_lines(storage: Storage, name: str) -> list[Any]:
-    try:
-        return [json.loads(line) for line in storage.read(name).splitlines() if line.strip()]
-    except ValueError as error:
-        raise FormatError(f"cannot parse JSON: {error}", file=f"{storage.url}/{name}") from error
+    return [_parsed(line, storage, name) for line in storage.read(name).splitlines() if line.strip()]
 
 
 def _old_tasks(storage: Storage) -> tuple[str, ...]:

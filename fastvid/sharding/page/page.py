@@ -18,9 +18,9 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.media.timing import MEANING, Reason
 from fastvid.report.charts import COLOURS, bars
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
-from fastvid.runtime.values import count, duration, percent, shares, size, things
+from fastvid.runtime.values import count, duration, percent, size, things
 from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
-from fastvid.sharding.page.summary import ClassCount, Summary
+from fastvid.sharding.page.summary import ClassCount, Summary, describe
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
@@ -177,20 +177,8 @@ def _short(example: str) -> str:
 
 def encoding_section(summary: Summary) -> Section:
     """Return the section with durations, sizes and rates, the profile and the generations."""
-    shard, encoding = summary.generation.shards[0], summary.encoding
-    shortest, median, longest = map(duration, np.quantile(summary.seconds, [0, 0.5, 1]).tolist())
-    video = {
-        "duration": f"{shortest} shortest, {median} median, {longest} longest",
-        "codec": shares(encoding.codecs),
-        "colour": shares(encoding.colours),
-        "bit rate": f"{encoding.bit_rate / 1000:.0f} kbit/s",
-        "packets per key frame": f"{encoding.packets_per_key:.1f}",
-        "droppable packets": percent(encoding.droppable_share, 1),
-        "decoded whole": f"{count(encoding.whole)} of {things(encoding.num_samples, 'sample')}",
-        "profile": _profile(shard.profile),
-        "encoder": _encoder(shard.encoder),
-    }
-    read = "" if encoding.is_complete else f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+    shard = summary.generation.shards[0]
+    video = describe(summary) | {"profile": _profile(shard.profile), "encoder": _encoder(shard.encoder)}
     past = {
         f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
         for one in summary.history
@@ -198,7 +186,7 @@ def encoding_section(summary: Summary) -> Section:
     cards = (
         card("Frame size", _common(summary.sizes), aside="width x height in pixels"),
         card("Frame rate", _common(summary.rates), aside="frames per second"),
-        card("Video", definitions(video), aside=read),
+        card("Video", definitions(video)),
         card("History", definitions(past), aside="generations that can be opened"),
     )
     return Section("Encoding", grid(*cards), "Over all visible samples.")

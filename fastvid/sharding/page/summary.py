@@ -19,6 +19,7 @@ from fastvid.errors import FormatError
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, from_parquet
 from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
+from fastvid.runtime.values import count, duration, percent, shares, size, things
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import Storage, open_storage
 
@@ -349,6 +350,41 @@ def summarize(url: str, *, generation: int | str | None = None) -> Summary:
         removed=int(np.count_nonzero(hidden)),
         ledger=read_ledger(storage)[0] if storage.exists(LEDGER) else None,
     )
+
+
+def describe(summary: Summary) -> dict[str, str]:
+    """Return how long, large and encoded the samples are, as text by name; there must be a sample."""
+    encoding, extras = summary.encoding, summary.generation.extras
+    shortest, median, longest = map(duration, np.quantile(summary.seconds, [0, 0.5, 1]).tolist())
+    places = [f"{size(summary.tar_bytes)} of tars"] if summary.tar_bytes else []
+    places += [f"{things(summary.in_place, 'video')} in place"] if summary.in_place else []
+    found = {
+        "video": f"{duration(float(summary.seconds.sum()))}, {count(int(summary.num_frames.sum()))} frames",
+        "duration": f"{shortest} shortest, {median} median, {longest} longest",
+        "size": shares(summary.sizes),
+        "rate": shares(summary.rates) + " frames per second",
+        "bytes": " and ".join(places),
+    }
+    if encoding.num_samples:
+        per_clip = size(encoding.bytes / encoding.num_samples)
+        found["bytes"] += f", {per_clip} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
+        found["colour"] = shares(encoding.colours)
+        found["codec"] = f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"
+        rare = percent(encoding.droppable_share, 1)
+        found["packets"] = f"{encoding.packets_per_key:.1f} per key frame, {rare} are not referenced"
+        if encoding.conforming < encoding.num_samples and summary.tar_bytes:
+            found["conforming"] = percent(encoding.conforming, encoding.num_samples)
+        if encoding.whole:
+            share = percent(encoding.whole, encoding.num_samples)
+            found["whole"] = f"{share} of the samples are decoded from their first packet"
+        if not encoding.is_complete:
+            read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+            found[""] = f"bytes per clip, colour, codec and packets are those of {read}"
+    if flow := extras.get("flow"):
+        found["flow"] = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
+    if "audio" in extras:
+        found["audio"] = {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")
+    return found
 
 
 def _named(value: Any) -> str:

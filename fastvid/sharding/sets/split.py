@@ -1,14 +1,10 @@
-"""Divide groups of samples by shares: no group is divided, classes keep their proportions, the order does not matter.
+"""Divides samples: into the splits of a dataset, or as a subset that becomes a dataset, without encoding.
 
-Groups are visited stratum by stratum, inside a stratum in the order of a keyed hash of their names, and each goes to
-the side that lacks most of what its share of the samples so far would be. Therefore, with k sides and a largest group
-of G samples, every stratum has in every side its share of samples to within (k - 1) * G, and so has the whole: each
-running count is between -(1 - 1/k) * G and (k - 1) * (1 - 1/k) * G below its share, and a stratum is the difference of
-two of them.
-
-Write a split column for the samples of a dataset: groups stay together, classes keep their proportions.
-
-Make a dataset of some of the samples of another one, without encoding.
+No group of samples is divided, classes keep their proportions, and the order of samples does not matter. Groups are
+visited stratum by stratum, inside a stratum in the order of a keyed hash of their names, and each goes to the side that
+lacks most of what its share of the samples so far would be. Therefore, with k sides and a largest group of G samples,
+every stratum has in every side its share of samples to within (k - 1) * G, and so has the whole: each running count is
+between -(1 - 1/k) * G and (k - 1) * (1 - 1/k) * G below its share, and a stratum is the difference of two of them.
 """
 
 from __future__ import annotations

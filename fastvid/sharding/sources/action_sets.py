@@ -1,6 +1,4 @@
-"""Read annotation files where they lie: on a disk, in an object store, or on the web.
-
-Annotations of action recognition data sets, in the form in which each was published.
+"""Annotations of action recognition data sets, in the form in which each was published.
 
 kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
 ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
@@ -8,6 +6,8 @@ hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
 sthv2:DIR      labels.json, train.json, validation.json, test.json
 charades:FILE  id,subject,scene,...,actions,length with actions "c092 11.90 21.20;c147 0.00 12.60"; multi-label
 ava:FILE       video_id,timestamp,x1,y1,x2,y2,action_id,person_id without a header; multi-label
+
+Files are read where they lie, see `AnnotationFile`: on a disk, in an object store, or on the web.
 """
 
 from __future__ import annotations

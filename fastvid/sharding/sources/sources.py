@@ -1,8 +1,7 @@
-"""What file names tell: which are videos, and which split they belong to.
+"""The sources of a job: videos below folders, in buckets and at URLs, with their annotations and keys.
 
-List files that may be sources: below folders, in buckets, and at URLs.
-
-Find the videos of a dataset in folders, match them with annotations, and assign keys.
+`find_files` lists what may be a video, by its ending. `find_sources` gives each file the class and split of its folder,
+or finds the file of each row of annotations. `assign_keys` names the samples.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Map the columns of any table to those of fastvid, and make one row of each segment of a video.
+"""Rows of annotations: tables of any columns, and what a row may contain.
 
-Read tables as rows of column values: CSV with a header, JSON, JSON Lines and Parquet.
-
-Rows of annotations, the order of their classes, and what a row cannot contain.
+A table, CSV with a header, JSON, JSON Lines or Parquet, is read as rows of column values with their numbers, so that an
+error can name the row. `Columns` maps any columns to those of fastvid, and makes one row of each segment of a video.
+`AnnotationRow` is what all formats become.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Read tars of other tools: samples, their videos, and labels and columns from other members.
+"""Sources inside other files: videos in tars of other tools, and the samples of datasets.
 
-Take the samples of datasets as sources of another job, with their annotations: keys, labels, captions, splits.
-
-Gather all sources of a job: videos in folders, in tars of other tools, or in datasets, to be re-encoded.
+A tar's labels, captions and columns come from the members beside each video, a dataset's from its annotations.
+`gather_sources` returns the sources of a job from any roots.
 """
 
 from __future__ import annotations

@@ -12,23 +12,15 @@ from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
+import msgspec
+
 from fastvid.errors import FormatError, error_from_json, error_to_json
-from fastvid.format.generations import ShardRecord
-from fastvid.format.in_place import Root
-from fastvid.format.schema import FOREIGN
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack
 from fastvid.sharding.engines.local import Child, Parent
-from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check_foreign, check_in_place, check_shard
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 
 _MODULE: Final = "fastvid.sharding.verify.check_processes"
-
-
-def check(task: ShardTask) -> Findings:
-    """Run a task in this process; see `check_shard`."""
-    if task.record.is_in_place:
-        return check_in_place(task)
-    return check_foreign(task) if task.record.profile.get("name") == FOREIGN else check_shard(task)
 
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
@@ -48,10 +40,10 @@ def main() -> None:
     """Run the parent's tasks until it closes the connection."""
     parent = Parent()
     while True:
-        task = _task(parent.messages.get())
+        task = msgspec.convert(parent.messages.get(), ShardTask)
         faults.reach(f"check {task.record.name}")
         try:
-            answer = _to_json(check(task))
+            answer = msgspec.to_builtins(check(task), str_keys=True)
         except Exception as error:  # noqa: BLE001 - the parent handles it
             answer = {"error": error_to_json(error)}
         parent.send(pack(answer))
@@ -97,30 +89,21 @@ def _run(
                 child.kill()
 
 
-def _task(record: Mapping[str, Any]) -> ShardTask:
-    rest = {"record": ShardRecord(**record["record"]), "streams": tuple(record["streams"])}
-    rest["root"] = None if record["root"] is None else Root(**record["root"])
-    return ShardTask(**{**record, **rest, "rows": tuple(record["rows"])})
-
-
-def _to_json(findings: Findings) -> dict[str, Any]:
-    facts = [(int(row), key, source, int(frames)) for row, (key, source, frames) in findings.facts.items()]
-    return {"problems": findings.problems, "checked": findings.checked, "facts": facts, "samples": findings.samples}
-
-
 def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:
-    """Parse and check the result of `_to_json`; return the findings, or the exception that the check raised."""
+    """Return the findings of a message after checking them, or the exception that the check raised."""
     try:
         if "error" in header:
             return error_from_json(header["error"])
-        problems = [Problem(*map(str, problem)) for problem in header["problems"]]
-        if any(problem.check not in known for problem in problems):
-            raise FormatError(f"findings name an unknown check: {problems}")
-        checked = Counter({str(name): int(count) for name, count in header["checked"].items()})
-        facts = {int(row): (key, source, int(frames)) for row, key, source, frames in header["facts"]}
-        return Findings(problems, checked, facts, int(header["samples"]))
+        found = msgspec.convert(header, Findings, strict=False, dec_hook=_counter)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"cannot parse findings: {error!r}") from error
+    if any(problem.check not in known for problem in found.problems):
+        raise FormatError(f"findings name an unknown check: {found.problems}")
+    return found
+
+
+def _counter(_: type, value: Any) -> Counter[str]:
+    return Counter(msgspec.convert(value, dict[str, int]))
 
 
 if __name__ == "__main__":

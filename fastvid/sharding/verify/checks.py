@@ -1,9 +1,4 @@
-"""Checks one shard: its tar must be the committed one, and its sidecars must match the tar.
-
-Checks a shard that another tool wrote: indexing its videos again must reproduce the sidecar.
-
-Checks a shard of videos in place: its list must be the committed one, and its index must lead to the same frames.
-"""
+"""Checks one shard: its data must be the committed ones, and its sidecars must match them."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ from fastvid.errors import FastvidError, SourceError
 from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root, read_files
 from fastvid.format.packets import PacketTable
-from fastvid.format.schema import AUDIO, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
+from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
 from fastvid.media.ffmpeg import Limits
@@ -73,13 +68,8 @@ class Findings:
     samples: int = 0  # number of decoded samples
 
 
-def check_shard(task: ShardTask) -> Findings:
-    """Run a task on a shard that fastvid wrote; all problems are in the findings."""
-    return ShardAudit(task).run()
-
-
 class ShardAudit:
-    """Checks the shard of one task; a subclass overrides `look` for shards of other tools."""
+    """Checks the shard of one task: one that fastvid wrote."""
 
     def __init__(self, task: ShardTask) -> None:
         self.task, self.stem = task, task.record.name
@@ -342,99 +332,87 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def check_foreign(task: ShardTask) -> Findings:
-    """Run a task on a shard that `fastvid index` made of a foreign tar; all problems are in the findings."""
-    return _ForeignAudit(task).run()
+class _StoredAudit(ShardAudit):
+    """Checks a shard whose samples fastvid did not write, so that its facts say which they are."""
+
+    def chosen(self, entries: int) -> Iterator[tuple[Shard, Mapping[str, Any], Indexed, int, str]]:
+        """Yield sidecar, facts, index row, row and stream of what the task names, if all of them can be read.
+
+        `entries`: how many rows the facts must have, those of all streams of all samples.
+        """
+        shard, facts, streams = self.sidecar(self.task.record.samples), self.facts(), self.task.streams
+        self.findings.checked["parquet"] += self.task.files or self.task.alone
+        if facts is not None and facts.num_rows != entries:
+            self.note("parquet", f"facts have {facts.num_rows} rows, the generation {entries}")
+        if shard is None or facts is None or facts.num_rows != entries:
+            return
+        rows = facts.to_pylist()
+        for row in self.task.rows:
+            for place, stream in enumerate(streams):
+                fact = rows[row * len(streams) + place]
+                self.findings.facts.setdefault(row, (fact["key"], fact["source_id"], fact["num_frames"]))
+                self.findings.samples += not place
+                self.findings.checked.update(("index", "decode", "plan"))
+                stored = index_row(shard, row, stream)
+                if isinstance(stored, str):
+                    self.note("index", f"index row is broken: {stored}", fact["key"], stream)
+                else:
+                    yield shard, fact, stored, row, stream
 
 
-class _ForeignAudit(ShardAudit):
+class _ForeignAudit(_StoredAudit):
+    """A tar of another tool: indexing its videos again must reproduce the sidecar."""
+
     def look(self, view: memoryview) -> None:
         """Check the contents of the tar."""
-        task, samples = self.task, self.task.record.samples
-        if task.files:
+        if self.task.files:
             self.tar_index(list(read_members(view)))
-        shard, facts = self.sidecar(samples), self.facts()
-        self.findings.checked["parquet"] += task.files or task.alone
-        if facts is not None and facts.num_rows != samples:
-            self.note("parquet", f"facts have {facts.num_rows} rows, the generation {samples}")
-        elif shard is not None and facts is not None:
-            rows = facts.to_pylist()
-            for row in task.rows:
-                self._sample(view, shard, rows[row], row)
+        for shard, fact, stored, row, stream in self.chosen(self.task.record.samples):
+            self.findings.checked["packets"] += 1
+            key, (offset, size), info = fact["key"], shard.member(row), stored.info
+            if (fact["member_offset"], fact["member_size"], fact["num_frames"]) != (offset, size, info.num_frames):
+                self.note("parquet", "facts and index row differ", key, stream)
+            data = view[offset : offset + size]
+            broken = list(check_packets(data, stored.table))
+            self.note_all(broken, key, stream)
+            if not broken:
+                self._again(bytes(data), stored, key, stream)
 
-    def _sample(self, view: memoryview, shard: Shard, fact: Mapping[str, Any], row: int) -> None:
-        key, (offset, size) = fact["key"], shard.member(row)
-        self.findings.facts[row] = (key, fact["source_id"], fact["num_frames"])
-        self.findings.samples += 1
-        self.findings.checked.update(("index", "packets", "decode", "plan"))
-        stored = index_row(shard, row, "rgb")
-        if isinstance(stored, str):
-            self.note("index", f"index row is broken: {stored}", key, "rgb")
-            return
-        info, table = stored.info, stored.table
-        if (fact["member_offset"], fact["member_size"], fact["num_frames"]) != (offset, size, info.num_frames):
-            self.note("parquet", "facts and index row differ", key, "rgb")
-        data = view[offset : offset + size]
-        broken = list(check_packets(data, table))
-        self.note_all(broken, key, "rgb")
-        if broken:
-            return
+    def _again(self, data: bytes, stored: Indexed, key: str, stream: str) -> None:
         try:
-            found = index_video(bytes(data), Limits())
+            found = index_video(data, Limits())
         except FastvidError as error:
-            self.note("decode", error.message, key, "rgb")
+            self.note("decode", error.message, key, stream)
             return
-        if found.info != info or not np.array_equal(found.records, table.records):
-            self.note("index", "indexing the video again gives a different index", key, "rgb")
-        if found.info.flags & StreamFlag.WHOLE and not info.flags & StreamFlag.WHOLE:
-            self.note("plan", "a part of the stream cannot be decoded on its own", key, "rgb")
+        if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
+            self.note("index", "indexing the video again gives a different index", key, stream)
+        if found.info.flags & StreamFlag.WHOLE and not stored.info.flags & StreamFlag.WHOLE:
+            self.note("plan", "a part of the stream cannot be decoded on its own", key, stream)
 
 
-def check_in_place(task: ShardTask) -> Findings:
-    """Run a task on a shard of videos in place; all problems are in the findings."""
-    return _InPlaceAudit(task).run()
+class _InPlaceAudit(_StoredAudit):
+    """Videos in place: their list must be the committed one, and their index must lead to the same frames."""
 
-
-class _InPlaceAudit(ShardAudit):
     def run(self) -> Findings:
         """Return the findings; raises only if the storage cannot be opened."""
-        task, record = self.task, self.task.record
+        record = self.task.record
         try:
             listed = self.storage.read(record.data)
-            self.findings.checked["files"] += task.files
+            self.findings.checked["files"] += self.task.files
+            entries = record.samples * len(self.task.streams)
             if len(listed) != record.bytes or sha256(listed) != record.sha256:
                 self.note("files", "list of files differs from its SHA-256")
+            elif (files := len(read_files(listed, file=record.data))) != entries:
+                self.note("files", f"list has {files} files for {record.samples} samples")
             else:
-                self._rows(len(read_files(listed, file=record.data)))
+                for shard, fact, stored, row, stream in self.chosen(entries):
+                    self._file(shard, fact, stored, row, stream)
         except FastvidError as error:
             self.note("files", error.message)
         return self.findings
 
-    def _rows(self, files: int) -> None:
-        task, record = self.task, self.task.record
-        if files != record.samples * len(task.streams):
-            self.note("files", f"list has {files} files for {record.samples} samples")
-            return
-        shard, facts = self.sidecar(record.samples), self.facts()
-        self.findings.checked["parquet"] += task.files or task.alone
-        if facts is not None and facts.num_rows != files:
-            self.note("parquet", f"facts have {facts.num_rows} rows, the list {files}")
-        elif shard is not None and facts is not None:
-            rows = facts.to_pylist()
-            for row in task.rows:
-                for place, stream in enumerate(task.streams):
-                    self._sample(shard, rows[row * len(task.streams) + place], row, stream)
-
-    def _sample(self, shard: Shard, fact: Mapping[str, Any], row: int, stream: str) -> None:
-        key = fact["key"]
-        self.findings.facts.setdefault(row, (key, fact["source_id"], fact["num_frames"]))
-        self.findings.samples += stream == self.task.streams[0]
-        self.findings.checked.update(("index", "decode", "plan"))
-        stored: str | Indexed = index_row(shard, row, stream)
-        if isinstance(stored, str):
-            self.note("index", f"index row is broken: {stored}", key, stream)
-            return
-        listed = shard.file(row, stream)
+    def _file(self, shard: Shard, fact: Mapping[str, Any], stored: Indexed, row: int, stream: str) -> None:
+        listed, key = shard.file(row, stream), fact["key"]
         if (listed.key, listed.stream, stored.info.num_frames) != (key, stream, fact["num_frames"]):
             self.note("parquet", "facts, list and index row differ", key, stream)
             return
@@ -445,3 +423,10 @@ class _InPlaceAudit(ShardAudit):
                 self.note("plan", problem, key, stream)
         except FastvidError as error:
             self.note("decode", error.message, key, stream)
+
+
+def check(task: ShardTask) -> Findings:
+    """Run a task; all problems are in the findings."""
+    if task.record.is_in_place:
+        return _InPlaceAudit(task).run()
+    return (_ForeignAudit if task.record.profile.get("name") == FOREIGN else ShardAudit)(task).run()

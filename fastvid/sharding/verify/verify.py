@@ -19,8 +19,8 @@ from fastvid.format.generations import Generation, check_annotations, read_annot
 from fastvid.format.schema import FOREIGN
 from fastvid.format.shard import index_shard
 from fastvid.runtime.processes import available_cores
-from fastvid.sharding.verify.check_processes import check, check_all
-from fastvid.sharding.verify.checks import Findings, Problem, ShardTask
+from fastvid.sharding.verify.check_processes import check_all
+from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 from fastvid.storage import Storage, open_storage
 
 CHECKS: Final = {

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
+from fastvid.errors import FormatError, SourceError
 from fastvid.format.in_place import proved_info
 from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import StreamInfo
@@ -44,13 +44,13 @@ from fastvid.sharding.work.tasks import (
     Settings,
     SourceTask,
     attempt,
-    bare_tag,
+    check_version,
     failure,
     refuse_blocked,
-    verdict,
+    source_errors,
 )
-from fastvid.storage.protocol import CHANGED, Version
-from fastvid.storage.urls import is_remote, open_file
+from fastvid.storage.protocol import Version
+from fastvid.storage.urls import open_file
 
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
 # two with packets left out.
@@ -136,14 +136,12 @@ def index_clips(
     try:
         file = _open(first)
         report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(file.size))
-        try:
+        with source_errors(first):
             if settings.proof is Proof.ALL and file.size <= settings.limits.output_bytes:
                 digest = sha256(file.whole())
                 refuse_blocked(digest, settings.blocked)
             assert settings.proof is not None
             found = index_in_place(file, settings.limits, settings.proof)
-        except StorageError as error:
-            raise _verdict(first, error) from error
     except (SourceError, MemoryError) as error:
         for task in tasks:
             yield replace(failure(task, error), source_sha256=digest)
@@ -155,30 +153,17 @@ def index_clips(
 
 def _open(task: SourceTask) -> FileReader:
     """Open the file of a task."""
-    try:
+    with source_errors(task):
         faults.reach("source")
         storage, name = open_file(task.path)
         begun = storage.begin(name, BLOCK)
-    except StorageError as error:
-        raise _verdict(task, error) from error
-    except FastvidError as error:
-        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
     if begun is None:
         raise SourceError("the file is not there", reason=Reason.MISSING)
     version, head = begun
-    if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
-        raise SourceError("the file was replaced after the sources were listed", reason=Reason.CHANGED)
+    check_version(task, version, "the file")
     if not version.size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
     return FileReader(storage, name, version, head=head)
-
-
-def _verdict(task: SourceTask, error: StorageError) -> SourceError:
-    if is_remote(task.path):
-        return verdict(error)
-    if error.message == CHANGED:
-        return SourceError("the file changed while it was read", reason=Reason.CHANGED)
-    return SourceError(f"cannot read the file: {error.message}", reason=Reason.UNREADABLE, transient=True)
 
 
 def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:

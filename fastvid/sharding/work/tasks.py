@@ -32,7 +32,7 @@ from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.storage import RemoteOptions
-from fastvid.storage.protocol import Version
+from fastvid.storage.protocol import CHANGED, Version
 from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
 
 Record = TypeVar("Record")
@@ -253,18 +253,12 @@ def _fetch_range(
     url, (offset, size) = FileUrl.parse(task.path), place
     _check_size(size, limits)
     report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(size))
-    try:
+    with source_errors(task):
         storage = open_root(url, _OPTIONS)
         for start in range(0, size, PIECE_BYTES):
             piece = memoryview(bytearray(min(PIECE_BYTES, size - start)))
             storage.read_into(url.name, [(offset + start, piece)])
             file.write(piece)
-    except SourceError:
-        raise
-    except StorageError as error:
-        raise verdict(error) from error
-    except FastvidError as error:
-        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
     return size
 
 
@@ -272,20 +266,13 @@ def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[s
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:
-        if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
-            raise SourceError(f"{url} was replaced after the sources were listed", reason=Reason.CHANGED)
+        check_version(task, version, str(url))
         _check_size(version.size, limits)
         report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(version.size))
 
     report("fetch", _ANSWER_SECONDS)
-    try:
+    with source_errors(task):
         return open_root(url, _OPTIONS).download(url.name, file, check).size
-    except SourceError:
-        raise
-    except StorageError as error:
-        raise verdict(error) from error
-    except FastvidError as error:
-        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
 
 
 def _check_size(size: int, limits: Limits) -> None:
@@ -293,9 +280,26 @@ def _check_size(size: int, limits: Limits) -> None:
         raise SourceError(f"file has {size} bytes, at most {limits.source_bytes} are allowed", reason=Reason.TOO_LARGE)
 
 
-def verdict(error: StorageError) -> SourceError:
+@contextmanager
+def source_errors(task: SourceTask) -> Iterator[None]:
+    """Turn the errors of a storage into what they say of the source of a task."""
+    try:
+        yield
+    except SourceError:
+        raise
+    except StorageError as error:
+        raise _verdict(error, remote=is_remote(task.path)) from error
+    except FastvidError as error:
+        raise SourceError(error.message, reason=Reason.UNREACHABLE) from error
+
+
+def _verdict(error: StorageError, *, remote: bool) -> SourceError:
     from fastvid.storage.client import is_missing, is_replaced
 
+    if not remote:
+        if error.message == CHANGED:
+            return SourceError("the file changed while it was read", reason=Reason.CHANGED)
+        return SourceError(f"cannot read the file: {error.message}", reason=Reason.UNREADABLE, transient=True)
     if is_missing(error):
         return SourceError("the file is not there", reason=Reason.MISSING)
     if is_replaced(error):
@@ -303,7 +307,13 @@ def verdict(error: StorageError) -> SourceError:
     return SourceError(error.message, reason=Reason.UNREACHABLE, transient=True)
 
 
-def bare_tag(tag: str) -> str:
+def check_version(task: SourceTask, version: Version, name: str) -> None:
+    """Refuse a file that is not the one that was listed."""
+    if task.tag is not None and version.tag is not None and _bare_tag(task.tag) != _bare_tag(version.tag):
+        raise SourceError(f"{name} was replaced after the sources were listed", reason=Reason.CHANGED)
+
+
+def _bare_tag(tag: str) -> str:
     """A tag without its quotes: listings of some stores have them, others not."""
     return tag.removeprefix("W/").strip('"')
 

@@ -330,16 +330,16 @@ class TestConflicts:
         assert set(Dataset(store.url).labels.tolist()) == {1}
 
     def test_compaction_never_overwrites_a_concurrent_change(self, store, monkeypatch):
-        from fastvid.sharding.change import compact
+        from fastvid.sharding.change import repack
 
         remove_samples(store, ["c/1"])
-        write = compact.write_shard
+        write = repack.write_shard
 
         def write_and_lose(*args, **kwargs):
             remove_samples(store, ["c/5"])
             return write(*args, **kwargs)
 
-        monkeypatch.setattr(compact, "write_shard", write_and_lose)
+        monkeypatch.setattr(repack, "write_shard", write_and_lose)
         with pytest.raises(ConflictError):
             compact_shards(store)
         monkeypatch.undo()

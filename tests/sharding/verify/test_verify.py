@@ -438,7 +438,7 @@ class TestHostileProcesses:
     def test_malformed_findings_lose_one_task_and_run_no_code(self, store, sent, tmp_path, monkeypatch):
         exploded = tmp_path / "exploded"
         bomb = pickle.dumps(Bomb(exploded))
-        fine = {"problems": [], "checked": {}, "facts": [], "samples": 3}
+        fine = {"problems": [], "checked": {}, "facts": {}, "samples": 3}
         other = {**fine, "problems": [("other", "nonsense", "", "", "")]}
         data = {"pickle": bomb, "another check": pack_message(other), "an answer too many": 2 * pack_message(fine)}[
             sent
