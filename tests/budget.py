@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_628,
     "sharding": 11_095,
     "load": 6_210,
-    "train": 7_714,
+    "train": 7_545,
     "models": 1_149,
     "cli": 1_782,
     "report": 549,
