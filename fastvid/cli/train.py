@@ -16,7 +16,7 @@ from fastvid.runtime.values import json_text
 
 
 @dataclass(frozen=True)
-class Views:
+class ViewOptions:
     """Which checkpoint is used, and which views of a video.
 
     Attributes:
@@ -61,7 +61,7 @@ def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False,
     return launch.start(chosen)
 
 
-def evaluate(recipe: str, *changes: str, views: Views, json: str | None = None, report: str | None = None) -> int:
+def evaluate(recipe: str, *changes: str, views: ViewOptions, json: str | None = None, report: str | None = None) -> int:
     """Score a checkpoint of a run on the evaluation split, each video once; print one JSON object.
 
     fastvid eval kinetics400_tsm_r50 run.out=runs/mine --protocol 10x3 --size 256 --report eval.html
@@ -90,7 +90,7 @@ def evaluate(recipe: str, *changes: str, views: Views, json: str | None = None, 
     return 0 if found.score.scored == found.score.total else 1
 
 
-def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, views: Views) -> int:
+def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, views: ViewOptions) -> int:
     """Classify videos that are not in a dataset with a trained model.
 
     Prints the top classes, one JSON line per video.

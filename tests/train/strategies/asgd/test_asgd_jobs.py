@@ -14,24 +14,15 @@ from bench.common.ports import reserved_port
 from fastvid.errors import UsageError
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.client import ServerMessage
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
 from tests.train.strategies.asgd.kit import TOKEN, until
-
-STEPS = toy.EPOCHS * lab.STEPS
-
+from tests.train.strategies.asgd.test_asgd_run import newest
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def newest(folder: Path) -> dict[str, Any]:
-    found = Checkpoints(str(folder / "checkpoints")).newest()
-    assert found is not None
-    return decode(found.data, found.name)
 
 
 def test_what_a_server_cannot_train_is_refused(tmp_path: Path) -> None:
@@ -109,7 +100,7 @@ def test_a_client_of_another_job_joins_in_the_middle(tmp_path: Path, expected: d
     result, joined = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "late.pt")
     assert result["lineage"] == expected["lineage"]
     # What the server's rank had done before was not done again, and the new client's learning rate is as far.
-    assert 0 < sum(entry["samples"] for entry in joined["lineage"]) <= (STEPS - jobs.MIDDLE) * toy.BATCH
+    assert 0 < sum(entry["samples"] for entry in joined["lineage"]) <= expected["samples"] - jobs.MIDDLE * toy.BATCH
     assert joined["trace"]["samples"][0] >= (jobs.MIDDLE - 1) * toy.BATCH
     # It started with the server's weights.
     untrained = torch.cat([value.flatten() for value in toy.net().parameters()]).detach()

@@ -20,8 +20,6 @@ from tests.train.strategies.asgd import jobs
 from tests.train.strategies.asgd.kit import SGD_RULE
 
 RANKS = 3
-
-
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
