@@ -17,7 +17,7 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_255,
+    "format": 3_253,
     "decode": 2_906,
     "media": 2_112,
     "storage": 1_628,
@@ -27,7 +27,7 @@ BUDGET: Final[dict[str, int]] = {
     "models": 1_149,
     "cli": 1_782,
     "report": 549,
-    "runtime": 503,
+    "runtime": 497,
     "demo": 466,
     "tune": 646,
     "root": 169,
