@@ -17,7 +17,7 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_255,
+    "format": 3_253,
     "decode": 2_906,
     "media": 2_112,
     "storage": 1_628,
@@ -27,7 +27,7 @@ BUDGET: Final[dict[str, int]] = {
     "models": 1_149,
     "cli": 1_459,
     "report": 549,
-    "runtime": 501,
+    "runtime": 495,
     "demo": 466,
     "tune": 646,
     "root": 169,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_987
+TESTS: Final = 54_977
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -458,11 +458,6 @@ def index_shard(
     return samples
 
 
-def has_sidecars(storage: Storage, stem: str) -> bool:
-    """Return whether all sidecars of a shard exist."""
-    return all(storage.exists(f"{stem}.{suffix}") for suffix in ("idx", "parquet", "pkt"))
-
-
 MEMORY: Final = 256 * 2**20
 """Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or 40 whole packet sidecars of
 them, which a process keeps of a remote storage without a node cache."""

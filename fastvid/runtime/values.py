@@ -129,18 +129,6 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min" if whole < 100 * 3600 else f"{count(round(whole / 3600))} h"
 
 
-def axis_seconds(seconds: float) -> str:
-    """Format seconds on an axis: ``0``, ``0.5 s``, ``10 s``, ``2 min``."""
-    if not seconds:
-        return "0"
-    return f"{seconds:g} s" if seconds < 120 else f"{seconds / 60:g} min"
-
-
-def axis_bytes(number: float) -> str:
-    """Format bytes on an axis."""
-    return size(number) if number else "0"
-
-
 def percent(part: float, total: float) -> str:
     """Format a percentage, for example ``42 %``; a nonzero part never rounds to 0, an incomplete one never to 100."""
     if not total:
