@@ -25,7 +25,7 @@ BUDGET: Final[dict[str, int]] = {
     "load": 6_211,
     "train": 7_545,
     "models": 1_149,
-    "cli": 1_459,
+    "cli": 1_456,
     "report": 549,
     "runtime": 501,
     "demo": 466,
