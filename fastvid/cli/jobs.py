@@ -79,6 +79,8 @@ def shard(
         raise UsageError("--dry-run is not for LeRobot datasets", hint="encode one, or index it with `fastvid index`")
     if is_robot:
         _check_lerobot(sources, (labels, encoding, packing, looking), _ENCODED_EPISODES)
+        if audio != "drop":
+            raise UsageError("--audio is not for LeRobot datasets, which say it themselves", hint="omit --audio")
     given = labels.options() | encoding.options() | packing.options() | {"audio": audio}
     if dry_run:
         given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
@@ -88,17 +90,12 @@ def shard(
     if out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
     how = machines.options() | {"scratch": scratch, "allow_encoder_change": allow_encoder_change}
+    how["reject_unreadable"] = looking.reject_unreadable
     if is_robot:
-        report = shard_lerobot(
-            sources[0],
-            out,
-            profile=encoding.options()["profile"],
-            episodes_per_shard=min(packing.samples_per_shard, EPISODES_PER_SHARD),
-            reject_unreadable=looking.reject_unreadable,
-            **how,
-        )
+        episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
+        report = shard_lerobot(sources[0], out, profile=given["profile"], episodes_per_shard=episodes, **how)
     else:
-        report = run_job(sources, out, **given, **looking.options(), **how)
+        report = run_job(sources, out, **given, follow_links=looking.follow_links, **how)
     return _report(report, allow_rejected)
 
 
