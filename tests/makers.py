@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
+import pytest
 
 from fastvid.decode.request import Box, ClipRequest, EncodedClip
 from fastvid.format.mp4 import index_mp4
@@ -159,6 +160,8 @@ class Videos:
     def _make(self, name: str, encoding: str, planes: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Video:
         if name not in self._made:
             path = self.folder / f"{name}.mp4"
+            if "libsvtav1" in arguments(encoding) and not _encodes("libsvtav1"):
+                pytest.skip("ffmpeg is built without libsvtav1")
             encode(path, planes, arguments(encoding))
             self._made[name] = Video(path)
         return self._made[name]
@@ -167,6 +170,12 @@ class Videos:
 def ffmpeg() -> str:
     """Return the path of the ffmpeg program."""
     return find_ffmpeg().path
+
+
+@cache
+def _encodes(encoder: str) -> bool:
+    listed = subprocess.run([ffmpeg(), "-hide_banner", "-encoders"], capture_output=True, text=True, check=True)
+    return f" {encoder} " in listed.stdout
 
 
 def opened(file: Any) -> Any:

@@ -1,6 +1,7 @@
 """What the fork server of `tests.forks` has ready: commands, the build of ffmpeg, and pandas, which pyarrow loads."""
 
 import contextlib
+import gc
 import importlib
 
 from fastvid.cli.main import COMMANDS, find_command
@@ -14,3 +15,4 @@ for _module in ("pandas", "duckdb"):
     importlib.import_module(_module)
 with contextlib.suppress(FastvidError):  # where there is no ffmpeg, or a wrong one
     find_ffmpeg()
+gc.freeze()  # the forks do not walk through all of it, which would copy its memory

@@ -218,18 +218,18 @@ def index(folder, out, *options, fault=""):
     return forks.fastvid("index", folder, "--out", out, *options, fault=fault)
 
 
-@pytest.mark.parametrize("fault", ["source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"])
-def test_a_killed_run_resumes_to_the_same_dataset(folder, mine, fault):
-    out = mine / "killed"
-    killed = index(mine / "films", out, "--workers", "1", fault=fault)
-    assert killed.returncode != 0 or fault.startswith("source"), killed.stderr
-    done = index(mine / "films", out, "--workers", "1")
-    assert done.returncode == 0, done.stderr
-    whole = mine / "whole"
-    assert index(mine / "films", whole).returncode == 0
-    for name in sorted(path.name for path in whole.glob("*.*") if path.suffix in (".files", ".pkt")):
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-    assert not (out / "ledger-parts").exists()
+def test_a_killed_run_resumes_to_the_same_dataset(folder, tmp_path):
+    whole = tmp_path / "whole"
+    assert index(folder, whole).returncode == 0
+    for fault in ("source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"):
+        out = tmp_path / fault
+        killed = index(folder, out, "--workers", "1", fault=fault)
+        assert killed.returncode != 0 or fault.startswith("source"), killed.stderr
+        done = index(folder, out, "--workers", "1")
+        assert done.returncode == 0, done.stderr
+        for name in sorted(path.name for path in whole.glob("*.*") if path.suffix in (".files", ".pkt")):
+            assert (out / name).read_bytes() == (whole / name).read_bytes(), (fault, name)
+        assert not (out / "ledger-parts").exists()
 
 
 def test_parts_make_the_same_dataset(mine):
