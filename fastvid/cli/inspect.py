@@ -27,7 +27,7 @@ def inspect(
     html: str | None = None,
     max_bytes: int = 8_000_000,
     top: int = 12,
-    generation: int | None = None,
+    generation: str | None = None,
     json: bool = False,
 ) -> int:
     """Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
@@ -40,7 +40,7 @@ def inspect(
         html (FILE): Write an HTML page.
         max_bytes (N): Maximum size of the page.
         top (N): Classes to list.
-        generation (N): Generation to show (default: the current one).
+        generation (N|TAG): Generation to show (default: the current one).
         json: Print the numbers as one JSON object.
     """
     found = summarize(dataset, generation=generation)

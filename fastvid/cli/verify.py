@@ -22,7 +22,7 @@ def verify(
     sample: int | None = None,
     seed: int = 0,
     repair: bool = False,
-    generation: int | None = None,
+    generation: str | None = None,
     workers: int | None = None,
     show: int = 20,
     receipt: tuple[str, ...] = (),
@@ -43,7 +43,7 @@ def verify(
         sample (N): Quick check of N samples instead of all.
         seed (N): Seed of the samples drawn by --sample.
         repair: Rebuild damaged sidecars from their tars.
-        generation (N): Generation to check (default: the current one).
+        generation (N|TAG): Generation to check (default: the current one).
         workers (N): Processes (default: one per core).
         show (N): Problems to print.
         receipt (FILE): Search for what this receipt says is gone.

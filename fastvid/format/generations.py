@@ -368,4 +368,6 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
-        return convert({"streams": None, "classes": None} | record, Generation)
+        # Records of an earlier fastvid have no time and no reason; streams and classes must be there.
+        given = {name: value for name, value in record.items() if value is not None}
+        return convert({"streams": None, "classes": None} | given, Generation)

@@ -119,11 +119,7 @@ def test_get_writes_nothing_when_asked_for_what_is_not_there(store, tmp_path, op
 def test_get_reads_a_sample_from_an_object_store_without_its_neighbours(s3, store, videos, tmp_path, monkeypatch):
     url = f"s3://{s3.bucket()}/d"
     for name in store.list():
-<<<<<<< HEAD
-        open_storage(url).write(name, store.read(name))
-=======
         copy_file(store, name, open_storage(url))
->>>>>>> core
     reads = []
     read_into = ObjectStorage.read_into
 

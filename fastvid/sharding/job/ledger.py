@@ -265,10 +265,13 @@ _Hash = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 @dataclass(frozen=True, slots=True)
 class _Blocked:
-    format: Literal["fastvid-blocked"] = "fastvid-blocked"
-    version: Literal[1] = 1
-    revision: int = 0
-    sha256: tuple[_Hash, ...] = ()
+    format: Literal["fastvid-blocked"]
+    version: Literal[1]
+    revision: int
+    sha256: tuple[_Hash, ...]
+
+
+_NONE_BLOCKED: Final = _Blocked("fastvid-blocked", 1, 0, ())
 
 
 def _to_bytes(record: Mapping[str, Any]) -> bytes:
@@ -298,7 +301,7 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
     check_hashes(new)
     for _ in range(_ATTEMPTS):
         old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
-        before = _Blocked() if old is None else _parse_blocked(old, storage)
+        before = _NONE_BLOCKED if old is None else _parse_blocked(old, storage)
         after = replace(before, revision=before.revision + 1, sha256=tuple(sorted(new.union(before.sha256))))
         if after.sha256 == before.sha256 or storage.swap(BLOCKED, _to_bytes(asdict(after)), old):
             return after.sha256
