@@ -31,7 +31,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 466,
     "tune": 646,
     "root": 169,
-    "bench": 10_882,
+    "bench": 9_787,
     "examples": 363,
     "pipelines": 585,
     "docker": 199,

@@ -41,7 +41,7 @@ ORDER = {
         "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
-        "bench/batches": "rivals corpus scores charts batches",
+        "bench/batches": "rivals corpus scores batches",
         "bench": "common batches decode load shard train gpu scaling strategies elastic report",
     }.items()
 }
