@@ -69,6 +69,7 @@ BENCHES: Final = {
         "bench.load.stores",
         "eight processes on two nodes at a store that limits requests; memory over 10,000 shards",
     ),
+    "trace": ("bench.trace", "files, edges and Python calls of one clip and of one source"),
     "train": ("bench.train.train", "the trainer's overhead over a bare PyTorch loop of the same model"),
     "two_stream": ("bench.train.two_stream", "RGB and optical flow together against each alone, from raw videos"),
 }

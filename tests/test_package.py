@@ -42,7 +42,7 @@ ORDER = {
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "shared ddp kavg adaptive_batch asgd relay",
         "bench/batches": "rivals corpus scores batches",
-        "bench": "common batches decode load shard train gpu scaling strategies elastic report",
+        "bench": "common batches decode load shard train gpu scaling strategies elastic trace report",
     }.items()
 }
 # Folders outside the order, and the parts of fastvid that they may import.
