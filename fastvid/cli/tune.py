@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from pathlib import Path
 
-from fastvid.errors import UsageError
 from fastvid.sharding.encode.profiles import PROFILES
 
 
@@ -29,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="seed of the sample and its clips (%(default)s)")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="times to decode the clips (%(default)s)")
     parser.add_argument("--workers", type=int, metavar="N", help="workers to encode and decode (default: one per core)")
-    parser.add_argument("--html", metavar="FILE", help="write the table, charts and advice as an HTML page")
     parser.add_argument("--keep", metavar="DIR", help="keep the encoded samples here")
     parser.add_argument("--follow-links", action="store_true", help="accept links that point outside their folder")
     parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
@@ -54,11 +51,4 @@ def run(args: argparse.Namespace) -> int:
     advice = recommend(found, args.need)
     record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
     print(json.dumps(record, indent=1) if args.json else render(found, advice))
-    if args.html is not None:
-        from fastvid.tune import page
-
-        try:
-            Path(args.html).write_text(page.render(found, advice), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"page cannot be written: {error.strerror}", file=args.html) from error
     return 0
