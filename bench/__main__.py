@@ -43,14 +43,9 @@ BENCHES: Final = {
     "gpu": ("bench.gpu.gpu", "everything that needs a GPU, proved and measured in half an hour; --pack makes its data"),
     "migration": ("bench.strategies.migration", "a sweep by relay against one that moves the data over a slow wire"),
     "model_speed": ("bench.train.model_speed", "clips/s and multiply-adds of TSM and I3D, forward and training step"),
-    "moments": ("bench.strategies.moments", "Adam under K-step averaging with local, averaged or reset moments"),
     "motion_sync": (
         "bench.strategies.motion_sync",
         "training the motion dataset with kavg, asgd and relay, on as many samples as ddp",
-    ),
-    "motion_wire": (
-        "bench.strategies.motion_wire",
-        "time to an accuracy on the motion dataset over slow wires, by strategy",
     ),
     "elastic": ("bench.elastic.elastic", "nodes that join, leave, are killed and are cut off during training"),
     "index": ("bench.shard.in_place", "indexing videos over a slow network against downloading them"),
@@ -69,15 +64,12 @@ BENCHES: Final = {
         "training on 1 to 10,000 ranks: measured part by part, or predicted from measured parts",
     ),
     "segments": ("bench.shard.segments", "many segments of one long video against ffmpeg that seeks to each"),
-    "server": (
-        "bench.strategies.server",
-        "what a push and a fetch cost the parameter server, and for how long they lock it",
-    ),
     "shard": ("bench.shard.shard", "fastvid shard against the same ffmpeg commands run by xargs"),
     "stores": (
         "bench.load.stores",
         "eight processes on two nodes at a store that limits requests; memory over 10,000 shards",
     ),
+    "trace": ("bench.trace", "files, edges and Python calls of one clip and of one source"),
     "train": ("bench.train.train", "the trainer's overhead over a bare PyTorch loop of the same model"),
     "two_stream": ("bench.train.two_stream", "RGB and optical flow together against each alone, from raw videos"),
 }

@@ -8,67 +8,18 @@ python -m bench report --readme README.md               rewrite the table betwee
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Bars, Chart, Lines, Table
 from bench.common.harness import RESULTS
 from bench.decode.goals import best_rival
 from fastvid.errors import UsageError
 
-# The function that returns the charts of each schema. A result with an unknown schema is shown as a table.
-READERS: Final = {
-    "fastvid-bench-annotations/1": "bench.load.charts:annotations",
-    "fastvid-bench-audio/1": "bench.load.audio:charts",
-    "fastvid-bench-batches/1": "bench.batches.charts:charts",
-    "fastvid-bench-averaging/1": "bench.strategies.charts:contest",
-    "fastvid-bench-clients/1": "bench.strategies.charts:contest",
-    "fastvid-bench-cold/1": "bench.load.charts:cold",
-    "fastvid-bench-decode/1": "bench.decode.charts:charts",
-    "fastvid-bench-elastic/1": "bench.train.charts:elastic",
-    "fastvid-bench-gpu/2": "bench.gpu.charts:charts",
-    "fastvid-bench-index/1": "bench.shard.in_place:charts",
-    "fastvid-bench-launch/1": "bench.train.charts:launch",
-    "fastvid-bench-load/1": "bench.load.charts:load",
-    "fastvid-bench-loops/1": "bench.load.charts:loops",
-    "fastvid-bench-migration/1": "bench.strategies.charts:migration",
-    "fastvid-bench-model-speed/1": "bench.train.model_speed:charts",
-    "fastvid-bench-moments/2": "bench.strategies.charts:moments",
-    "fastvid-bench-motion-sync/2": "bench.strategies.charts:motion",
-    "fastvid-bench-motion-wire/1": "bench.strategies.charts:contest",
-    "fastvid-bench-motion/1": "bench.train.charts:motion",
-    "fastvid-bench-quality/1": "bench.shard.quality:charts",
-    "fastvid-bench-reads/1": "bench.load.reads:charts",
-    "fastvid-bench-scale/1": "bench.scaling.scale:charts",
-    "fastvid-bench-segments/1": "bench.shard.segments:charts",
-    "fastvid-bench-server/1": "bench.strategies.charts:server",
-    "fastvid-bench-shard/1": "bench.shard.charts:throughput",
-    "fastvid-bench-lerobot/1": "bench.load.lerobot:charts",
-    "fastvid-bench-stores/1": "bench.load.stores:charts",
-    "fastvid-bench-train/1": "bench.train.charts:train",
-    "fastvid-bench-two-stream/1": "bench.train.charts:two_stream",
-    "fastvid-decode-soak/1": "bench.common.soak_charts:decoding",
-    "fastvid-scaling-prediction/1": "bench.scaling.predict:charts",
-    "fastvid-shard-corpus/1": "bench.shard.charts:corpus",
-    "fastvid-shard-kills/1": "bench.common.soak_charts:shard_kills",
-    "fastvid-shard-mutations/1": "bench.shard.charts:mutations",
-    "fastvid-shard-ray-kills/1": "bench.shard.charts:ray_kills",
-    "fastvid-soak-audio/1": "bench.common.soak_charts:audio",
-    "fastvid-soak-load-kills/1": "bench.common.soak_charts:rank_kills",
-    "fastvid-soak-load-memory/1": "bench.common.soak_charts:loading",
-    "fastvid-soak-tampering/1": "bench.common.soak_charts:tampering",
-    "fastvid-tune/1": "bench.shard.charts:tune",
-}
-# Sections of the page by the folder that draws them; "" is for results of no known schema.
-_SUBJECTS: Final = {
-    "decode": "Decoding", "load": "Loading", "shard": "Sharding", "train": "Training", "strategies": "Strategies",
-    "scaling": "Scaling", "gpu": "Devices", "batches": "Batches", "common": "Long runs", "": "Other results",
-}  # fmt: skip
+# What may follow the name of a number: its range over rounds.
+_RANGE: Final = ("_min", "_max")
 BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
 END: Final = "<!-- end of measured -->"
 _MOST_ROWS: Final = 60
@@ -121,89 +72,86 @@ def _labels(files: Sequence[Path]) -> dict[str, Path]:
 
 
 def render(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Render the page."""
-    from fastvid.report.charts import bars, lines
+    """Render the page: a section for each kind of result, in which results of several files are rows of one table."""
     from fastvid.report.page import Section, card, document, table
 
-    def drawn(chart: Chart) -> str:
-        if isinstance(chart, Bars):
-            return bars(chart.values, unit=chart.unit, spread=chart.spread, quiet=chart.rivals)
-        if isinstance(chart, Lines):
-            return lines(
-                chart.series, chart.up, across=chart.across, log_x=chart.log_x, log_y=chart.log_y, dashed=chart.expected
-            )
-        return table(chart.heads, chart.rows)
-
-    subjects: dict[str, dict[str, Mapping[str, Any]]] = {title: {} for title in _SUBJECTS.values()}
+    kinds: dict[str, dict[str, Mapping[str, Any]]] = {}
     for label, record in records.items():
-        part = READERS.get(str(record.get("schema")), ".").split(".")[1]
-        subjects[_SUBJECTS[part]][label] = record
-    sections = [
-        Section(title, "".join(card(chart.title, drawn(chart), chart.note) for chart in merged(found)))
-        for title, found in subjects.items()
-        if found
-    ]
+        kinds.setdefault(str(record.get("schema", label)), {})[label] = record
+    sections = [Section(_title(kind, found), "".join(_cards(merged(found)))) for kind, found in kinds.items()]
     return document(
         "Benchmarks",
         [*sections, Section("Machines", card("Where it was measured", table(*_machines(records))))],
         command="bench",
-        lead="Bars are medians; thin lines span the slowest to the fastest round. Grey bars are rivals. Ratios compare"
-        " contenders of one run; absolute numbers depend on the machine.",
+        lead="Bars are medians; thin lines span the slowest to the fastest round. Ratios compare contenders of one run;"
+        " absolute numbers depend on the machine.",
     )
 
 
-def merged(records: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
-    """Return all charts; those of the same title and kind are merged, with each file's label in the names."""
-    groups: dict[tuple[str, type], list[tuple[str, Chart]]] = {}
-    for label, record in records.items():
-        for chart in charts(record, label):
-            groups.setdefault((chart.title, type(chart)), []).append((label, chart))
-    return [_merge(group) for group in groups.values()]
+def _title(kind: str, found: Mapping[str, object]) -> str:
+    words = kind.partition("/")[0].removeprefix("fastvid-").removeprefix("bench-").replace("-", " ")
+    return f"{words[:1].upper()}{words[1:]}: {', '.join(found)}"
 
 
-def _merge(group: Sequence[tuple[str, Chart]]) -> Chart:
-    first = group[0][1]
-    if len(group) == 1:
-        return first
-    if isinstance(first, Table):
-        rows = [[f"{label}: {row[0]}", *row[1:]] for label, chart in group for row in chart.rows]  # type: ignore[union-attr]
-        return replace(first, rows=rows)
-    if isinstance(first, Lines):
-        series = {f"{label}: {name}": at for label, chart in group for name, at in chart.series.items()}  # type: ignore[union-attr]
-        expected = [f"{label}: {name}" for label, chart in group for name in chart.expected]  # type: ignore[union-attr]
-        return replace(first, series=series, expected=expected)
-    # Group the files' bars by contender.
-    names = dict.fromkeys(name for _, chart in group for name in chart.values)  # type: ignore[union-attr]
-    values, spread, rivals = {}, {}, []
-    for name in names:
-        for label, chart in group:
-            assert isinstance(chart, Bars)
-            if name not in chart.values:
-                continue
-            values[f"{name} ({label})"] = chart.values[name]
-            if name in chart.spread:
-                spread[f"{name} ({label})"] = chart.spread[name]
-            if name in chart.rivals:
-                rivals.append(f"{name} ({label})")
-    return replace(first, values=values, spread=spread, rivals=rivals)
+def merged(records: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the record of one result, or of several with each file's label in the rows."""
+    if len(records) == 1:
+        return dict(next(iter(records.values())))
+    keys = dict.fromkeys(key for record in records.values() for key in record)
+    return {
+        key: [
+            {"result": label, **row} if isinstance(row, Mapping) else {"result": label, key: row}
+            for label, record in records.items()
+            if key in record
+            for row in (record[key] if isinstance(record[key], list) else [record[key]])
+        ]
+        for key in keys
+    }
 
 
-def charts(record: Mapping[str, Any], label: str) -> list[Chart]:
-    """Return the charts of a result."""
-    schema = str(record.get("schema"))
-    if schema not in READERS:
-        rows = [(key, value) for key, value in _scalars(record) if not key.startswith("machine.")]
-        note = "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} of {len(rows)} values."
-        return [Table(label, ("value", ""), rows[:_MOST_ROWS], note)]
-    found: list[Chart] = reader(schema)(record)
-    return found
+def _cards(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values of a result as a table, its lists of rows as tables, and numbers that have a range as bars."""
+    from fastvid.report.charts import bars
+    from fastvid.report.page import card, table
+
+    plain = {key: value for key, value in record.items() if not _is_rows(value) and key != "machine"}
+    yield from _table("Values", [{"value": key, "": text} for key, text in _scalars(plain)], table, card)
+    for title, rows in _rows(record):
+        yield from _table(title, rows, table, card)
+        names = _names(rows)
+        ranged = dict.fromkeys(key for row in rows for key in row if {f"{key}{end}" for end in _RANGE} <= row.keys())
+        for key in ranged:
+            drawn = {name: row for name, row in zip(names, rows, strict=True) if row.keys() >= {key, f"{key}_min"}}
+            spread = {name: (row[f"{key}_min"], row[f"{key}_max"]) for name, row in drawn.items()}
+            yield card(f"{title}: {key}", bars({name: row[key] for name, row in drawn.items()}, spread=spread))
 
 
-def reader(schema: str) -> Callable[[Mapping[str, Any]], list[Chart]]:
-    """Return the function that makes the charts of a schema."""
-    module, _, name = READERS[schema].partition(":")
-    found: Callable[[Mapping[str, Any]], list[Chart]] = getattr(importlib.import_module(module), name)
-    return found
+def _table(title: str, rows: Sequence[Mapping[str, Any]], table: Any, card: Any) -> Iterator[str]:
+    heads = list(
+        dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, (dict, list)))
+    )
+    if heads:
+        cells = [[_text(row.get(head, "")) for head in heads] for row in rows[:_MOST_ROWS]]
+        yield card(title, table(heads, cells), "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} rows.")
+
+
+def _rows(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Yield the lists of rows of a result with their titles; lists inside a row follow it."""
+    for key, rows in record.items():
+        if _is_rows(rows):
+            yield f"{within}{key}", rows
+            for name, row in zip(_names(rows), rows, strict=True):
+                yield from _rows(row, f"{name}: ")
+
+
+def _is_rows(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a distinct name for each row, of its words."""
+    words = [", ".join(value for value in row.values() if isinstance(value, str)) for row in rows]
+    return [word if word and words.count(word) == 1 else f"{word} {n}".strip() for n, word in enumerate(words, 1)]
 
 
 def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -216,7 +164,11 @@ def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     elif isinstance(value, list):
         yield prefix, ", ".join(map(str, value))
     else:
-        yield prefix, f"{value:.6g}" if isinstance(value, float) else str(value)
+        yield prefix, _text(value)
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], list[list[str]]]:

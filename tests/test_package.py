@@ -37,8 +37,8 @@ ORDER = {
         "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "link average ddp kavg adaptive_batch asgd relay",
-        "bench/batches": "rivals corpus scores charts batches",
-        "bench": "common batches decode load shard train gpu scaling strategies elastic report",
+        "bench/batches": "rivals corpus scores batches",
+        "bench": "common batches decode load shard train gpu scaling strategies elastic trace report",
     }.items()
 }
 # Folders outside the order, and the parts of fastvid that they may import.

@@ -1,1 +1,1 @@
-"""Shared by all benchmarks: machine facts, corpora, simulated hosts, charts."""
+"""Shared by all benchmarks: machine facts, corpora, simulated hosts."""

@@ -41,7 +41,7 @@ class Rival:
 
 
 NEWEST: Final[Mapping[str, Rival]] = {
-    # The wheel is for CUDA, also where torch is not; see `bench.common.cuda_wheels`.
+    # The wheel is for CUDA, also where torch is not; see `bench.common.linked`.
     "torchcodec": Rival("torchcodec", "0.17.0", ("nvidia-cuda-runtime==13.5.37",)),
     # The living fork of decord, whose last release is of 2021; it is imported as decord, too.
     "decord": Rival("decord2", "3.4.0"),

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.corpus import shard
-from bench.decode.charts import title
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
 from bench.decode.goals import best_rival
@@ -111,3 +110,8 @@ def table(row: Mapping[str, Any]) -> str:
         ]
     lines += [f"  {name} cannot run here: {why}" for name, why in row.get("refused", {}).items()]
     return "\n".join(lines)
+
+
+def title(row: Mapping[str, Any]) -> str:
+    """Return the title of a row."""
+    return ", ".join([row["question"], *([row["encoding"]] if "encoding" in row else []), row["sampling"]])

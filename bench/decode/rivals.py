@@ -10,8 +10,8 @@ import av
 import av.container
 import numpy as np
 
+from bench.common.linked import expose_ffmpeg
 from bench.decode.kept import OpenDecoders, cut, output_of
-from fastvid.decode import engines
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.tune.measure import Corpus
 
@@ -57,7 +57,7 @@ class PyAvFilesJob:
 
 def spdl_io() -> Any:
     """Return `spdl.io`, which ships without FFmpeg and uses the system's or PyAV's."""
-    engines.expose_ffmpeg()
+    expose_ffmpeg()
     import spdl.io
 
     return spdl.io

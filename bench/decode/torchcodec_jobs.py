@@ -11,7 +11,7 @@ from typing import Any
 import av
 import numpy as np
 
-from bench.common.cuda_wheels import video_decoder
+from bench.common.linked import video_decoder
 from bench.decode.kept import OpenDecoders, cut, output_of
 from fastvid.decode.request import ClipRequest
 from fastvid.format.schema import PacketFlag

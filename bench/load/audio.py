@@ -17,7 +17,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Chart, Table
 from bench.common.corpus import shard
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.decode.sound import Audio
@@ -67,24 +66,6 @@ def run(args: argparse.Namespace) -> int:
     record = {"schema": SCHEMA, "machine": machine_facts(), "rounds": args.rounds, "videos": len(dataset)}
     write_json(args.json, record | {"results": results})
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the table of a result."""
-    rows = [
-        (
-            row["codec"],
-            row["frames"],
-            row["sound"],
-            f"{row['seconds']:.1f}",
-            f"{row['video_ms']:.2f}",
-            f"{row['sound_ms']:.2f}",
-            f"{row['share']:.1%}",
-        )
-        for row in record["results"]
-    ]
-    heads = ("codec", "frames", "sound", "seconds of sound", "video, ms", "sound, ms", "sound / clip")
-    return [Table("CPU time of a clip's sound", heads, rows)]
 
 
 def _dataset(footage: Path, cache: Path, codec: str) -> VideoDataset:

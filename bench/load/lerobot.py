@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.newest import NEWEST
 from bench.load.lerobot_programs import OFFSETS, described
@@ -101,26 +100,6 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(record["memory"]))
     write_json(args.json, record)
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    head = ("loader", "items/s", "of LeRobot with torchcodec", "first batch")
-    rows = [
-        (
-            row["loader"] if row["loader"] in _OURS else f"LeRobot, {row['loader']}",
-            f"{row['items_s']:.0f}",
-            f"{row['of_lerobot']:.2f} ({row['of_lerobot_range'][0]:.2f} to {row['of_lerobot_range'][1]:.2f})",
-            f"{row['first_batch_s']:.2f} s",
-        )
-        for row in record["rows"]
-    ]
-    title = f"LeRobot dataset, {record['cameras']} cameras, {record['workers']} workers"
-    right = record["right in place"]
-    note = (
-        f"{right['items']} items compared: {right['other_bits']} differ in place; LeRobot's wrong: {right['theirs']}."
-    )
-    return [Table(title, head, rows, note)]
 
 
 def compared(mine: list[Any], theirs: list[Any], indices: list[int], frames: int) -> dict[str, int]:

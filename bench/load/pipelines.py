@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.common.cuda_wheels import prepare
+from bench.common.linked import prepare
 from bench.decode.decoders import KEPT
 from bench.decode.rivals import spdl_io
 from bench.load.rival_clips import CROP, FRAMES, decord_frames, spdl_frames, torchcodec_frames

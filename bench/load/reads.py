@@ -26,17 +26,16 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.common.charts import Chart, Table
-from bench.common.cuda_wheels import video_decoder
 from bench.common.footage import frames as frames_of
 from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.linked import video_decoder
 from bench.common.newest import use_newest
 from bench.load.load import slow_server
 from fastvid.errors import JobError, UsageError
@@ -97,28 +96,6 @@ def run(args: argparse.Namespace) -> int:
         }
     write_json(args.json, record)
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    head = ("reader", "kB a window", "requests", "CPU ms", "wrong frames", "requests to open", "kB to open")
-    tables: list[Chart] = []
-    for kind, readers in record["kinds"].items():
-        rows = [
-            (
-                reader,
-                f"{one['bytes'] / 1e3:.0f}",
-                f"{one['requests']:.1f}",
-                f"{one['cpu_ms']:.0f} ({one['cpu_ms_range'][0]:.0f} to {one['cpu_ms_range'][1]:.0f})",
-                str(one["wrong"]),
-                f"{one['open_requests']:.0f}",
-                f"{one['open_bytes'] / 1e3:.0f}",
-            )
-            for reader, one in readers.items()
-        ]
-        size = f"{KINDS[kind][2]} frames, {KINDS[kind][3]} apart"
-        tables.append(Table(f"Windows of {kind} videos, {size}, {record['latency_ms']:g} ms away", head, rows, ""))
-    return tables
 
 
 def _summary(rounds: list[dict[str, Any]], windows: int) -> dict[str, Any]:

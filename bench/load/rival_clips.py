@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.common.cuda_wheels import video_decoder
+from bench.common.linked import video_decoder
 from bench.decode.kept import OpenDecoders
 
 CROP: Final = 224

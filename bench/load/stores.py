@@ -23,7 +23,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Chart, Table
 from bench.common.corpus import shard as shard_footage
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
@@ -70,29 +69,6 @@ def run(args: argparse.Namespace) -> int:
                 print(way, json.dumps(record[f"memory {way}"]))
     write_json(args.json, record)
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    found: list[Chart] = []
-    if "videos" in record:
-        rows = [
-            (
-                name,
-                f"{record[name]['bytes_an_epoch_of_dataset']:.2f}",
-                f"{record[name]['requests_a_clip']:.2f}",
-                str(record[name]["refused"]),
-                f"{record[name]['seconds']:.0f}",
-            )
-            for name in _CACHES
-        ]
-        head = ("node cache of", "bytes an epoch / dataset", "requests a clip", "refused", "seconds")
-        title = f"{record['world']} processes, {record['latency_ms']:g} ms, {record['rate']} requests a second"
-        found.append(Table(title, head, rows, "All clips were right and in order; no refusal reached a loader."))
-    rows = [(way, *(f"{mb:.0f}" for mb in record[f"memory {way}"]["megabytes"])) for way in _WAYS]
-    shards = record["memory limit"]["shards"]
-    found.append(Table("Resident memory over shards, MB", ("", *map(str, shards)), rows, ""))
-    return found
 
 
 def nodes(

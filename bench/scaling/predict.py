@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common.charts import Chart, Lines, Table
 from bench.scaling import validation
 from bench.scaling.cluster import ClusterModel, SyncSpec
 from bench.scaling.collectives import Value
@@ -151,33 +150,6 @@ def table(report: Mapping[str, Any]) -> str:
             f"{'inside' if reference['inside_interval'] else 'outside'} the interval; {reference['source']}"
         )
     return "\n".join(lines)
-
-
-def charts(report: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    series: dict[str, list[tuple[float, float]]] = {}
-    for row in report["rows"]:
-        name = f"{row['strategy']}, {row['algorithm']}"
-        series.setdefault(name, []).append((row["gpus"], 100 * row["efficiency_node"]["p50"]))
-    rows = [
-        (
-            f"{reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']})",
-            _interval(reference["predicted"], _FORMS[reference["quantity"]]),
-            _FORMS[reference["quantity"]](reference["reference"]),
-            f"{100 * reference['relative_error']:+.1f} %",
-        )
-        for reference in report["references"]
-    ]
-    found: list[Chart] = [
-        Lines(
-            f"Predicted, not measured: {report['name']}", "GPUs", "efficiency against one node, %", series,
-            list(series), log_x=True, note=report["note"],
-        )
-    ]  # fmt: skip
-    if rows:
-        heads = ("predicted from the parts alone", "median [5 %, 95 %]", "published", "error")
-        found.append(Table(f"{report['name']}: predictions against published results", heads, rows))
-    return found
 
 
 def _row(cluster: ClusterModel, gpus: int, strategy: SyncSpec, algorithm: str) -> dict[str, Any]:

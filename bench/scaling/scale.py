@@ -27,7 +27,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Chart, Lines, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.hosts import Hosts
 from bench.scaling import predict, validation
@@ -196,40 +195,6 @@ def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
             found["runs"].append(
                 {"ranks": size, "strategy": name, "seconds_per_step": max(seconds, key=statistics.median)}
             )
-    return found
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    worlds = record["worlds"]
-    measured: dict[str, list[tuple[float, float]]] = {}
-    for world in worlds:
-        for row in world["analysis"]["rows"]:
-            measured.setdefault(row["strategy"], []).append((world["world_size"], row["clips_per_second"]))
-    predicted: dict[str, list[tuple[float, float]]] = {}
-    for row in (record["prediction"] or {"rows": []})["rows"]:
-        point = (row["ranks"], row["predicted_clips_per_second"])
-        predicted.setdefault(f"{row['strategy']}, predicted", []).append(point)
-    name = Path(record["recipe"]).stem
-    mbit = worlds[-1]["network_mbit"]
-    wire = "" if mbit is None else f", hosts at {mbit:g} Mbit/s" if mbit else ", hosts with an unlimited network"
-    found: list[Chart] = [
-        Lines(
-            f"Training {name} on more ranks{wire}", "ranks", "clips/s", {**measured, **predicted}, list(predicted),
-            note="Dashed: predictions of the scaling model from the parts, not from the runs.",
-        )
-    ]  # fmt: skip
-    heads = ("ranks, strategy", "of ideal", "step, ms", *PARTS)
-    rows = [
-        (
-            f"{world['world_size']}, {row['strategy']}", f"{row['efficiency']:.1%}", f"{1e3 * row['step_seconds']:.1f}",
-            *(f"{1e3 * row['parts_seconds'][part]:.1f}" for part in PARTS),
-        )
-        for world in worlds
-        for row in world["analysis"]["rows"]
-    ]  # fmt: skip
-    note = "Ideal: one rank alone, times the number of ranks. Parts add up to the step; noise can make one negative."
-    found.append(Table(f"Parts of a step of {name}{wire}", heads, rows, note))
     return found
 
 

@@ -27,7 +27,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.load.load import slow_server
 from fastvid.errors import FastvidError
@@ -68,18 +67,6 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(record, indent=1))
     write_json(args.json, record)
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    rows = [
-        (name, f"{1e3 * statistics.median(record[name]['seconds_a_file']):.1f}", f"{record[name]['bytes_a_file']:.0f}")
-        for name in ("download", *record["files"])
-    ]
-    ratios = record["times_faster"]
-    note = ", ".join(f"--prove {name} {found['median']:.1f} times as fast" for name, found in ratios.items())
-    title = f"{record['files']['none']} videos behind {record['latency_ms']:g} ms and {record['megabits']:g} Mbit/s"
-    return [Table(title, ("", "ms a file", "bytes a file"), rows, note)]
 
 
 def make_videos(footage: Path, folder: Path) -> list[Path]:

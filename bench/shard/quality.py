@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Bars, Chart
 from bench.common.corpus import shard
 from bench.common.harness import RESULTS, machine_facts, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
@@ -221,38 +220,6 @@ def table(record: Mapping[str, Any]) -> str:
         for row in record["footage"]
     ]
     return "\n".join(lines)
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    arms = record["arms"]
-    found: list[Chart] = []
-    for key, tested in zip(_SCORES, ("its own encoding", "the originals"), strict=True):
-        said = "; ".join(f"{name} costs {_said(one[key])} points" for name, one in record["costs"].items())
-        found.append(
-            Bars(
-                f"Trained on an encoding, tested on {tested}",
-                "top-1, %",
-                {name: statistics.fmean(arm[key]) for name, arm in arms.items()},
-                {name: (min(arm[key]), max(arm[key])) for name, arm in arms.items()},
-                [name for name in arms if name == ORIGINALS],
-                f"{record['recipe']}, {record['epochs']} epochs, {record['videos']['test']} held-out motion videos,"
-                f" {_seeds(record)} paired seeds. {said}.",
-            )
-        )
-    rows = {row["encoding"]: row for row in record["footage"]}
-    if rows:
-        found.append(
-            Bars(
-                "SSIM of real videos against the scaled source",
-                "mean SSIM",
-                {name: row["ssim"] for name, row in rows.items()},
-                {name: (row["ssim_min"], row["ssim_max"]) for name, row in rows.items()},
-                [DEFAULT],
-                "; ".join(f"{name} {row['megabytes']:.1f} MB" for name, row in rows.items()) + ".",
-            )
-        )
-    return found
 
 
 def _seeds(record: Mapping[str, Any]) -> int:

@@ -20,13 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import av
 
-from bench.common.charts import Chart, Table
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
@@ -64,17 +63,6 @@ def run(args: argparse.Namespace) -> int:
     print(json.dumps(record, indent=1))
     write_json(args.json, record)
     return 0
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the charts of a result, for `bench.report`."""
-    rows = [
-        (name, f"{statistics.median(record['cpu_seconds'][name]):.0f}", f"{statistics.median(walls):.0f}")
-        for name, walls in record["wall_seconds"].items()
-    ]
-    note = f"CPU time of fastvid / ffmpeg: {record['cpu_ratio']:.2f}. {record['frames_checked']} frames were checked."
-    title = f"{record['segments']} segments of {record['segment_seconds']} s from one video of {record['seconds']} s"
-    return [Table(title, ("", "CPU seconds", "wall seconds"), rows, note)]
 
 
 def make_long(footage: Path, target: Path, seconds: int) -> None:

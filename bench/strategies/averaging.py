@@ -37,7 +37,6 @@ NETWORKS: Final = (
 )
 _GROWING: Final = {"batch": "noise", "batch_window": 8, "batch_max": 128}
 _SCHEDULED: Final = {"batch": "schedule", "batch_at": "0.4,0.7", "batch_lr": "keep"}
-_STREAMED: Final = {"compress": "int4", "fragments": 4, "delay": 4}
 WAYS: Final[tuple[tuple[str, int, str, dict[str, Any], tuple[float, ...]], ...]] = (
     ("one rank", 1, "ddp", {}, RATES),
     ("ddp", RANKS, "ddp", {}, _AS_ONE_RANK),
@@ -47,7 +46,6 @@ WAYS: Final[tuple[tuple[str, int, str, dict[str, Any], tuple[float, ...]], ...]]
     ("kavg K=16, batch=schedule", RANKS, "kavg", {"period": 16, **_SCHEDULED}, _AS_KAVG),
     ("kavg K=16, outer=nesterov", RANKS, "kavg", {"period": 16, "outer": "nesterov"}, _AS_KAVG),
     ("kavg K=16, int4", RANKS, "kavg", {"period": 16, "compress": "int4"}, _AS_KAVG),
-    ("kavg K=16, int4, 4 fragments, delay 4", RANKS, "kavg", {"period": 16, **_STREAMED}, _AS_KAVG),
 )
 _CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int4")
 _CHECK_CLIPS: Final = 1536

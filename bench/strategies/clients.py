@@ -2,10 +2,9 @@
 
 The toy of `bench.strategies.toy_task` is trained by the real parameter server and clients, in separate processes. A
 step on a batch of 32 sleeps 40 ms if one rank computes it alone, which stands in for a GPU, so that clients overlap on
-any machine; pushes, fetches and the server's steps take the time that they take here. "gradients" is the algorithm of
-the paper: the server applies each gradient at once. With "deltas" clients step on their own, and push every few
-steps how far they went; the server moves to the mean. "one slow": the last of four ranks is five times slower. "20
-Mbit/s": messages are delayed, except those of the client beside the server.
+any machine; pushes, fetches and the server's steps take the time that they take here. The server applies each gradient
+at once, as in the paper. "one slow": the last of four ranks is five times slower. "20 Mbit/s": messages are delayed,
+except those of the client beside the server.
 """
 
 from __future__ import annotations
@@ -35,10 +34,6 @@ _TWO: Final = ({"momentum": 0.7}, (0.05,))
 _FOUR: Final = ({"momentum": 0.5}, (0.05, 0.1))
 _SYNC: Final = ({"momentum": 0.9}, (0.025,))
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
-_NESTEROV: Final = {"push": "deltas", "period": 4}
-_DELTAS: Final = {**_NESTEROV, "outer": "none"}
-# Four clients step a fourth as often as one rank of ddp.
-_OWN_STEPS: Final = ({"momentum": 0.9}, (0.05,))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,16 +60,12 @@ def contenders(clips: int) -> list[Contender]:
         one("one client", 1, "asgd", _GRADIENTS, _ONE),
         one("gradients, 2 clients", 2, "asgd", _GRADIENTS, _TWO),
         one("gradients, 4 clients", 4, "asgd", _GRADIENTS, _FOUR),
-        one("deltas K=4, 4 clients", 4, "asgd", _DELTAS, _OWN_STEPS),
-        one("deltas K=4, outer=nesterov, 4 clients", 4, "asgd", _NESTEROV, _OWN_STEPS),
         one("ddp, 4 ranks", 4, "ddp", {}, _SYNC),
         one("kavg K=16, 4 ranks", 4, "kavg", {"period": 16}, _SYNC),
         one("gradients, 4 clients, one slow", 4, "asgd", _GRADIENTS, (_FOUR[0], (0.05,)), **slow),
-        one("deltas K=4, 4 clients, one slow", 4, "asgd", {**_DELTAS, "quorum": 0.5}, _OWN_STEPS, **slow),
         one("ddp, 4 ranks, one slow", 4, "ddp", {}, _SYNC, **slow),
         one("kavg K=16, 4 ranks, one slow", 4, "kavg", {"period": 16}, _SYNC, **slow),
         one("gradients, 4 clients, 20 Mbit/s", 4, "asgd", _GRADIENTS, (_FOUR[0], (0.05,)), WIRE),
-        one("deltas K=4, 4 clients, 20 Mbit/s", 4, "asgd", _DELTAS, _OWN_STEPS, WIRE),
     ]
 
 

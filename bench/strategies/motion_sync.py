@@ -1,25 +1,17 @@
 """Train the demo's motion dataset from scratch with each strategy, on as many samples as ddp.
 
     python -m bench motion_sync asgd --data runs/demo/shards --seeds 3
-    python -m bench motion_sync asgd --data runs/demo/shards --kills 3
 
 kavg and asgd train the recipe ``motion_tsm``, relay the three models of ``motion_sweep``; "kavg_at_once" measures the
 cost of rounds of 8 steps from the first step on. An unfinished run in its folder is resumed, a finished one is recorded
 as it is. Relay needs a dataset of at least two shards.
 
-With --kills, random participants are killed with SIGKILL, one after the other, in the second half of the run. The
-server and the clients of asgd are then separate jobs: a dead client is replaced by a new one, and after the server's
-death all resume from its newest checkpoint. Other strategies are restarted by torchrun.
-
 Records about samples:
 
     each_sample_once     whether the run's lineage equals that of the dataset, position by position and epoch by epoch;
                          for a sweep, whether each model made each visit of each epoch once
-    starts               samples done (visits, for a sweep) at the start and at each resume
-    repeated             samples (visits) trained on again because a kill lost the work after a checkpoint
     acknowledged, returned, lost    counts of asgd's server: positions done, positions returned by dead clients, dead
-                         clients; gradients already pushed for a returned position are in the weights twice. A server
-                         that dies loses the counts since its newest checkpoint
+                         clients
 """
 
 from __future__ import annotations
@@ -33,16 +25,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.common.ports import reserved_port
-from bench.strategies import motion_kills
-from fastvid.errors import UsageError, WorkerError
+from fastvid.errors import WorkerError
 from fastvid.train.config import config as recipes
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
@@ -89,14 +79,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sync", choices=list(SYNC_RECIPES), help="strategy")
     parser.add_argument("--data", type=Path, required=True, help="the dataset made by `fastvid demo`")
     parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs, with seeds 0 to N-1 (%(default)s)")
-    parser.add_argument("--kills", type=int, default=0, metavar="N", help="participants to kill per run (default 0)")
     parser.add_argument(
         "--change", action="append", default=[], metavar="KEY=VALUE", help="additional override of the recipe"
     )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-motion-sync"), help="folder of runs (%(default)s)")
-    parser.add_argument(
-        "--json", type=Path, help="result file (default: motion_SYNC.json or motion_SYNC_kills.json in bench/results)"
-    )
+    parser.add_argument("--json", type=Path, help="result file (default: motion_SYNC.json in bench/results)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -106,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     own = [
         f"{key}={value}" for key, value in dict(item.split("=", 1) for item in (*plan.changes, *args.change)).items()
     ]
-    name = f"motion_{args.sync}{'_kills' if args.kills else ''}.json"
+    name = f"motion_{args.sync}.json"
     record: dict[str, Any] = {
         "schema": SCHEMA,
         "sync": args.sync,
@@ -119,17 +106,13 @@ def run(args: argparse.Namespace) -> int:
     # Stop all processes of a run on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in range(args.seeds):
-        out = args.out / args.sync / f"{'kills' if args.kills else 'seed'}-{seed}"
+        out = args.out / args.sync / f"seed-{seed}"
         changes = [*own, f"data.path={args.data}", f"run.seed={seed}"]
         began = time.monotonic()
-        if args.kills:
-            killed = _train_killed(plan, args.sync, out, changes, args.kills, seed)
-        else:
-            _train(plan, out, changes)
-            killed = []
+        _train(plan, out, changes)
         seconds = time.monotonic() - began
         found = (sweep if args.sync == "relay" else single)(out, plan, changes)
-        record["runs"].append({"seed": seed, "seconds": round(seconds, 1), "kills": killed, **found})
+        record["runs"].append({"seed": seed, "seconds": round(seconds, 1), **found})
         write_json(args.json or RESULTS / name, {**record, "machine": machine_facts()})
         print(line(args.sync, record["runs"][-1]), flush=True)
     return 0 if all(passed(found, plan) for found in record["runs"]) else 1
@@ -138,8 +121,7 @@ def run(args: argparse.Namespace) -> int:
 def passed(found: Mapping[str, Any], plan: SyncRecipe) -> bool:
     """Return whether a run passes its checks."""
     top1 = min(model["top1_percent"] for model in found["models"])
-    # A killed client makes the others' gradients fresher, so only undisturbed runs must be stale.
-    stale = bool(found["kills"]) or found.get("staleness_mean", STALENESS) >= STALENESS
+    stale = found.get("staleness_mean", STALENESS) >= STALENESS
     return bool(found["each_sample_once"] and stale and (top1 >= TARGET_PERCENT or not plan.must))
 
 
@@ -149,45 +131,18 @@ def line(sync: str, found: Mapping[str, Any]) -> str:
     parts = [f"{sync}, seed {found['seed']}: {top1} of {found['scored']} held-out videos in {found['seconds']:.0f} s"]
     if "staleness_mean" in found:
         parts.append(f"staleness {found['staleness_mean']:.2f}")
-    if found["kills"]:
-        parts.append("killed " + " and ".join(kill["killed"] for kill in found["kills"]))
-        parts.append(", ".join(f"{found[key]} {key}" for key in ("repeated", "returned", "lost") if key in found))
     parts.append("each sample once" if found["each_sample_once"] else "NOT each sample once")
     return "; ".join(parts)
 
 
 def _train(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> None:
-    done = subprocess.run(
-        _torchrun(plan, out, changes, restarts=0), env=_environment(), stdout=subprocess.DEVNULL, check=False
-    )
+    done = subprocess.run(_torchrun(plan, out, changes), env=_environment(), stdout=subprocess.DEVNULL, check=False)
     if done.returncode:
         raise WorkerError(f"training failed with exit code {done.returncode}", file=out)
 
 
-def _train_killed(
-    plan: SyncRecipe, sync: str, out: Path, changes: Sequence[str], kills: int, seed: int
-) -> list[dict[str, Any]]:
-    if (out / metrics.METRICS_FILE).exists():
-        raise UsageError("--kills needs a new run, but the folder contains one", file=out, hint="choose another --out")
-    # Log every step, so that repeated samples can be counted.
-    changes = [*changes, "run.log_every_steps=1"]
-    commands: dict[str, Sequence[str]]
-    with reserved_port() as port:
-        if sync == "asgd":
-            job = [sys.executable, "-m", "fastvid.train", plan.recipe, *changes]
-            commands = {"server": [*job, f"run.out={out}", f"sync_options.port={port}"]}
-            for number in range(2, plan.ranks + 1):
-                place = [f"run.out={out / f'client-{number}'}", f"sync_options.server=127.0.0.1:{port}"]
-                commands[f"client {number}"] = [*job, *place]
-        else:
-            commands = {"torchrun": _torchrun(plan, out, changes, restarts=kills)}
-        share = _share(plan, out, changes)
-        return motion_kills.run(commands, share, kills=kills, seed=seed, environment=_environment())
-
-
-def _torchrun(plan: SyncRecipe, out: Path, changes: Sequence[str], *, restarts: int) -> list[str]:
-    command = [sys.executable, "-m", motion_kills.TORCHRUN, "--standalone", "--nproc-per-node", str(plan.ranks)]
-    command += ["--max-restarts", str(restarts)]
+def _torchrun(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> list[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.ranks)]
     return [*command, "-m", "fastvid.train", plan.recipe, *changes, f"run.out={out}"]
 
 
@@ -195,24 +150,6 @@ def _environment() -> dict[str, str]:
     # The token lets the clients of asgd, which are jobs of their own, join its server.
     own = {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"), TOKEN_VARIABLE: secrets.token_hex(32)}
     return os.environ | own
-
-
-def _share(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> Callable[[], float]:
-    """Return a function that returns the finished share of a run: of its samples, or of a sweep's visits."""
-    configs = recipes.load_all(plan.recipe, list(changes))
-    if len(configs) > 1:
-        total = len(configs) * configs[0].run.epochs * plan.ranks
-    else:
-        total = _samples_per_epoch(configs[0]) * configs[0].run.epochs
-
-    def share() -> float:
-        path = out / metrics.METRICS_FILE
-        rows = metrics.read(path) if path.exists() else []
-        if len(configs) > 1:
-            return len(_visits(rows)) / total
-        return next((row["samples"] / total for row in reversed(rows) if row["kind"] in ("train", "start")), 0.0)
-
-    return share
 
 
 def _samples_per_epoch(config: Any) -> int:
@@ -234,8 +171,6 @@ def single(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any
         "samples": state["replica"]["samples"],
         "samples_by_epoch": [entry["samples"] for entry in state["lineage"]],
         "each_sample_once": state["lineage"] == lineage_of(config),
-        "starts": [row["samples"] for row in rows if row["kind"] == "start"],
-        "repeated": repeated(rows),
         "scored": scores[-1]["scored"],
         "models": [{"top1_percent": scores[-1]["top1_percent"]}],
         "curve": [[row["samples"], row["top1_percent"]] for row in scores],
@@ -261,18 +196,6 @@ def lineage_of(config: Any) -> list[dict[str, int | str]]:
         batch: Any = SimpleNamespace(position=torch.from_numpy(positions), key=[keys[sample] for sample in samples])
         whole.add(epoch, *Lineage.of(batch))
     return whole.state_dict()
-
-
-def repeated(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of samples, by the metrics, that were trained on again after a resume."""
-    total = reached = 0
-    for row in rows:
-        if row["kind"] == "start":
-            total += max(0, reached - row["samples"])
-            reached = row["samples"]
-        elif row["kind"] == "train":
-            reached = row["samples"]
-    return total
 
 
 def _server(head: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,8 +227,6 @@ def sweep(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any]
     return {
         "scored": next(row["scored"] for row in reversed(rows) if row["kind"] == "eval"),
         "each_sample_once": once,
-        "starts": [row["visits"] for row in rows if row["kind"] == "start"],
-        "repeated": sum(row["kind"] == "visit" for row in rows) - len(visits),
         "partitions": results["partitions"],
         "order": results["order"],
         # Since the last start.

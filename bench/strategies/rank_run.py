@@ -16,7 +16,6 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.strategies.motion_task import MotionTask
 from bench.strategies.ranks import RunSpec
 from bench.strategies.slow_network import Clock, CountedClock, SlowNetwork, WallClock
 from bench.strategies.toy_task import ToyTask
@@ -39,11 +38,10 @@ class _RankRun:
         from fastvid.train.loop.strategy import build_strategy
 
         self.spec, self.member = spec, member
-        self._task: Any = MotionTask(spec) if spec.data else ToyTask(spec)
+        self._task = ToyTask(spec)
         self.strategy = strategy = build_strategy(spec.sync, member, spec.options)
         self.config, self.replica, loader = self._task.parts(member, strategy.reader)
         self._looked = copy.deepcopy(self.replica.model)
-        self._close = getattr(getattr(loader, "clips", None), "close", lambda: None)
         self.clock: Clock = CountedClock(len(spec.links)) if spec.counted else WallClock()
         slower = spec.straggler if member.world.rank == member.world.size - 1 else 1.0
         self._compute = _Compute(self.clock, slower * spec.clip_s, self.replica)
@@ -69,7 +67,6 @@ class _RankRun:
             self._compute.finish()
             seconds = self._elapsed()
             self._look_at_server(last=True)
-        self._close()
         self._waiter.shutdown()
         for clips, elapsed, values in self._seen:
             self._vector.spread(values)
@@ -88,7 +85,7 @@ class _RankRun:
             "received_bytes": received() - before,
             "curve": self.curve,
             "counts": self.counts,
-            "trained": self._task.trained(self.replica.model) if isinstance(self._task, ToyTask) else None,
+            "trained": self._task.trained(self.replica.model),
         }
 
     def _watch(self) -> None:

@@ -34,8 +34,6 @@ class RunSpec:
     straggler: float = 1.0
     links: Sequence[SlowLink] = (SlowLink(),)
     counted: bool = False
-    data: str | None = None
-    changes: Sequence[str] = ()
     dataset_clips: int = 32768
     epochs: int = 1
     cached: bool = False

@@ -113,21 +113,6 @@ def over_networks(record: Mapping[str, Any]) -> str:
     return markdown(["times sooner than ddp", *networks], lines)
 
 
-def than_one_rank(record: Mapping[str, Any]) -> str:
-    """Return what each contender needs to reach the goal, relative to the first one."""
-    rows = [row for row in record["rows"] if row["network"] == record["rows"][0]["network"]]
-    lines = [
-        [
-            row["contender"], times(row, rows[0]), times(row, rows[0], "steps_to_goal"),
-            spread(row["messages_to_goal"], reached=row["reached"]),
-            spread(row["wire_mb_to_goal"], reached=row["reached"]),
-        ]
-        for row in rows
-    ]  # fmt: skip
-    heads = ["to the goal, without a network", f"times sooner than {rows[0]['contender']}", "times fewer steps"]
-    return markdown([*heads, "messages", "MB sent by a rank"], lines)
-
-
 def clients_table(record: Mapping[str, Any]) -> str:
     """Return the table of asynchronous clients against one."""
     rows = record["rows"]
@@ -143,33 +128,6 @@ def clients_table(record: Mapping[str, Any]) -> str:
     return markdown([*heads, "final loss", "staleness", "s in all"], lines)
 
 
-def speed_table(record: Mapping[str, Any]) -> str:
-    """Return the table of the models' speed."""
-    lines = [
-        [
-            row["model"], str(row["frames"]), row["kind"], f"{row['gmacs']:.2f}", number(row["clips_per_cpu_s"]),
-            f"{row['times_slower_than_tsm']:.2f} ({row['low']:.2f} to {row['high']:.2f})",
-        ]
-        for row in record["rows"]
-    ]  # fmt: skip
-    text = (
-        f"Lin et al. 2019 state that TSM trains at {record['paper_times']:g} times the throughput of I3D, on GPUs. Here"
-        f" a single CPU thread trains on frames of {record['side']} pixels, {record['batch']} clips a step; ratios of"
-        f" CPU time are medians of {record['rounds']} rounds, with the lowest and the highest."
-    )
-    heads = ["model", "frames", "", "GMACs", "clips per CPU second", "CPU time relative to TSM"]
-    return f"{text}\n\n{markdown(heads, lines)}"
-
-
-def wire_table(record: Mapping[str, Any]) -> str:
-    """Return counted time and bytes beside real ones."""
-    lines = [
-        [row["contender"], *(number(row[key]) for key in ("counted_s", "real_s", "counted_mb", "received_mb"))]
-        for row in record["wire"]["rows"]
-    ]
-    return markdown(["", "s, counted", "s, real", "MB, counted", "MB, received"], lines)
-
-
 def conditions(record: Mapping[str, Any]) -> str:
     """Return a sentence about how a contest was measured."""
     unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
@@ -179,15 +137,4 @@ def conditions(record: Mapping[str, Any]) -> str:
         f"{done}{planned} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
         f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
         f" {machine['cores']} cores at the end."
-    )
-
-
-def migration_conditions(record: Mapping[str, Any]) -> str:
-    """Return sentences about the sweeps, and the rule."""
-    machine, seeds = record["machine"], len(record["rows"][0]["seconds"])
-    found = "equal bit by bit" if record["equal_weights"] else "DIFFERENT"
-    return (
-        f"{seeds} seeds, mean and 95 % interval; {record['models']} models, {record['epochs']} epochs,"
-        f" {record['workers']} workers, {record['network']['mbit_per_s']:g} Mbit/s a worker; load average"
-        f" {machine['load_average']:g} on {machine['cores']} cores at the end. The weights of all ways are {found}."
     )

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.charts import Bars, Chart
 from bench.common.harness import RESULTS, machine_facts, write_json
 
 SCHEMA: Final = "fastvid-bench-model-speed/1"
@@ -89,21 +88,3 @@ def _spent(work: Callable[[str], None], rounds: int) -> dict[str, list[float]]:
             if number:
                 spent[name].append(time.process_time() - began)
     return spent
-
-
-def charts(record: Mapping[str, Any]) -> list[Chart]:
-    """Return the chart of a result."""
-    note = (
-        f"One CPU thread, frames of {record['side']} pixels; lines span the rounds. Lin et al. 2019 state"
-        f" {record['paper_times']:g} times for training on GPUs."
-    )
-    named = {f"{row['model']}, {row['frames']} frames, {row['kind']}": row for row in record["rows"]}
-    return [
-        Bars(
-            "CPU time of a clip relative to TSM-R50 on 8 frames",
-            "x",
-            {name: row["times_slower_than_tsm"] for name, row in named.items()},
-            {name: (row["low"], row["high"]) for name, row in named.items()},
-            note=note,
-        )
-    ]

@@ -156,6 +156,8 @@ def _add(parser: argparse._ActionsContainer, option: _Option) -> None:
             keywords["nargs"] = "*" if option.is_positional and default == () else "+"
         else:
             keywords |= {"action": "append", "default": list(default)}
+    elif option.is_positional and default is not MISSING:
+        keywords["nargs"] = "?"
     if option.text.choices:
         keywords |= {"choices": option.text.choices}
     elif typing.get_origin(kind) is Literal:

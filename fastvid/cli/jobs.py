@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final, Literal
 
-from fastvid.cli.files import write_file
 from fastvid.cli.options import PROFILES as PROFILES
 from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
 from fastvid.errors import UsageError, visible
@@ -282,7 +281,6 @@ def tune(
     seed: int = 0,
     rounds: int = 5,
     workers: int | None = None,
-    html: str | None = None,
     keep: str | None = None,
     follow_links: bool = False,
     json: bool = False,
@@ -302,12 +300,10 @@ def tune(
         seed (N): Seed of the sample and its clips.
         rounds (N): Times to decode the clips.
         workers (N): Workers to encode and decode (default: one per core).
-        html (FILE): Write the table, charts and advice as an HTML page.
         keep (DIR): Keep the encoded samples here.
         follow_links: Accept links that point outside their folder.
         json: Print everything as one JSON object.
     """
-    from fastvid.tune import page
     from fastvid.tune.study import recommend, study
     from fastvid.tune.text import render
 
@@ -327,8 +323,6 @@ def tune(
     advice = recommend(found, need)
     record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
     print(json_text(record, indent=1) if json else render(found, advice))
-    if html is not None:
-        write_file(html, page.render(found, advice), "page")
     return 0
 
 

@@ -39,25 +39,14 @@ class _Axis:
 
     low: float
     high: float
-    log: bool = False
     whole: bool = False
 
     def at(self, value: float) -> float:
         """Return the position of a value in percent."""
-        low, high, here = (math.log(one) if self.log else one for one in (self.low, self.high, value))
-        return 100 * (here - low) / (high - low)
+        return 100 * (value - self.low) / (self.high - self.low)
 
     def ticks(self, most: int) -> list[float]:
         """Return round numbers on the axis, at most about `most`."""
-        if self.log:
-            decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            for factors, stride in (((1, 2, 5), 1), *(((1,), stride) for stride in range(1, len(decades) + 1))):
-                found = [factor * 10.0**n for n in decades[::stride] for factor in factors]
-                found = [tick for tick in found if self.low * 0.999 <= tick <= self.high * 1.001]
-                if len(found) <= most:
-                    break
-            if len(found) > 1:
-                return found
         span = self.high - self.low
         step = 10.0 ** math.floor(math.log10(span / most))
         step *= next(factor for factor in (1, 2, 5, 10) if span / (step * factor) <= most)
@@ -67,79 +56,36 @@ class _Axis:
         return [number * step for number in range(first, last + 1)] or [self.low]
 
 
-class _Labels:
-    """Places the names of points beside them, apart from each other on a screen of 400 pixels if that is possible."""
-
-    # Percent of the width and height of a chart of 330 x 168 pixels.
-    _LETTER, _LINE = 100 * _LETTER / 330, 100 * 14 / 168
-
-    def __init__(self) -> None:
-        self._boxes: list[tuple[float, float, float, float]] = []
-
-    def place(self, x: float, y: float, name: str) -> tuple[str, int, float]:
-        """Return a name's anchor, its shift to the right in pixels and its shift down in lines."""
-        wide, beside = self._LETTER * len(name), 3.0
-        right = ("start", 9, 0.35), (x + beside, y - self._LINE / 2)
-        left = ("end", -9, 0.35), (x - beside - wide, y - self._LINE / 2)
-        above = ("middle", 0, -0.8), (x - wide / 2, y - 1.5 * self._LINE)
-        below = ("middle", 0, 1.6), (x - wide / 2, y + 0.6 * self._LINE)
-        choices = [left, right, above, below] if x > 60 else [right, left, above, below]
-        boxes = [(at, (low, high, low + wide, high + self._LINE)) for at, (low, high) in choices]
-        at, box = next(((at, box) for at, box in boxes if self._is_free(box)), boxes[0])
-        self._boxes += [box, (x - 1, y - 2, x + 1, y + 2)]
-        return at
-
-    def _is_free(self, box: tuple[float, float, float, float]) -> bool:
-        left, top, right, bottom = box
-        apart = (right < other[0] or other[2] < left or bottom < other[1] or other[3] < top for other in self._boxes)
-        return left >= -2 and right <= 102 and all(apart)
-
-
 def lines(
     series: Mapping[str, Sequence[Point]],
     title: str,
     *,
     across: str,
     limits: Point | None = None,
-    log_x: bool = False,
-    log_y: bool = False,
     whole_x: bool = False,
-    dashed: Collection[str] = (),
 ) -> str:
     """Draw curves, with a collapsed table of their numbers below.
 
-    `limits`: limits of y; by default from 0, or the range of the data on a log axis.
+    `limits`: limits of y; by default from 0.
     """
-    drawn = {
-        name: [(x, y) for x, y in points if _fits(x, log_x) and _fits(y, log_y)] for name, points in series.items()
-    }
+    drawn = {name: [at for at in points if all(map(math.isfinite, at))] for name, points in series.items()}
     places = [point for points in drawn.values() for point in points] or [(1.0, 1.0)]
-    x_axis = _axis([x for x, _ in places], log_x, whole=whole_x, room=1.0)
-    y_axis = _Axis(*limits, log_y) if limits else _axis([y for _, y in places], log_y, room=1.06)
-    styles = {name: f"c{n % COLOURS}" + (" dashed" if name in dashed else "") for n, name in enumerate(drawn)}
-    parts, labels, taken = [], [], _Labels()
+    x_axis = _axis([x for x, _ in places], whole=whole_x, room=1.0)
+    y_axis = _Axis(*limits) if limits else _axis([y for _, y in places], room=1.06)
+    styles = {name: f"c{n % COLOURS}" for n, name in enumerate(drawn)}
+    parts, marks = [], []
     for name, points in drawn.items():
         at = [(x_axis.at(x), 100 - y_axis.at(y)) for x, y in points]
         path = " ".join(f"{10 * x:.1f},{10 * y:.1f}" for x, y in _thinned(at))
         parts.append(f'<polyline class="{styles[name]}" points="{path}"/>' if len(at) > 1 else "")
-        if len(at) <= _MARKED and name not in dashed:
-            labels += [f'<circle class="{styles[name]}" cx="{x:.2f}%" cy="{y:.2f}%" r="4"/>' for x, y in at]
-        if len(at) == 1:
-            side, right, down = taken.place(*at[0], name)
-            labels.append(
-                f'<text class="mark {side}" x="{at[0][0]:.2f}%" y="{at[0][1]:.2f}%" dx="{right}" dy="{down}em">'
-                f"{text(name)}</text>"
-            )
+        if len(at) <= _MARKED:
+            marks += [f'<circle class="{styles[name]}" cx="{x:.2f}%" cy="{y:.2f}%" r="4"/>' for x, y in at]
     curves = f'<svg class="curves" viewBox="0 0 1000 1000" preserveAspectRatio="none">{"".join(parts)}</svg>'
     heads, rows = (across, *series), _listed(drawn)
     shown = rows[:: math.ceil(len(rows) / _LISTED) or 1]
-    inner = curves + "".join(labels) + _columns(shown, heads, x_axis)
+    inner = curves + "".join(marks) + _columns(shown, heads, x_axis)
     svg = _frame(f"{title} over {across}", x_axis, y_axis, _tick, _tick, inner)
-    legend = "".join(
-        f'<span><i class="{styles[name]}"></i>{text(name)}</span>'
-        for name, points in drawn.items()
-        if len(series) > 1 and len(points) != 1
-    )
+    legend = "".join(f'<span><i class="{styles[name]}"></i>{text(name)}</span>' for name in drawn if len(series) > 1)
     cells = [["" if value is None else _precise(value) for value in (x, *values)] for x, values in shown]
     some = "" if len(shown) == len(rows) else f", {len(shown)} of {count(len(rows))} rows"
     return (
@@ -231,17 +177,10 @@ def _precise(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= 1e5 else f"{value:.5g}"
 
 
-def _fits(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (value > 0 or not log)
-
-
-def _axis(values: Sequence[float], log: bool, *, whole: bool = False, room: float) -> _Axis:
-    """Return an axis that covers the values; a linear one includes 0."""
-    low, high = (min(values), max(values)) if log else (min(0.0, *values), max(0.0, *values))
-    if log:
-        spare = max((high / low) ** (room - 1), room)
-        return _Axis(low / spare, high * spare * (1.01 if low == high else 1), log)
-    return _Axis(low * room, high * room if high > low else low + 1, whole=whole)
+def _axis(values: Sequence[float], *, whole: bool = False, room: float) -> _Axis:
+    """Return an axis that covers the values and 0."""
+    low, high = min(0.0, *values), max(0.0, *values)
+    return _Axis(low * room, high * room if high > low else low + 1, whole)
 
 
 def _frame(

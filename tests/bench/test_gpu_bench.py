@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench.common.charts import Table
-from bench.gpu import charts, gpu, pack
+from bench.gpu import gpu, pack
 from bench.gpu.conformance import _wanted
 from bench.gpu.frames import clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
 from bench.gpu.loader import growth
@@ -68,7 +67,6 @@ def test_a_rehearsal_runs_every_section_and_meets_every_proof(data: Path, tmp_pa
     assert record["fake"] is True
     assert len(record["sections"]["lanes"]["sweep"]) > 6
     assert {row["decoder"] for row in record["sections"]["conformance"]["clips"]} == {"fake-planes", "fake-rgb"}
-    assert charts.charts(record)[0].title.startswith("Rehearsal")
 
 
 @pytest.mark.soak
@@ -149,26 +147,3 @@ def test_a_pack_that_is_too_large_or_has_no_data_is_refused(data: Path, tmp_path
     assert "--pack" in capsys.readouterr().err
     with pytest.raises(UsageError, match="the folder exists"):
         pack.pack(tmp_path, data, clips=1, lines=[64], seconds=1.0)
-
-
-def test_charts_show_goals_first_and_sections_that_broke() -> None:
-    verdicts = [verdict.as_row() for verdict in judge(["lanes"], {"lanes": {"failed": 0}}, fake=False)]
-    record = {
-        "fake": False,
-        "verdicts": verdicts,
-        "ended": {"lanes": "was killed by SIGKILL", "step": None},
-        "sections": {
-            "lanes": {
-                "sweep": [
-                    {"dataset": "d", "decoder": "nvdec", "lanes": 7, "options": {"latency": "low"}, "frames_per_s": 5.0}
-                ]
-            }
-        },
-    }
-    table, broken, bars = charts.charts(record)
-    assert isinstance(table, Table)
-    assert isinstance(broken, Table)
-    assert table.rows[0][1] == "all NVDEC engines are busy at the best setting"
-    assert table.rows[0][-1] == "MISSED"
-    assert list(broken.rows) == [("lanes", "was killed by SIGKILL")]
-    assert bars.values == {"7 x nvdec, low": 5.0}

@@ -10,7 +10,6 @@ pytest.importorskip("torch")
 
 import fastvid
 from bench import __main__ as command
-from bench import report
 from bench.shard import quality
 from bench.shard.quality import ARMS, ORIGINALS, cost
 
@@ -45,8 +44,6 @@ def test_the_command_trains_and_scores_every_arm_on_the_same_videos(tmp_path, ca
         originals["top1_percent"][0] - coarse["top1_percent"][0]
     )
     assert "coarse" in capsys.readouterr().out
-    first, second = report.charts(record, "quality")
-    assert first.rivals == second.rivals == [ORIGINALS]
 
     # The same samples in the same order with the same splits: runs of one seed are paired.
     one, other = (fastvid.open(tmp_path / "motion-1-1" / name, split="train") for name in arms)

@@ -84,7 +84,7 @@ def test_text_cannot_become_markup(hostile):
         + card(hostile, table((hostile, "n"), [(hostile, "1")], marked={hostile}), hostile, hostile)
         + definitions({hostile: hostile})
         + bullets([hostile])
-        + lines(points, hostile, across=hostile, dashed=[hostile])
+        + lines(points, hostile, across=hostile)
         + bars({hostile: 1.0}, unit=hostile, spread={hostile: (0.5, 2.0)})
         + picture(np.zeros((2, 2, 3), np.uint8), hostile)
     )
@@ -166,10 +166,9 @@ def test_curves_have_their_numbers_in_a_table():
     assert (attrs["role"], attrs["aria-label"]) == ("img", "top-1, % over epochs")
     assert [said for _, said in tags.find("th")] == ["epochs", "tsm", "none", "at 2"]
     assert [said for _, said in tags.find("td")] == ["1", "10", "", "", "2", "55.5", "", "7"]
-    # The text shown on hover, and a name for each series: in the legend, or next to its only point.
+    # The text shown on hover, and a name for each series in the legend.
     assert [attrs["data-tip"] for attrs, _ in tags.find("rect")] == ["epochs 1, tsm 10", "epochs 2, tsm 55.5, at 2 7"]
-    assert [said for _, said in tags.find("span", "legend")] == ["tsmnone"]
-    assert [said for _, said in tags.find("text", "mark")] == ["at 2"]
+    assert [said for _, said in tags.find("span", "legend")] == ["tsmnoneat 2"]
 
 
 def places(made):
@@ -182,25 +181,10 @@ def ticks(made, side):
     return [said for _, said in Tags(made).find("text", side)]
 
 
-def test_names_of_near_points_do_not_cover_each_other():
-    markup = lines({"hevc": [(0.08, 21.7)], "vp9": [(0.143, 22.0)], "far": [(1.6, 100.0)]}, "speed", across="size")
-    labels = re.findall(r'<text class="mark (\w+)" x="[^"]*" y="[^"]*" dx="([^"]*)" dy="([^"]*)em">(\w+)<', markup)
-    places = {name: (side, float(right), float(down)) for side, right, down, name in labels}
-    assert places["hevc"] == ("start", 9, 0.35), "the first is beside its point"
-    assert places["vp9"] != places["hevc"]
-    assert places["far"][0] == "end", "a name at the right edge is on the left of its point"
-
-
-def test_axes_are_linear_from_zero_or_logarithmic():
+def test_axes_are_linear_from_zero():
     linear = lines({"a": [(0, 0.0), (5, 50.0), (10, 100.0)]}, "y", across="x", limits=(0, 200))
     assert places(linear) == [(0, 0), (0.5, 0.25), (1, 0.5)]
     assert ticks(linear, "end") == ["0", "50", "100", "150", "200"]
-    log = lines({"a": [(1, 1.0), (10, 100.0), (100, 10_000.0)]}, "y", across="x", log_x=True, log_y=True)
-    np.testing.assert_allclose(np.diff(places(log), axis=0)[0], np.diff(places(log), axis=0)[1], atol=1e-3)
-    assert ticks(log, "middle") == ["1", "10", "100"]
-    assert ticks(log, "end") == ["1", "10", "100", "1,000", "10,000"]
-    ranks = lines({"a": [(1, 1.0), (8, 8.0)]}, "y", across="ranks", log_x=True)
-    assert ticks(ranks, "middle") == ["1", "2", "5"]
     clips = lines({"a": [(0, 2e-5), (2.5e9, 4e-5)]}, "y", across="clips")
     assert ticks(clips, "middle") == ["0", "500 M", "1 G", "1.5 G", "2 G", "2.5 G"]
     assert ticks(clips, "end") == ["0", "1e-05", "2e-05", "3e-05", "4e-05"]
@@ -209,14 +193,12 @@ def test_axes_are_linear_from_zero_or_logarithmic():
     assert ticks(epochs, "end") == ["-1", "-0.5", "0", "0.5", "1"]
 
 
-def test_values_outside_a_log_axis_are_not_drawn():
+def test_values_that_are_not_finite_are_not_drawn():
     points = [(1, math.nan), (2, 0.0), (3, 4.0), (4, 5.0), (5, math.inf)]
     assert len(places(lines({"a": points}, "y", across="x"))) == 3
-    assert len(places(lines({"a": points}, "y", across="x", log_y=True))) == 2
-    for log in (False, True):
-        Tags(lines({"a": [], "b": [(1, math.nan)]}, "y", across="x", log_x=log, log_y=log))
-        Tags(lines({"a": [(3, 7.0)]}, "y", across="x", log_x=log, log_y=log))
-        Tags(lines({"a": [(0, 0.0), (0, 0.0)]}, "y", across="x", log_x=log, log_y=log))
+    Tags(lines({"a": [], "b": [(1, math.nan)]}, "y", across="x"))
+    Tags(lines({"a": [(3, 7.0)]}, "y", across="x"))
+    Tags(lines({"a": [(0, 0.0), (0, 0.0)]}, "y", across="x"))
 
 
 def test_a_long_curve_keeps_its_peaks():
