@@ -17,21 +17,21 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_253,
-    "decode": 2_906,
+    "format": 3_254,
+    "decode": 2_851,
     "media": 2_112,
     "storage": 1_628,
-    "sharding": 11_003,
+    "sharding": 11_004,
     "load": 6_204,
     "train": 7_545,
     "models": 1_149,
-    "cli": 1_456,
-    "report": 549,
+    "cli": 1_453,
+    "report": 499,
     "runtime": 495,
     "demo": 466,
-    "tune": 646,
+    "tune": 591,
     "root": 169,
-    "bench": 10_881,
+    "bench": 9_787,
     "examples": 363,
     "pipelines": 585,
     "docker": 199,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_977
+TESTS: Final = 54_845
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

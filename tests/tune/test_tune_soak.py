@@ -13,7 +13,6 @@ from bench.decode import decode
 from bench.decode.contest import Rivals
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from fastvid.tune import page
 from fastvid.tune.measure import Corpus
 from fastvid.tune.study import recommend, study
 from fastvid.tune.text import render
@@ -64,7 +63,6 @@ def test_measured_ratios_hold_on_other_videos(footage, tmp_path):
         "clips_a_second_against_compact_by_cpu_time": ratios,
     }
     write_json(RESULTS / "tune.json", record)
-    (place / "tune.html").write_bytes(page.render(found, advice))
     print(render(found, advice))
     worst = max(ratios.items(), key=lambda item: abs(item[1]["off"]))
     assert set(measured) == set(ENCODING)
