@@ -16,8 +16,9 @@ def flat(options):
     the kind of the workers, ``on_error="skip"`` with ``max_skip_rate``."""
     made, grouped = {}, {"output": {}, "workers": {}}
     options = dict(options)
+    rate = options.pop("max_skip_rate", Skip().max_rate)
     if options.get("on_error") == "skip":
-        options["on_error"] = Skip(options.pop("max_skip_rate", Skip().max_rate))
+        options["on_error"] = Skip(rate)
     for name, value in options.items():
         if name == "workers" and isinstance(value, str):
             grouped["workers"]["kind"] = value
