@@ -110,11 +110,7 @@ _EXTRAS = {
 
 @contextlib.contextmanager
 def naming_extras() -> Iterator[None]:
-    """Name the extra to install when the block fails to import a module.
-
-    Raises:
-        MissingDependency: If the missing module belongs to an extra.
-    """
+    """Name the extra to install when the block fails to import a module."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -209,11 +205,7 @@ def error_to_json(error: Exception) -> dict[str, Any]:
 
 
 def error_from_json(record: Mapping[str, Any]) -> Exception:
-    """The error behind `error_to_json`'s result.
-
-    Raises:
-        FormatError: It is not such a result.
-    """
+    """The error behind `error_to_json`'s result."""
     try:
         kind = globals().get(record["kind"], getattr(builtins, record["kind"], None))
         if not (isinstance(kind, type) and issubclass(kind, Exception)):

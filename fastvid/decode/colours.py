@@ -38,17 +38,10 @@ class Pixels:
     """The pixel format of a batch: normalisation, dtype and layout.
 
     Values are ``(rgb / 255 - mean) / std``, computed in float32.
-
-    Attributes:
-        mean: Mean of R, G and B in [0, 1].
-        std: Standard deviation of R, G and B in [0, 1], not zero.
-        dtype: A floating dtype.
-        layout: "BCTHW" or "BTCHW".
-        channels_last: Memory format, see `empty_batch`.
     """
 
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
+    mean: tuple[float, float, float] = IMAGENET_MEAN  # mean of R, G and B in [0, 1]
+    std: tuple[float, float, float] = IMAGENET_STD  # standard deviation of R, G and B in [0, 1], not zero
     dtype: torch.dtype = torch.float32
     layout: Layout = "BCTHW"
     channels_last: bool = False
@@ -80,13 +73,8 @@ def empty_batch(
 ) -> Tensor:
     """Allocate an uninitialised batch [B, C, T, H, W] or [B, T, C, H, W].
 
-    Args:
-        shape: B, C, T, H, W.
-        layout: Order of the axes of the tensor.
-        dtype: Any dtype.
-        device: Any device.
-        channels_last: Whether the channels of a pixel are neighbours in memory, which is then [B, T, H, W, C]; for
-            "BCTHW" this is `torch.channels_last_3d`. Otherwise the tensor is contiguous.
+    `channels_last`: whether the channels of a pixel are neighbours in memory, which is then [B, T, H, W, C]; for
+    "BCTHW" this is `torch.channels_last_3d`. Otherwise the tensor is contiguous.
     """
     memory = "BTHWC" if channels_last else layout
     sizes = dict(zip("BCTHW", shape, strict=True))
@@ -96,20 +84,11 @@ def empty_batch(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipPlanes:
-    """One decoded clip on a device: cropped 4:2:0 planes, neither resized nor flipped.
+    """One decoded clip on a device: cropped 4:2:0 planes, neither resized nor flipped."""
 
-    Attributes:
-        y: uint8 [T, h, w].
-        u: uint8 [T, h/2, w/2].
-        v: uint8 [T, h/2, w/2].
-        flip: Whether to mirror left and right.
-        matrix: Luma coefficients.
-        range: Sample range.
-    """
-
-    y: Tensor
-    u: Tensor
-    v: Tensor
+    y: Tensor  # uint8 [T, h, w]
+    u: Tensor  # uint8 [T, h/2, w/2]
+    v: Tensor  # uint8 [T, h/2, w/2]
     flip: bool = False
     matrix: Matrix = Matrix.SMPTE170M
     range: Range = Range.LIMITED
@@ -144,9 +123,6 @@ def conversion(matrix: Matrix, sample_range: Range) -> tuple[float, float, float
 
     They are black, luma scale, red of V, green of U, green of V and blue of U. With
     ``luma = (y - black) * scale``: ``r = luma + red_v * (v - 128)`` and so on (ITU-T H.273, equations 38 to 40).
-
-    Raises:
-        UsageError: If the matrix is not a YUV matrix.
     """
     if matrix not in _KR_KB:
         raise UsageError(f"matrix {matrix.name} is not a YUV matrix")

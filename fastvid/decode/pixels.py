@@ -35,19 +35,9 @@ def yuv_to_rgb(
 ) -> Tensor:
     """Convert 4:2:0 planes to RGB with nearest chroma.
 
-    Args:
-        y: uint8 [..., T, h, w], h and w even.
-        u: uint8 [..., T, h/2, w/2].
-        v: uint8 [..., T, h/2, w/2].
-        matrix: Luma coefficients.
-        sample_range: Range of the samples; unknown means limited.
-        dtype: Dtype of the arithmetic and the result.
-
-    Returns:
-        RGB [..., 3, T, h, w], 0 to 255, not rounded.
-
-    Raises:
-        UsageError: If the matrix is not a YUV matrix.
+    `y`: uint8 [..., T, h, w], h and w even. `u`: uint8 [..., T, h/2, w/2]. `v`: uint8 [..., T, h/2, w/2].
+    `sample_range`: range of the samples; unknown means limited. Returns RGB [..., 3, T, h, w], 0 to 255, not
+    rounded.
     """
     black, luma_scale, red_v, green_u, green_v, blue_u = conversion(matrix, sample_range)
     *lead, height, width = y.shape
@@ -83,14 +73,9 @@ def finish_planes(
 ) -> Tensor:
     """Convert decoded planes to a batch. Clips with the same crop size are converted together.
 
-    Args:
-        clips: All with T frames, on one device. Chroma may be strided by 2, as in views of NV12.
-        size: H and W.
-        pixels: The pixel format of the batch.
-        out: The output, of any strides, such as those of `torch.channels_last_3d`; by default a new contiguous tensor.
-
-    Returns:
-        The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
+    `clips`: all with T frames, on one device. Chroma may be strided by 2, as in views of NV12. `pixels`: the pixel
+    format of the batch. Returns the batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of
+    `pixels.dtype`.
     """
     device = clips[0].y.device
     if out is None:
@@ -126,13 +111,8 @@ def _finish_plain(clips: Sequence[ClipPlanes], size: tuple[int, int], pixels: Pi
 def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Tensor:
     """Normalise finished uint8 RGB and lay it out as a batch.
 
-    Args:
-        rgb: uint8 [B, 3, T, H, W], cropped, resized and flipped.
-        pixels: The pixel format of the batch.
-        out: The output; by default a new tensor, whose page faults on a CPU cost six times as much as the arithmetic.
-
-    Returns:
-        The batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
+    `rgb`: uint8 [B, 3, T, H, W], cropped, resized and flipped. `pixels`: the pixel format of the batch. Returns the
+    batch [B, 3, T, H, W], or [B, T, 3, H, W] by `pixels.layout`, of `pixels.dtype`.
     """
     if out is None:
         out = pixels.empty(rgb.shape[0], rgb.shape[2], (rgb.shape[3], rgb.shape[4]), rgb.device)
@@ -153,9 +133,6 @@ def kernel_problem(device: torch.device) -> str | None:
     """Return None if the one-pass kernel works on a GPU, else one sentence that says why plain PyTorch replaces it.
 
     Compiles the kernel and compares one clip with plain PyTorch, which takes seconds: the result is kept.
-
-    Args:
-        device: A CUDA device with an index.
     """
     try:
         from fastvid.decode import pixels_fused

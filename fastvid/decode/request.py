@@ -285,9 +285,7 @@ class Decoder(Protocol):
 class FrameOrder:
     """Checks that a decoder returns the frames that a clip's packets show: in order, none missing, none twice.
 
-    Args:
-        clip: The clip.
-        wanted: Frames that the output needs.
+    `wanted`: frames that the output needs.
     """
 
     __slots__ = ("_count", "_last", "_missing", "_shown", "_wanted")
@@ -298,11 +296,7 @@ class FrameOrder:
         self._count, self._last = 0, -1
 
     def take(self, number: int) -> bool:
-        """Count a decoded frame; return whether the output needs it.
-
-        Raises:
-            DecodeError: If it was not decoded after the frames before it.
-        """
+        """Count a decoded frame; return whether the output needs it."""
         if number <= self._last:
             raise DecodeError(
                 f"frame {number} was decoded after frame {self._last}",
@@ -315,11 +309,7 @@ class FrameOrder:
         return wanted
 
     def finish(self) -> None:
-        """Check that every frame was decoded.
-
-        Raises:
-            DecodeError: If one is missing.
-        """
+        """Check that every frame was decoded."""
         if self._count != self._shown:
             raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
         if self._missing:

@@ -108,21 +108,8 @@ def decode_frames(
 ) -> FrameBatch:
     """Decode whole frames of a stream to RGB. A stream of odd size loses its last row or column.
 
-    Args:
-        info: The stream.
-        table: Its packets.
-        read: Reads its bytes.
-        frames: Indices in display order, any order, repeats allowed; or a slice.
-        seconds: Times instead of `frames`.
-        size: Height and width to resize to; by default those of the stream.
-        decoder: Any decoder that writes `Rgb`; by default PyAV, kept open for the calling thread.
-        gap: Packets at most this many bytes apart are read together.
-        key: The sample's key, for the result.
-
-    Raises:
-        UsageError: If no frame is requested, or one is outside the stream.
-        ChecksumError: If bytes differ from the indexed ones.
-        DecodeError: If the packets do not decode to the frames.
+    `read`: reads its bytes. `seconds`: times instead of `frames`. `gap`: packets at most this many bytes apart are
+    read together.
     """
     wanted = wanted_frames(info, frames, seconds)
     whole = (info.height & ~1, info.width & ~1)

@@ -235,11 +235,7 @@ def stream_info(
     flags: int,
     flow_bound: float,
 ) -> StreamInfo:
-    """Return the description of a stream, given by the fields of its STREAM_DTYPE record.
-
-    Raises:
-        ValueError: If a field is invalid.
-    """
+    """Return the description of a stream, given by the fields of its STREAM_DTYPE record."""
     if min(width, height) < 2 or fps_num < 1:
         raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
     return StreamInfo(
@@ -270,8 +266,7 @@ class TableCache:
     parsing it takes as long as planning and reading the packets of a small clip. A table is known by the opening of its
     shard: who opens the shard again reads and checks the table again.
 
-    Args:
-        limit: Total memory in bytes.
+    `limit`: total memory in bytes.
     """
 
     def __init__(self, limit: int = TABLE_MEMORY) -> None:

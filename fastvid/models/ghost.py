@@ -20,12 +20,7 @@ from fastvid.errors import UsageError
 
 @dataclass
 class GhostGroups:
-    """How the current batch is split into groups; all layers of a model share one object.
-
-    Attributes:
-        size: Clips per group.
-        count: Groups in the batch of the model's latest call.
-    """
+    """How the current batch is split into groups; all layers of a model share one object."""
 
     size: int
     count: int = 1
@@ -115,15 +110,8 @@ def _is_channels_last(rows: Tensor) -> bool:
 def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
     """Replace a model's batch norms in place; keys and values of its state dict stay the same.
 
-    Args:
-        model: Maps clips [B, C, T, H, W] to logits. In training B must be a multiple of `group_size`.
-        group_size: Clips per group.
-
-    Returns:
-        The model.
-
-    Raises:
-        UsageError: If the model has no batch norm with running statistics.
+    `model`: maps clips [B, C, T, H, W] to logits. In training B must be a multiple of `group_size`. Returns the
+    model.
     """
     groups = GhostGroups(group_size)
     found = 0
@@ -146,14 +134,7 @@ def use_ghost_norm(model: nn.Module, group_size: int) -> nn.Module:
 
 
 def update_running_stats(model: nn.Module, share: Tensor | float = 1.0) -> None:
-    """Update the running statistics of all ghost batch norms from the batches seen since the last call.
-
-    Args:
-        model: Any model.
-        share: Clips of this process in this step, divided by the mean over all processes; a tensor on the device is
-            not read by the host. Because the update is linear,
-            the mean of all processes' statistics then equals that of one process with the whole batch.
-    """
+    """Update the running statistics of all ghost batch norms from the batches seen since the last call."""
     for module in model.modules():
         if isinstance(module, GhostBatchNorm):
             module.update_running(share)

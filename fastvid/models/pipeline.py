@@ -25,13 +25,7 @@ from fastvid.models.resnet import ResidualBlock
 def place_on_devices(model: nn.Module, devices: Sequence[torch.device], micro_batches: int) -> None:
     """Distribute a model's blocks over devices in place, without changing its state dict.
 
-    Args:
-        model: Maps clips [b, ...], one tensor per stream, to logits [b, classes]; its blocks run in module order.
-        devices: The first one receives the clips and the logits.
-        micro_batches: Number of micro-batches per batch in training.
-
-    Raises:
-        UsageError: If there are more devices than blocks.
+    `model`: maps clips [b, ...], one tensor per stream, to logits [b, classes]; its blocks run in module order.
     """
     blocks = [block for block in _blocks(model) if next(block.parameters(), None) is not None]
     if len(blocks) < len(devices):
@@ -57,9 +51,6 @@ def local_devices(home: torch.device, count: int) -> list[torch.device]:
     """Return the devices of one replica on this machine, the rank's own device first.
 
     With L local ranks, local rank r gets devices r, r + L, r + 2 L and so on.
-
-    Raises:
-        UsageError: If the machine has too few devices.
     """
     if home.type != "cuda":
         return [home] * count

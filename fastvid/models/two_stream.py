@@ -45,10 +45,7 @@ _HIDDEN_DIVISOR = 4
 class FlowAverage(FrameAverage):
     """TSN on flow: [B, 2L, T, H, W] in pixels per frame to logits [B, num_classes].
 
-    Args:
-        backbone: Maps flow stacks [N, 2L, H, W] to logits [N, num_classes].
-        num_frames: T in training.
-        flow_stack: L.
+    `backbone`: maps flow stacks [N, 2L, H, W] to logits [N, num_classes].
     """
 
     streams = ("flow",)
@@ -62,20 +59,7 @@ class FlowAverage(FrameAverage):
 
 
 class TwoStream(nn.Module):
-    """Two fused nets: RGB [B, 3, T, H, W] and flow [B, 2L, T, H, W] to logits [B, num_classes].
-
-    Args:
-        spatial: The net on RGB.
-        temporal: The net on flow.
-        num_classes: Width of the last layer.
-        fusion: "scores" or "joint"; the logits of "scores" are logarithms of mean probabilities.
-        flow_weight: Weight of the temporal net's scores relative to the spatial net's; usually 1 to 1.5. Used only by
-            "scores".
-        dropout: Dropout probability before the joint head.
-
-    Raises:
-        UsageError: If the fusion is unknown or the weight is not positive.
-    """
+    """Two fused nets: RGB [B, 3, T, H, W] and flow [B, 2L, T, H, W] to logits [B, num_classes]."""
 
     input_layout = "BCTHW"
     streams = ("rgb", "flow")
@@ -123,12 +107,7 @@ class TwoStream(nn.Module):
 def fuse_scores(logits: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the logarithm of the weighted mean of the nets' probabilities (late fusion).
 
-    Args:
-        logits: [B, num_classes] of each net.
-        weights: Positive weight of each net.
-
-    Returns:
-        [B, num_classes]; its softmax is the weighted mean.
+    `logits`: [B, num_classes] of each net. Returns [B, num_classes]; its softmax is the weighted mean.
     """
     total = sum(weights)
     scores = [functional.log_softmax(one, 1) + math.log(w / total) for one, w in zip(logits, weights, strict=True)]
@@ -181,11 +160,6 @@ def load_stream_weights(model: TwoStream, files: Sequence[str]) -> list[LoadRepo
     """Load both nets: from one file each (spatial, temporal), or from one file for both.
 
     A single file is either a checkpoint of a two-stream model or one that fits each net, such as ImageNet weights.
-
-    Raises:
-        UsageError: If there are more than two files.
-        StorageError: If a file cannot be read.
-        FormatError: If a file fits neither net.
     """
     if len(files) > 2:
         raise UsageError(f"{len(files)} weight files for two nets", hint="pass SPATIAL,TEMPORAL or one file for both")

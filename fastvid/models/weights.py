@@ -88,19 +88,7 @@ _NAMES_SHOWN = 6
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Result of `load_weights`.
-
-    Attributes:
-        origin: The code base whose names the checkpoint uses.
-        matched: The model's keys that were loaded.
-        inflated: Subset of `matched` that was inflated from a 2D kernel.
-        crossed: Subset of `matched` that was converted from a kernel on RGB.
-        missing: The model's keys that the checkpoint lacks; they keep their values. The step counters of batch norms,
-            which old files lack, are not listed.
-        unexpected: The checkpoint's keys, as spelled there, that do not exist in the model.
-        mismatched: Key of the model, shape in the checkpoint, shape in the model; these keys keep their values.
-        skipped: The model's keys that were skipped on request.
-    """
+    """Result of `load_weights`."""
 
     origin: Origin
     matched: tuple[str, ...]
@@ -258,12 +246,7 @@ def cross_modality_weight(weight: Tensor, channels: int) -> Tensor:
     As in Wang et al. 2016 ("Temporal Segment Networks", section 3.1) it is not scaled down: if all input channels are
     equal, its response is channels / 3 times that to grey RGB, which batch norm compensates.
 
-    Args:
-        weight: [out, 3, h, w].
-        channels: Input channels of the new kernel.
-
-    Returns:
-        [out, channels, h, w].
+    `weight`: [out, 3, h, w]. Returns [out, channels, h, w].
     """
     return weight.mean(1, keepdim=True).repeat(1, channels, 1, 1)
 

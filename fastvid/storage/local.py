@@ -60,11 +60,7 @@ class LocalStorage:
         return LocalStorage, (self.url,)
 
     def path(self, name: str) -> Path:
-        """Return the path of `name`.
-
-        Raises:
-            UsageError: If the name leads outside the folder.
-        """
+        """Return the path of `name`."""
         return self.root / check_name(name, self.url)
 
     def list(self, prefix: str = "") -> list[str]:

@@ -72,16 +72,7 @@ _Part = tuple[memoryview, Version | None]
 
 
 class ObjectStorage:
-    """A folder in an object store, or on a web server, which supports neither listing nor writing.
-
-    Args:
-        url: ``s3://bucket/folder``, ``gs://bucket/folder``, ``http(s)://host/folder`` or ``hf://datasets/OWNER/NAME``.
-        options: See `RemoteOptions`.
-        query: Sent with every request to a web server, such as a signature.
-
-    Raises:
-        UsageError: If the URL or an environment variable is invalid.
-    """
+    """A folder in an object store, or on a web server, which supports neither listing nor writing."""
 
     _GAP = 32 * 1024
     """By CPU time alone a larger gap would be cheaper, because a request costs as much as many bytes; but the network
@@ -129,11 +120,7 @@ class ObjectStorage:
         return [name for name, _ in self.entries(prefix)]
 
     def entries(self, prefix: str = "") -> builtins.list[tuple[str, Version]]:
-        """Return the names that start with `prefix`, sorted, with their current versions.
-
-        Raises:
-            StorageError: If the storage cannot list, as over plain HTTP.
-        """
+        """Return the names that start with `prefix`, sorted, with their current versions."""
         if self._is_http:
             raise StorageError("cannot list files over HTTP", file=self.url, hint="name the files explicitly")
         found = self._client.list(prefix.rpartition("/")[0])
@@ -189,16 +176,8 @@ class ObjectStorage:
     def download(self, name: str, file: SeekableFile, check: Callable[[Version], None]) -> Version:
         """Copy all of `name` to a local file.
 
-        Args:
-            name: The file.
-            file: Empty, writable and seekable.
-            check: Called with the version before the first byte is written; may raise.
-
-        Returns:
-            The version that was copied.
-
-        Raises:
-            StorageError: If the file is missing, was replaced during the copy, or cannot be read.
+        `check`: called with the version before the first byte is written; may raise. Returns the version that
+        was copied.
         """
         try:
             data, version = self._client.get_range(check_name(name, self.url), 0, PIECE_BYTES, None)

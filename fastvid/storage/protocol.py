@@ -26,25 +26,13 @@ _UNITS: Final = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 @dataclass(frozen=True, slots=True)
 class RemoteOptions:
-    """Settings of `open_storage` for object stores and HTTP.
+    """Settings of `open_storage` for object stores and HTTP."""
 
-    Attributes:
-        concurrency: Maximum requests in flight per storage. 64 at 20 ms of latency is 3,200 ranges a second.
-        connect_seconds: Maximum wait for a connection.
-        stall_seconds: Maximum wait for the next bytes of a response.
-        patience_seconds: A request is retried for this long after its first attempt. Object stores have outages of
-            seconds; two minutes also cover the restart of a server.
-        cache: Node-local folder that keeps mapped files for all processes; None uses the environment variable
-            FASTVID_CACHE; "" keeps them in memory.
-        cache_bytes: Maximum size of the folder; None uses FASTVID_CACHE_BYTES (a number, optionally with K, M, G or T
-            for powers of 1,024), else 16 GiB.
-        video_cache_bytes: Maximum size of the videos that the folder keeps as well, in addition; None uses
-            FASTVID_CACHE_VIDEO, else 0: videos are read from the storage each time.
-    """
-
-    concurrency: int = 64
+    concurrency: int = 64  # maximum requests in flight per storage. 64 at 20 ms of latency is 3,200 ranges a second
     connect_seconds: float = 5.0
-    stall_seconds: float = 10.0
+    stall_seconds: float = 10.0  # maximum wait for the next bytes of a response
+    # A request is retried for this long after its first attempt. Object stores have outages of seconds; two
+    # minutes also cover the restart of a server.
     patience_seconds: float = 120.0
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
@@ -61,19 +49,11 @@ class RemoteOptions:
         return Path(folder).absolute() if folder else None
 
     def cache_limit(self) -> int:
-        """Return the maximum size of the cache folder in bytes.
-
-        Raises:
-            UsageError: If FASTVID_CACHE_BYTES is not a size.
-        """
+        """Return the maximum size of the cache folder in bytes."""
         return _size(CACHE_BYTES_VARIABLE, DEFAULT_CACHE_BYTES) if self.cache_bytes is None else self.cache_bytes
 
     def units(self) -> UnitCache | None:
-        """Return the cache of videos, or None if there is none.
-
-        Raises:
-            UsageError: If FASTVID_CACHE_VIDEO is not a size, or if there is no folder for it.
-        """
+        """Return the cache of videos, or None if there is none."""
         limit = self.video_cache_bytes
         if limit is None:
             limit = _size(VIDEO_CACHE_VARIABLE, 0)
@@ -242,11 +222,7 @@ class Storage(Protocol):
 
 
 def check_name(name: str, url: str) -> str:
-    """Return `name` after checking that it stays inside its folder.
-
-    Raises:
-        UsageError: If the name leads outside its folder.
-    """
+    """Return `name` after checking that it stays inside its folder."""
     if name.startswith("/") or ".." in name.split("/"):
         raise UsageError(f"name {name!r} leads outside its folder", file=url)
     return name

@@ -109,29 +109,15 @@ _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels re
 
 @dataclass(frozen=True, slots=True)
 class ProfileResult:
-    """Measurements of one profile on the sample.
-
-    Attributes:
-        profile: Its name.
-        bytes: Size of all samples.
-        encode_seconds: CPU seconds of all processes, including probing and verification.
-        ssim: Mean over the videos, 1 is equal; None if the profile does not encode.
-        psnr: Mean in dB; None if the profile does not encode.
-        clips_per_second: Clips per second of wall time with `workers` threads, median of the rounds.
-        cpu_ms: CPU milliseconds per clip, median of the rounds.
-        packets: Mean packets decoded per clip.
-        packets_from_keys: Mean packets that a decoder without a plan would decode.
-        rejected: Number of videos that the profile rejects, by reason.
-        estimate: Size and time of all videos that were found; None if they were not estimated.
-    """
+    """Measurements of one profile on the sample."""
 
     profile: str
-    bytes: int
-    encode_seconds: float
+    bytes: int  # size of all samples
+    encode_seconds: float  # CPU seconds of all processes, including probing and verification
     ssim: float | None
     psnr: float | None
-    clips_per_second: float
-    cpu_ms: float
+    clips_per_second: float  # clips per second of wall time with `workers` threads, median of the rounds
+    cpu_ms: float  # CPU milliseconds per clip, median of the rounds
     packets: float
     packets_from_keys: float
     rejected: Mapping[str, int] = field(default_factory=dict)
@@ -140,25 +126,13 @@ class ProfileResult:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All measurements.
-
-    Attributes:
-        videos: Number of sampled videos that every profile accepts; all measurements are on these.
-        found: Number of videos found.
-        seconds: Total length of the sampled videos.
-        source_bytes: Total size of their sources.
-        sampling: Frames of a clip, see `fastvid.tune.measure.parse_sampling`.
-        workers: Number of decoding threads.
-        seed: Seed of the sample and of the clips.
-        measured: One result per profile, in the requested order.
-        refused: Profiles that could not be measured, and why.
-    """
+    """All measurements."""
 
     videos: int
     found: int
     seconds: float
     source_bytes: int
-    sampling: str
+    sampling: str  # frames of a clip, see `fastvid.tune.measure.parse_sampling`
     workers: int
     seed: int
     measured: tuple[ProfileResult, ...]
@@ -197,21 +171,7 @@ def study(
 ) -> Study:
     """Measure profiles on a sample of videos.
 
-    Args:
-        sources: Folders of videos, or single files.
-        profiles: Names of profiles, or `Profile` objects.
-        videos: Maximum number of videos in the sample.
-        seed: Seed of the sampled videos and of the clips.
-        sampling: Frames of a clip, see `fastvid.tune.measure.parse_sampling`.
-        rounds: How often each profile's clips are decoded.
-        repeats: Clips per video.
-        workers: Number of encoding processes and of decoding threads; by default one per core.
-        folder: Where to keep the encoded datasets; by default they are deleted.
-        follow_links: Accept symbolic links that point outside their folder.
-        limits: Resource limits of one source.
-
-    Raises:
-        UsageError: If an argument is invalid, there is no video, or no profile accepts any of the sample.
+    `sampling`: frames of a clip, see `fastvid.tune.measure.parse_sampling`.
     """
     parse_sampling(sampling)
     chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
@@ -345,12 +305,7 @@ _MAX_SSIM_LOSS: Final = 0.03
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A recommendation.
-
-    Attributes:
-        profile: The recommended profile.
-        reasons: The reasons, one sentence each.
-    """
+    """A recommendation."""
 
     profile: str
     reasons: tuple[str, ...]
@@ -363,12 +318,7 @@ def recommend(study: Study, need: float | None = None) -> Advice:
     bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
     the best are excluded.
 
-    Args:
-        study: The measurements.
-        need: Clips per second that the workers must decode.
-
-    Raises:
-        UsageError: If nothing was measured.
+    `need`: clips per second that the workers must decode.
     """
     if not study.measured:
         raise UsageError("no profile was measured", hint="; ".join(study.refused.values()) or None)

@@ -136,6 +136,17 @@ def found(name: str) -> Any:
     return getattr(importlib.import_module(module), last)
 
 
+def names() -> set[str]:
+    """Return every name on a page."""
+    return {name for _, sections in PAGES.values() for text in sections.values() for name in text.split()}
+
+
+def homes(name: str) -> list[Any]:
+    """Return what a name stands for, and the classes of fastvid that it inherits from."""
+    kind = found(name)
+    return [one for one in getattr(kind, "__mro__", [kind]) if getattr(one, "__module__", "").startswith("fastvid")]
+
+
 def sentence(name: str) -> str:
     """Return the first sentence of a docstring, for a cell of a table."""
     text = inspect.getdoc(found(name))

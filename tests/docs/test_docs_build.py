@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import os
@@ -22,6 +23,7 @@ from tests.docs import reference
 pytest.importorskip("mkdocs")
 
 ROOT = Path(__file__).parents[2]
+SECTIONS = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$", re.MULTILINE)
 MOST_WORDS = 18_000  # of all pages but the generated reference
 MOST_WORDS_OF_GUARANTEES = 1_200  # without the names of tests
 
@@ -85,6 +87,26 @@ def test_every_field_of_a_public_class_is_described():
             fields = {field.name for field in dataclasses.fields(found) if not field.name.startswith("_")}
             missing = {field for field in fields if not re.search(rf"^ +{field}: ", text, re.MULTILINE)}
             assert not missing, name
+
+
+def test_docstrings_of_other_names_have_no_sections():
+    # A sentence says what an internal function does; a unit or shape stands beside its field.
+    shown = {(kind.__module__, kind.__qualname__) for name in reference.names() for kind in reference.homes(name)}
+    found = []
+    for path in (ROOT / "fastvid").rglob("*.py"):
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for name, docstring in docstrings(ast.parse(path.read_text())):
+            owners = [name.rpartition(".")[0], name]
+            if SECTIONS.search(docstring) and not shown & {(module, owner) for owner in owners}:
+                found.append(f"{module}.{name}")
+    assert not [name for name in found if not name.startswith("fastvid.cli.")]
+
+
+def docstrings(node: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            yield inside + child.name, ast.get_docstring(child) or ""
+            yield from docstrings(child, f"{inside}{child.name}.")
 
 
 def test_the_reference_says_what_the_docstrings_say():

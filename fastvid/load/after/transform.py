@@ -99,13 +99,8 @@ def column(clips: Tensor, values: Sequence[float]) -> Tensor:
 def change_rows(clips: Tensor, rows: Sequence[int], change: Callable[[Tensor], Tensor]) -> Tensor:
     """Apply a change of unchanged shape to some clips of a batch.
 
-    Args:
-        clips: [N, ...]; changed in place.
-        rows: Numbers of the clips, increasing.
-        change: Gets the clips of `rows` as one tensor, may change it in place, and returns the result.
-
-    Returns:
-        [N, ...].
+    `clips`: [N, ...]; changed in place. `change`: gets the clips of `rows` as one tensor, may change it in place,
+    and returns the result. Returns [N, ...].
     """
     if len(rows) == len(clips):
         return change(clips)
@@ -118,11 +113,7 @@ def change_rows(clips: Tensor, rows: Sequence[int], change: Callable[[Tensor], T
 
 
 def check_probability(p: float) -> None:
-    """Check the probability of a transform.
-
-    Raises:
-        UsageError: If it is not in 0 to 1.
-    """
+    """Check the probability of a transform."""
     if not 0 <= p <= 1:
         raise UsageError(f"p is {p}, expected 0 <= p <= 1", hint="set p to the share of clips to transform")
 

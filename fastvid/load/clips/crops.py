@@ -113,13 +113,7 @@ _SNAP: Final = 3
 
 
 class View(NamedTuple):
-    """The region of a video that a clip shows.
-
-    Attributes:
-        box: The crop.
-        size: Output height and width.
-        flip: Whether to mirror left and right after the crop.
-    """
+    """The region of a video that a clip shows."""
 
     box: Box
     size: Size
@@ -341,23 +335,14 @@ Transform = Crop | HorizontalFlip
 
 @dataclass(frozen=True)
 class Spatial:
-    """One crop and at most one flip.
-
-    Attributes:
-        crop: The crop.
-        flip: The flip; None never flips.
-    """
+    """One crop and at most one flip."""
 
     crop: Crop
     flip: HorizontalFlip | None = None
 
     @classmethod
     def of(cls, transforms: Sequence[Transform] | Transform) -> Spatial:
-        """Build from a user's list of transforms.
-
-        Raises:
-            UsageError: If the list does not contain exactly one crop and at most one flip.
-        """
+        """Build from a user's list of transforms."""
         listed = list(transforms) if isinstance(transforms, Sequence) else [transforms]
         flips = [transform for transform in listed if isinstance(transform, HorizontalFlip)]
         crops = [transform for transform in listed if not isinstance(transform, HorizontalFlip)]
@@ -374,11 +359,7 @@ class Spatial:
         return cls(crops[0], flips[0] if flips else None)
 
     def draw(self, height: int, width: int, draws: Draws) -> View:
-        """Return the region that a clip shows of a video of this size.
-
-        Raises:
-            UsageError: If a side of the video is one pixel, so no even crop fits.
-        """
+        """Return the region that a clip shows of a video of this size."""
         if min(height, width) < 2:
             raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
         flip = self.flip is not None and self.flip.draw(draws)
@@ -390,23 +371,15 @@ class Spatial:
         return self.crop.output
 
     def output_of(self, height: int, width: int) -> Size:
-        """Return the height and width of a clip of a video with these sides, in pixels.
-
-        Raises:
-            UsageError: If the size comes from a bucket.
-        """
+        """Return the height and width of a clip of a video with these sides, in pixels."""
         size: Size = self.crop.output or self._sizing("output_of")(height, width)
         return size
 
     def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
         """Return the heights and widths of the clips of videos with these sides, in pixels.
 
-        Args:
-            heights: Of the videos, int64 [N].
-            widths: Of the videos, int64 [N].
-
-        Returns:
-            Two arrays, int64 [N]: `output_of` of each video, or, if the size comes from a bucket, the video's size.
+        `heights`: of the videos, int64 [N]. `widths`: of the videos, int64 [N]. Returns two arrays, int64 [N]:
+        `output_of` of each video, or, if the size comes from a bucket, the video's size.
         """
         if self.crop.output is not None:
             return np.full_like(heights, self.crop.output[0]), np.full_like(widths, self.crop.output[1])
@@ -414,11 +387,7 @@ class Spatial:
         return high, wide
 
     def of_size(self, size: Size) -> Spatial:
-        """Return these transforms with the size of a bucket, (height, width) in pixels.
-
-        Raises:
-            UsageError: If the crop has a size of its own.
-        """
+        """Return these transforms with the size of a bucket, (height, width) in pixels."""
         return self if self.crop.output == tuple(size) else replace(self, crop=self._sizing("of_size")(size))
 
     def _sizing(self, name: str) -> Callable[..., Any]:

@@ -51,17 +51,10 @@ _NAME_LETTERS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SourceSelection:
-    """Which sources to remove, in any of these ways together.
-
-    Attributes:
-        sources: Names of sources: the source id, the file that clips or segments were made of, or its path.
-        keys: Keys of samples.
-        where: A condition in SQL over the annotations; see `fastvid.format.selection`.
-        hashes: SHA-256 of source files, hex.
-    """
+    """Which sources to remove, in any of these ways together."""
 
     sources: Sequence[str] = ()
-    keys: Sequence[str] = ()
+    keys: Sequence[str] = ()  # keys of samples
     where: str | None = None
     hashes: Sequence[str] = ()
 
@@ -151,11 +144,7 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
 
 
 def select_keys(storage: Storage, selection: SourceSelection) -> list[str]:
-    """Return the keys of the selected samples, for `remove_samples`: those that are named, and no copies of them.
-
-    Raises:
-        UsageError: If a key or a source is unknown.
-    """
+    """Return the keys of the selected samples, for `remove_samples`: those that are named, and no copies of them."""
     generation = read_generation(storage)[1]
     table = read_annotations(storage, generation)
     hashes = source_hashes(storage, generation) if selection.hashes else pa.nulls(table.num_rows, pa.string())
@@ -165,11 +154,7 @@ def select_keys(storage: Storage, selection: SourceSelection) -> list[str]:
 
 
 def source_hashes(storage: Storage, generation: Generation) -> pa.ChunkedArray:
-    """Return the SHA-256 of each sample's source, hex, in the order of the annotations; null where it is unknown.
-
-    Raises:
-        StorageError: If the facts of a shard are missing.
-    """
+    """Return the SHA-256 of each sample's source, hex, in the order of the annotations; null where it is unknown."""
     columns = [pa.array([], pa.string())]
     for shard in generation.shards:
         facts = _facts(storage, shard.name, ["stream", "source_sha256"])

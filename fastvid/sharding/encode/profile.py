@@ -24,29 +24,17 @@ from fastvid.runtime.arrays import FloatArray
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """Parameters with which samples are encoded.
-
-    Attributes:
-        name: Its name.
-        codec: "h264", "hevc", "vp9" or "mjpeg"; "copy" does not encode and ignores the fields below.
-        gop: Frames from one key frame to the next.
-        bframes: Non-reference frames between two reference frames.
-        crf: Constant quality of the encoder; lower is better and larger. For MJPEG its ``qscale``, 2 to 31.
-        preset: x264's or x265's preset, or libvpx's ``cpu-used``; empty if the encoder has none.
-        short_side: Shorter side in pixels, a multiple of `multiple`.
-        multiple: Width and height in pixels are multiples of it.
-        fps: Frames per second as a fraction such as "30000/1001"; empty for the source's own rate.
-    """
+    """Parameters with which samples are encoded."""
 
     name: str
     codec: str
-    gop: int
-    bframes: int
+    gop: int  # frames from one key frame to the next
+    bframes: int  # non-reference frames between two reference frames
     crf: int
     preset: str
-    short_side: int = 256
-    multiple: int = 16
-    fps: str = ""
+    short_side: int = 256  # shorter side in pixels, a multiple of `multiple`
+    multiple: int = 16  # width and height in pixels are multiples of it
+    fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
 
     def __post_init__(self) -> None:
         if self.codec == _COPY:
@@ -94,11 +82,7 @@ class Profile:
         gop: int | None = None,
         fps: str | None = None,
     ) -> Profile:
-        """Return this profile with other parameters; None keeps a parameter.
-
-        Raises:
-            UsageError: If the parameters are inconsistent, or the profile does not encode.
-        """
+        """Return this profile with other parameters; None keeps a parameter."""
         changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
         given = [name for name, value in changes.items() if value is not None]
         if not given:

@@ -60,11 +60,7 @@ PROFILES: Final = {
 
 
 def get_profile(name: str) -> Profile:
-    """Return a profile by name.
-
-    Raises:
-        UsageError: If the name is unknown.
-    """
+    """Return a profile by name."""
     if name not in PROFILES:
         raise UsageError(f"unknown profile {name!r}", hint=f"use one of {', '.join(sorted(PROFILES))}")
     return PROFILES[name]
@@ -79,11 +75,7 @@ class Geometry:
 
 
 def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
-    """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height.
-
-    Raises:
-        SourceError: If the long side would exceed 4096 pixels.
-    """
+    """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height."""
     shape = Fraction(width, height) * aspect
     side, step = profile.short_side, profile.multiple
     long = max(shape, 1 / shape) * side
@@ -111,18 +103,8 @@ def build_command(
 ) -> list[str]:
     """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
-    Args:
-        build: The ffmpeg to run.
-        profile: The profile to encode with.
-        info: The source's properties.
-        source_url: The source as a ``file:`` URL.
-        targets: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all. One
-            pass over the source writes all of them.
-        limits: Limits on the size of frames.
-        window: What to decode; by default as `plan_window` chooses.
-
-    Raises:
-        SourceError: If this build cannot convert the source to the profile.
+    `targets`: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all.
+    One pass over the source writes all of them. `limits`: limits on the size of frames.
     """
     window = window or plan_window(info, profile, [frames for _, frames in targets])
     seeks = window.seek is not None
@@ -283,11 +265,8 @@ def _tone_map(build: FfmpegBuild, info: SourceInfo, picture: Any, width: int, he
 def output_options(profile: Profile, size: tuple[int, int], *, frames: int, full_range: bool) -> dict[str, Any]:
     """Return ffmpeg's options by name for one output of a profile.
 
-    Args:
-        profile: The profile to encode with.
-        size: Width and height in pixels.
-        frames: Maximum number of frames.
-        full_range: Whether luma ranges from 0 to 255.
+    `size`: width and height in pixels. `frames`: maximum number of frames. `full_range`: whether luma ranges from 0
+    to 255.
     """
     common = {
         "f": "mp4",

@@ -39,12 +39,7 @@ _QUANTILE: Final = statistics.NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """An estimated total.
-
-    Attributes:
-        total: The estimate.
-        error: Half the width of its 95 % interval; None if a single source was sampled, and 0 if all were.
-    """
+    """An estimated total."""
 
     total: float
     error: float | None
@@ -58,16 +53,7 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What it takes to encode all sources.
-
-    Attributes:
-        videos: Number of sources.
-        sampled: Number of them that were encoded.
-        bytes: Size of the dataset.
-        cpu_seconds: CPU time of all processes, including probing and verification.
-        cores: Number of cores that share it.
-        shards: Number of shards; None if unknown.
-    """
+    """What it takes to encode all sources."""
 
     videos: int
     sampled: int
@@ -90,18 +76,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a job would do, and what it would take.
-
-    Attributes:
-        found: Its sources.
-        estimate: Size and time.
-        footage: Length of all videos in seconds.
-        rejected: Rejected sources of the sample, by reason.
-    """
+    """What a job would do, and what it would take."""
 
     found: SourceList
     estimate: Estimate
-    footage: Amount
+    footage: Amount  # length of all videos in seconds
     rejected: Mapping[str, int]
 
     @property
@@ -130,10 +109,6 @@ def extrapolate(values: Sequence[float], total: int) -> Amount:
     """Estimate a total from a simple random sample without replacement.
 
     The interval is that of Student's distribution, with the correction for a finite population.
-
-    Args:
-        values: The value of each sampled source.
-        total: Number of all sources.
     """
     number = len(values)
     mean = statistics.fmean(values)
@@ -234,13 +209,7 @@ def make_estimate(
 ) -> Estimate:
     """Return the estimate for all videos.
 
-    Args:
-        sizes: Bytes written for each sampled video.
-        seconds: Wall time that each took, which says how the CPU time is shared among them.
-        cpu_seconds: CPU time that all of them took.
-        videos: Number of all videos.
-        cores: Number of cores to encode on.
-        shards: Number of shards, if known.
+    `sizes`: bytes written for each sampled video.
     """
     scale = cpu_seconds / (sum(seconds) or 1.0)
     return Estimate(

@@ -265,20 +265,7 @@ def rebuild(
 
     Shards of videos in place are left to `fastvid.sharding.in_place`.
 
-    Args:
-        url: The dataset's folder.
-        shards: The shards; by default all of the current generation. An upgrade ignores it and includes those of older
-            generations.
-        workers: Worker processes for tars of other tools; by default one per core.
-        limits: Limits per video of those tars.
-
-    Returns:
-        The names of the shards.
-
-    Raises:
-        StorageError: If there is no dataset, or it cannot be written.
-        FormatError: If a tar is not the one that was committed, or no longer contains the samples that the dataset
-            lists.
+    Returns the names of the shards.
     """
     storage = open_storage(url)
     head = read_head(storage, oldest=1)

@@ -279,11 +279,7 @@ def _to_bytes(record: Mapping[str, Any]) -> bytes:
 
 
 def read_blocked(storage: Storage) -> tuple[str, ...]:
-    """Return the SHA-256 of blocked sources, hex, sorted; none if the folder has no block list.
-
-    Raises:
-        FormatError: If the list is damaged: a job must not take that for an empty list.
-    """
+    """Return the SHA-256 of blocked sources, hex, sorted; none if the folder has no block list."""
     return _parse_blocked(storage.read(BLOCKED), storage).sha256 if storage.exists(BLOCKED) else ()
 
 
@@ -291,11 +287,6 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
     """Add SHA-256 of sources, hex, to the block list, and return the whole list. Nothing is ever taken off it.
 
     To carry a list along to a subset or a merged dataset, add the lists of the datasets that it was made from.
-
-    Raises:
-        UsageError: If one is not a SHA-256 in lowercase hex.
-        FormatError: If the list is damaged.
-        ConflictError: If other changes kept winning the race.
     """
     new = set(hashes)
     check_hashes(new)

@@ -25,26 +25,7 @@ _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LED
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """One process of a job, by its last record.
-
-    Attributes:
-        part: The part of the job, such as ``3/8``; None for all of it.
-        command: The command that runs it.
-        state: "running"; "stale" if it says so, but has ended or has shown no sign of life for 90 s; "finished"; or
-            "failed", after an error or an interruption.
-        host: Its machine.
-        pid: Its process id there.
-        started: When it started, in UTC, ISO 8601.
-        last_sign: When it wrote the record.
-        shards: Number of its shards.
-        shards_done: Of these, those that are written.
-        sources: Number of its sources.
-        sources_done: Of these, those that are processed, also in unfinished shards and in earlier runs.
-        rejected: Of these, those that were rejected.
-        reasons: Number of rejected sources, by reason.
-        bytes: Total size of its finished shards.
-        sources_per_second: Its speed in the last five minutes.
-    """
+    """One process of a job, by its last record."""
 
     part: str | None
     command: str
@@ -65,25 +46,7 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedJob:
-    """A job that has not been committed.
-
-    Attributes:
-        kind: "job" if it makes the dataset, "addition" if it adds to it.
-        command: The command, such as "shard"; None if no process has recorded anything.
-        state: "running" if a process is; else "interrupted", or "uncommitted" if all shards are written.
-        shards: Number of shards; None if no process has recorded it.
-        shards_done: Shards that are written, by any process.
-        sources: Number of sources.
-        sources_done: Sources that are processed, by the processes in `parts`.
-        packed: Of these, those that became samples.
-        rejected: Of these, those that were rejected.
-        reasons: Number of rejected sources, by reason.
-        bytes: Total size of the finished shards.
-        sources_per_second: Speed of all running processes together.
-        seconds_left: Estimated time left for all parts: that of the slowest, or for all sources at the common speed,
-            whichever is longer; None if nothing is running or there is no speed yet.
-        parts: The processes of the last division into parts, by part.
-    """
+    """A job that has not been committed."""
 
     kind: str
     command: str | None
@@ -92,7 +55,7 @@ class UnfinishedJob:
     shards_done: int
     sources: int
     sources_done: int
-    packed: int
+    packed: int  # of these, those that became samples
     rejected: int
     reasons: Mapping[str, int]
     bytes: int
@@ -103,19 +66,10 @@ class UnfinishedJob:
 
 @dataclass(frozen=True, slots=True)
 class DatasetStatus:
-    """A committed dataset.
-
-    Attributes:
-        generation: Number of the current generation.
-        samples: Number of its samples, including removed ones.
-        shards: Number of its shards.
-        bytes: Total size of its tars.
-        note: Its last change.
-        changed: When it was made, in UTC, ISO 8601; None if the generation does not say.
-    """
+    """A committed dataset."""
 
     generation: int
-    samples: int
+    samples: int  # number of its samples, including removed ones
     shards: int
     bytes: int
     note: str
@@ -148,13 +102,6 @@ def read_status(folder: str) -> FolderStatus:
 
     It only reads, and takes no lock. In an object store it costs one listing of the ledger's parts (a request for each
     1,000 names), one request for each process of the job, and at most five more.
-
-    Args:
-        folder: The dataset's folder: a path, or a ``s3://`` or ``gs://`` URL.
-
-    Raises:
-        StorageError: If the folder cannot be read.
-        FormatError: If the dataset's records are malformed.
     """
     storage = open_storage(folder)
     now = datetime.now(UTC)

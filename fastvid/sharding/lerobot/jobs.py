@@ -170,21 +170,7 @@ def shard_lerobot(
     by seconds. Run again with the same arguments after an interruption, it resumes. Arguments that are not listed are
     those of `fastvid.sharding.job.job.run_job`.
 
-    Args:
-        source: ``lerobot:`` and the folder or URL of the LeRobot dataset, version 3.0 or 2.1.
-        out: Folder of the dataset: a path, or a ``s3://`` or ``gs://`` URL.
-        profile: How to encode, by name or as a `Profile`; it must keep the rate of the frames.
-        episodes_per_shard: Most episodes of a shard.
-        how: ``engine``, ``ray_address``, ``workers``, ``part``, ``reject_unreadable`` and ``allow_encoder_change``.
-
-    Raises:
-        UsageError: If an argument is wrong, or there is no LeRobot dataset.
-        FormatError: If its metadata contradicts itself or its files.
-        MissingDependency: If there is no ffmpeg, or no Ray for engine "ray".
-        JobError: If another job, or the same part, is running in `out`, the unfinished job there differs, or no episode
-            could be encoded.
-        StorageError: If `out` cannot be written, or a disk or store does not deliver files; run again to resume.
-        WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
+    `profile`: how to encode, by name or as a `Profile`; it must keep the rate of the frames.
     """
     chosen_how = How(**how, command="shard")
     check_amounts(workers=chosen_how.workers, samples_per_shard=episodes_per_shard)

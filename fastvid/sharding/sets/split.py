@@ -101,35 +101,21 @@ _SHOWN: Final = 5  # values that a message lists
 
 @dataclass(frozen=True, slots=True)
 class SplitCount:
-    """What one split contains.
+    """What one split contains."""
 
-    Attributes:
-        samples: Number of samples by class name; None is the name of samples without a label.
-        seconds: Their duration in seconds by class name.
-        groups: Number of groups.
-    """
-
-    samples: Mapping[str | None, int]
-    seconds: Mapping[str | None, float]
+    samples: Mapping[str | None, int]  # number of samples by class name; None is the name of samples without a label
+    seconds: Mapping[str | None, float]  # their duration in seconds by class name
     groups: int
 
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """The result of `split_samples`.
-
-    Attributes:
-        generation: Number of the current generation.
-        column: The split column.
-        placed: Number of samples that got a split now.
-        kept: Number of samples that had one and keep it.
-        splits: What each split contains, in the order of the shares.
-    """
+    """The result of `split_samples`."""
 
     generation: int
     column: str
-    placed: int
-    kept: int
+    placed: int  # number of samples that got a split now
+    kept: int  # number of samples that had one and keep it
     splits: Mapping[str, SplitCount]
 
 

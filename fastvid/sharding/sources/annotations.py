@@ -98,17 +98,7 @@ def read_annotations(
     *,
     columns: str | Mapping[str, str] | None = None,
 ) -> Annotations:
-    """Read annotation files, given as on the command line.
-
-    Args:
-        specs: Each ``format:path``; several are concatenated, such as train and validation lists.
-        class_names: Names for integer labels, in order.
-        columns: Names for the columns of tables, such as ``path=videoid,caption=text``, see `Columns`.
-
-    Raises:
-        UsageError: If a format is unknown, a file is missing or does not parse, or labels do not match class names.
-        StorageError: If a store does not deliver a file.
-    """
+    """Read annotation files, given as on the command line."""
     mapping = Columns.parse(columns)
     rows: list[AnnotationRow] = []
     classes: list[str] = []
@@ -125,14 +115,8 @@ def read_annotations(
 def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
     """Return the rows of a table by column, with renamed columns and one row per segment.
 
-    Args:
-        file: The table.
-        form: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
-        columns: Names for its columns.
-        whole: Whether a row of a CSV with fewer fields than the header is an error.
-
-    Raises:
-        UsageError: If the table does not parse.
+    `form`: "csv", "json", "jsonl" or "parquet"; "database" for a JSON object whose field ``database`` has the rows.
+    `whole`: whether a row of a CSV with fewer fields than the header is an error.
     """
     records: Sequence[NumberedRecord]
     if form == "csv":

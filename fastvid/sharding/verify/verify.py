@@ -53,20 +53,11 @@ _MIN_ROWS: Final = 16
 
 @dataclass(slots=True)
 class VerifyReport:
-    """The result of a verification.
-
-    Attributes:
-        generation: Number of the generation that was checked.
-        samples: Number of decoded samples.
-        total: Number of samples in the generation.
-        checked: Number of things examined by each check.
-        problems: Broken promises, in the order of the shards.
-        repaired: Shards whose sidecars were rebuilt.
-    """
+    """The result of a verification."""
 
     generation: int
-    samples: int = 0
-    total: int = 0
+    samples: int = 0  # number of decoded samples
+    total: int = 0  # number of samples in the generation
     checked: Counter[str] = field(default_factory=Counter)
     problems: list[Problem] = field(default_factory=list)
     repaired: tuple[str, ...] = ()
@@ -152,13 +143,8 @@ def verify_dataset(
 def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     """Rebuild the sidecars of shards from their tars, if only sidecars are damaged.
 
-    Args:
-        url: The dataset's folder.
-        report: Result of verifying all samples.
-
-    Returns:
-        The shards whose sidecars were rebuilt. Shards with a damaged tar are left unchanged: rebuilt sidecars would
-        hide the damage.
+    `report`: result of verifying all samples. Returns the shards whose sidecars were rebuilt. Shards with a damaged
+    tar are left unchanged: rebuilt sidecars would hide the damage.
     """
     # Imported late, because it loads half of the package and only repairs need it.
     from fastvid.sharding.in_place import reindex

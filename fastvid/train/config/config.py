@@ -327,15 +327,7 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
 
 
 def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
-    """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`.
-
-    Args:
-        recipe: As in `load`.
-        changes: Overrides, applied to every configuration.
-
-    Raises:
-        UsageError: As in `load`, or if ``sweep()`` does not return a non-empty list of Config.
-    """
+    """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`."""
     path = find(recipe)
     make = getattr(_module(path), "sweep", None)
     if not callable(make):
@@ -356,11 +348,7 @@ def _module(path: Path) -> ModuleType:
 
 
 def find(recipe: str) -> Path:
-    """Return the file of a recipe.
-
-    Raises:
-        UsageError: If the recipe does not exist.
-    """
+    """Return the file of a recipe."""
     path = Path(recipe)
     if path.suffix == _SUFFIX or path.name != recipe:
         if path.is_file():

@@ -77,14 +77,7 @@ SAMPLERS: Final = {"segments": Segments, "dense": Dense, "uniform": Uniform, "wi
 
 
 def find_sampler(name: str) -> type[Any]:
-    """Return the class of a sampler.
-
-    Args:
-        name: One of `SAMPLERS`, or ``module:class``.
-
-    Raises:
-        UsageError: If the name is unknown or is not the name of a sampler.
-    """
+    """Return the class of a sampler."""
     if name not in SAMPLERS and ":" not in name:
         raise UsageError(f"unknown sampler {name!r}", hint=f"use one of {', '.join(SAMPLERS)}; or module:class")
     kind = SAMPLERS.get(name) or import_name("sampler", name)

@@ -80,16 +80,7 @@ _OWN = ""  # the value of a key in a tree that also has keys inside it
 
 
 def apply(config: Root, overrides: Sequence[str]) -> Root:
-    """Return a configuration with some values changed.
-
-    Args:
-        config: A frozen dataclass of dataclasses, mappings and values.
-        overrides: ``key=value`` strings with dotted keys, for example ``optim.base_lr=0.02``. Tuples are written with
-            commas, and ``none`` is None where the field allows it. Mappings accept new entries.
-
-    Raises:
-        UsageError: If a key is unknown or given twice, or a value does not match its type.
-    """
+    """Return a configuration with some values changed."""
     tree: Tree = {}
     for text in overrides:
         key, equals, value = text.partition("=")
@@ -119,13 +110,7 @@ def keys(config: object, prefix: str = "") -> list[str]:
 def parse(text: str, kind: Any, key: str) -> Any:
     """Parse a value of a type.
 
-    Args:
-        text: The text from the command line.
-        kind: bool, int, float, str, a Literal, ``X | None``, ``int | str`` or ``tuple[X, ...]``.
-        key: Key named in the error message.
-
-    Raises:
-        UsageError: If the text is not a value of the type, or the type cannot be written on the command line.
+    `kind`: bool, int, float, str, a Literal, ``X | None``, ``int | str`` or ``tuple[X, ...]``.
     """
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):

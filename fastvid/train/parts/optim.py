@@ -278,13 +278,6 @@ def layer_scales(model: nn.Module, decay: float) -> dict[str, float]:
     ``layer4.1`` in our ResNets. Blocks are ordered as the parameters are. Each net of two streams counts its own.
     A model whose names say something else has a method ``parameter_layers()``, which returns, for each layer from the
     input on, the prefixes of its parameters' names; parameters without one are in the highest layer.
-
-    Args:
-        model: The model.
-        decay: Factor between two layers, 0 < decay <= 1.
-
-    Raises:
-        UsageError: If the model has no layers to tell apart, or a prefix of its own matches no parameter.
     """
     names = [name for name, _ in model.named_parameters()]
     own = getattr(model, "parameter_layers", None)

@@ -32,10 +32,6 @@ class Average(AveragedModel):
     """The EMA of a model's parameters and buffers, in `module`.
 
     The average is linear, so averaging running statistics over ranks before or after it gives the same result.
-
-    Args:
-        model: Its values are the initial average.
-        decay: Fraction of the average that an update keeps, 0 <= decay < 1.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -87,16 +83,7 @@ class Freezer:
 
     Frozen batch norms use their running statistics and do not update them.
 
-    Args:
-        model: The model to train; its heads are those of `fastvid.train.parts.optim.heads`.
-        rules: ``PREFIX`` or ``PREFIX:EPOCHS`` each. Freezes the parameters whose name begins with PREFIX, or all but
-            the heads for "all-but-head", for that many epochs (may be fractional), or without a number for the whole
-            run.
-        samples_per_epoch: Samples per epoch of the run.
-
-    Raises:
-        UsageError: If a rule matches no parameter or has no number after its colon, or if the rules freeze the whole
-            model for the whole run.
+    `samples_per_epoch`: samples per epoch of the run.
     """
 
     def __init__(self, model: nn.Module, rules: Sequence[str], samples_per_epoch: int) -> None:

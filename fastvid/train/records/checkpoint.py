@@ -42,15 +42,10 @@ _NAME: Final = re.compile(rf"checkpoint-(\d{{12}})-([0-9a-f]{{{_DIGITS}}})\.pt")
 
 @dataclass(frozen=True, slots=True)
 class CheckpointFile:
-    """The bytes of a checkpoint that passed its checksum.
-
-    Attributes:
-        name: File name.
-        data: The file's bytes.
-    """
+    """The bytes of a checkpoint that passed its checksum."""
 
     name: str
-    data: bytes
+    data: bytes  # the file's bytes
 
 
 class Checkpoints:

@@ -43,9 +43,6 @@ class Wandb(Logger):
 
     wandb's own variables say where: WANDB_PROJECT (by default "fastvid"), WANDB_ENTITY, WANDB_MODE and others. Each
     number is ``KIND/NAME`` over ``samples``. A resumed run continues the same wandb run.
-
-    Raises:
-        MissingDependency: If wandb is not installed.
     """
 
     def __init__(self) -> None:

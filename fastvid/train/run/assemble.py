@@ -420,12 +420,7 @@ def samples_per_epoch(clips: ClipLoader) -> int:
 
 
 def resumed_state(config: Config, checkpoints: Checkpoints, member: Member) -> tuple[str | None, dict[str, Any] | None]:
-    """Return name and state of the checkpoint that a run resumes from; None and None if there is none.
-
-    Raises:
-        StateError: As in `read_state`.
-        UsageError: If there is one, but the run must not resume.
-    """
+    """Return name and state of the checkpoint that a run resumes from; None and None if there is none."""
     name, state = read_state(checkpoints, member)
     if state is not None and not config.run.resume:
         raise UsageError(
@@ -444,18 +439,7 @@ def read_state(
     The rank with the newest checkpoint reads it: if each node has its own folder, rank 0 may be on a node that has just
     joined.
 
-    Args:
-        checkpoints: Checkpoints of the run.
-        member: This process.
-        name: File name, "best" for the one with the highest score, or None for the newest intact one.
-
-    Returns:
-        None and None if there is no checkpoint.
-
-    Raises:
-        StateError: If there are checkpoints but none is intact.
-        FormatError: If the named one is damaged.
-        UsageError: If "best" is requested and no score is recorded.
+    Returns none and None if there is no checkpoint.
     """
     found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
     if member.world.rank == owner:

@@ -51,12 +51,7 @@ _SIGNALLED: Final = 128
 
 
 def start(configs: Sequence[Config]) -> int:
-    """Train the models of a recipe with `Strategy.start`, and return the exit code.
-
-    Raises:
-        UsageError: If the strategy does not support these settings, or not several models.
-        FastvidError: As in `train`.
-    """
+    """Train the models of a recipe with `Strategy.start`, and return the exit code."""
     for config in configs:
         strategy = strategy_of(config)
     return strategy.start(configs, train)
@@ -111,12 +106,7 @@ def fit(config: Config, *, model: assemble.ModelSource | None = None, task: Task
 def train(config: Config) -> int:
     """Train one model, from its newest checkpoint if there is one.
 
-    Returns:
-        0 if the run is finished; 128 + the signal's number if a signal stopped it early, with a checkpoint.
-
-    Raises:
-        FastvidError: If data, model or options are wrong, or another run has `run.out`, raised before the first step;
-            or if a loss or weight is not finite, or another rank has ended.
+    Returns 0 if the run is finished; 128 + the signal's number if a signal stopped it early, with a checkpoint.
     """
     # A separate function, so that all references to the process group are gone before it is destroyed.
     with join(config.run.timeout_s) as member:
@@ -184,12 +174,7 @@ def _abandon(loggers: Observers) -> None:
 
 @contextlib.contextmanager
 def only_run(out: Path) -> Iterator[None]:
-    """Lock the folder of a run, so that two runs never write there at once.
-
-    Raises:
-        JobError: If another run has it.
-        StorageError: If the folder cannot be created or written.
-    """
+    """Lock the folder of a run, so that two runs never write there at once."""
     try:
         descriptor = lock_file(out / LOCK_FILE, wait=False)
     except BlockingIOError as error:

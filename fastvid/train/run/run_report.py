@@ -38,29 +38,17 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class RunMetrics:
-    """The metrics in a run's folder.
-
-    Attributes:
-        name: Name of the folder.
-        rows: Rows of metrics, as written.
-        epoch: Samples per epoch.
-        metric: The metric by which the run compares models, a column of its "eval" rows.
-        higher_is_better: Whether a higher value of it is better.
-    """
+    """The metrics in a run's folder."""
 
     name: str
-    rows: Sequence[dict[str, Any]]
-    epoch: int
-    metric: str = "top1_percent"
+    rows: Sequence[dict[str, Any]]  # rows of metrics, as written
+    epoch: int  # samples per epoch
+    metric: str = "top1_percent"  # the metric by which the run compares models, a column of its "eval" rows
     higher_is_better: bool = True
 
     @classmethod
     def read(cls, folder: Path) -> RunMetrics:
-        """Read the metrics of a run.
-
-        Raises:
-            UsageError: If the folder does not contain a run.
-        """
+        """Read the metrics of a run."""
         file = folder / metrics.METRICS_FILE
         if not file.is_file():
             raise UsageError(
@@ -106,9 +94,8 @@ class RunMetrics:
 def efficiency(runs: Sequence[RunMetrics]) -> list[tuple[int, float, float, float]]:
     """Return how throughput scales with the world size, over several runs or within one.
 
-    Returns:
-        One row per world size: ranks, median clips/s, clips/s per rank, and the latter in percent of that of the
-        smallest world.
+    Returns one row per world size: ranks, median clips/s, clips/s per rank, and the latter in percent of that of
+    the smallest world.
     """
     speeds: dict[int, list[float]] = {}
     for run in runs:

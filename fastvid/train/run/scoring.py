@@ -66,11 +66,7 @@ _TWICE: Final = (0.5, 0.0)
 
 
 def views(protocol: str) -> Views:
-    """Return the views that a protocol averages over.
-
-    Raises:
-        UsageError: If the name is not a protocol.
-    """
+    """Return the views that a protocol averages over."""
     match = _NAME.fullmatch(protocol)
     if match is None:
         raise UsageError(f"unknown protocol {protocol!r}", hint="use for example 1x1, 10x3, 1x10, twice or twicex3")
@@ -81,13 +77,7 @@ def views(protocol: str) -> Views:
 def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataConfig:
     """Return a recipe's data section with the evaluation crop adjusted to the views.
 
-    Args:
-        data: The recipe's data section.
-        asked: The views.
-        size: Side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
-
-    Raises:
-        UsageError: If the recipe's sampler or crop does not support the views.
+    `size`: side of the crops in pixels, for example 256 for "full resolution"; None keeps the recipe's.
     """
     crop = next(transform for transform in data.eval_spatial if not isinstance(transform, HorizontalFlip))
     if size is not None:
@@ -100,23 +90,15 @@ def with_views(data: DataConfig, asked: Views, size: int | None = None) -> DataC
 
 @dataclass(frozen=True, eq=False)
 class EvalReport:
-    """The detailed result of an evaluation.
-
-    Attributes:
-        score: Score over all videos.
-        protocol: Name of the protocol.
-        num_views: Views per video.
-        names: Names of the model's outputs: classes, or columns.
-        rows: A row for each output, see `Task.per_output`.
-        confusion: int64 [names, names], number of videos by true class (row) and predicted class (column); None where
-            there are no classes.
-    """
+    """The detailed result of an evaluation."""
 
     score: Score
     protocol: str
     num_views: int
     names: tuple[str, ...]
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]  # A row for each output, see `Task.per_output`
+    # int64 [names, names], number of videos by true class (row) and predicted class (column); None where there
+    # are no classes.
     confusion: Tensor | None
 
     def as_row(self) -> dict[str, Any]:
@@ -125,18 +107,7 @@ class EvalReport:
 
 
 def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names: Sequence[str]) -> EvalReport:
-    """Score the predictions of all ranks.
-
-    Args:
-        task: What the model learns.
-        gathered: Predictions and targets.
-        num_views: Views per video.
-        protocol: Name of the protocol.
-        names: Names of the outputs.
-
-    Raises:
-        StateError: If a video has more views than the protocol.
-    """
+    """Score the predictions of all ranks."""
     predictions, targets, scored = gathered.means(num_views)
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
@@ -156,15 +127,7 @@ def score(
 ) -> EvalReport:
     """Evaluate a checkpoint of a run, or a file of weights, on the evaluation split.
 
-    Args:
-        config: Configuration of the run.
-        checkpoint: File name of a checkpoint of the run, or "best"; None uses the newest.
-        protocol: See the module.
-        size: Side of the crops in pixels; None keeps the recipe's.
-
-    Raises:
-        UsageError: If there is no evaluation split, checkpoint or protocol of that name.
-        StateError: If the checkpoint does not fit the model.
+    `size`: side of the crops in pixels; None keeps the recipe's.
     """
     check_predicts(config.task, "eval")
     asked = views(protocol)
@@ -234,11 +197,7 @@ def output_names(known: Sequence[str], config: Config) -> list[str]:
 
 
 def check_predicts(task: Task, command: str) -> None:
-    """Check that a task makes predictions.
-
-    Raises:
-        UsageError: If it does not.
-    """
+    """Check that a task makes predictions."""
     if not task.predicts:
         raise UsageError(
             f"`fastvid {command}` needs predictions, but task {type(task).__name__} makes none",
@@ -249,12 +208,7 @@ def check_predicts(task: Task, command: str) -> None:
 def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Config, nn.Module, dict[str, Any] | None]:
     """Return the model of a run with the weights of a checkpoint, or else of `model.weights`.
 
-    Returns:
-        The configuration with the number of classes filled in, the model, and the state in the checkpoint.
-
-    Raises:
-        UsageError: If there is neither a checkpoint nor a file of weights.
-        StateError: If the checkpoint does not fit the model.
+    Returns the configuration with the number of classes filled in, the model, and the state in the checkpoint.
     """
     checkpoints = checkpoints_of(config)
     name, state = read_state(checkpoints, member, checkpoint)
@@ -287,21 +241,12 @@ _BATCH: Final = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prediction:
-    """What a model predicts for one video.
-
-    Attributes:
-        video: Its path, as given by the caller.
-        top: Names of outputs with their prediction: classes with their probability, 0 to 1, most probable first; or
-            columns with their number.
-        frames: Frame indices of the first view.
-        pictures: These frames as stored in the dataset, uint8 [T, H, W, 3].
-        probabilities: Whether predictions are probabilities.
-    """
+    """What a model predicts for one video."""
 
     video: str
     top: tuple[tuple[str, float], ...]
     frames: tuple[int, ...]
-    pictures: npt.NDArray[np.uint8]
+    pictures: npt.NDArray[np.uint8]  # these frames as stored in the dataset, uint8 [T, H, W, 3]
     probabilities: bool = True
 
     def as_row(self) -> dict[str, Any]:

@@ -191,11 +191,7 @@ def encode(words: Sequence[int], size: int = 0, checksum: int = 0) -> Tensor:
 
 
 def decode(header: Tensor) -> tuple[tuple[int, ...], int, int]:
-    """Return words, bytes of the payload and its CRC-32.
-
-    Raises:
-        ChecksumError: If it is not a header, or is damaged.
-    """
+    """Return words, bytes of the payload and its CRC-32."""
     magic, size, checksum, *words, own = header.tolist()
     if magic != MAGIC or own != crc32(header[:-1]):
         raise ChecksumError(
@@ -245,13 +241,7 @@ _PAUSE_S: Final = 0.05  # between two checks whether a listener is closed, and b
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a listener is, and the token that it asks for.
-
-    Attributes:
-        host: Name or address of its machine.
-        port: Its port.
-        token: The token; not shown in messages.
-    """
+    """Where a listener is, and the token that it asks for."""
 
     host: str
     port: int
@@ -272,11 +262,7 @@ class Address:
 
 
 def token_of_launcher() -> str | None:
-    """Return the token in the environment; None if there is none.
-
-    Raises:
-        UsageError: If it is too short.
-    """
+    """Return the token in the environment; None if there is none."""
     token = os.environ.get(TOKEN_VARIABLE)
     if token and len(token) < _TOKEN_CHARACTERS:
         raise UsageError(
@@ -287,11 +273,7 @@ def token_of_launcher() -> str | None:
 
 
 def shared_token(what: str) -> str:
-    """Return the token in the environment, which all processes that share `what` must have.
-
-    Raises:
-        UsageError: If there is none, or it is too short.
-    """
+    """Return the token in the environment, which all processes that share `what` must have."""
     token = token_of_launcher()
     if token is None:
         raise UsageError(
@@ -312,11 +294,7 @@ def host_of_job() -> str:
 
 
 def address_of(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of a sync option.
-
-    Raises:
-        UsageError: If it is not ``host:port``.
-    """
+    """Return host and port of a sync option."""
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit():
         raise UsageError(f"sync option {option} is {text!r}, expected host:port")
@@ -326,12 +304,7 @@ def address_of(option: str, text: str) -> tuple[str, int]:
 def listening_socket(host: str, port: int) -> socket.socket:
     """Return a socket that listens on the addresses of one host name only.
 
-    Args:
-        host: Name or address of this machine; of several addresses, the first is used.
-        port: 0 for any free one.
-
-    Raises:
-        WorkerError: If the host is not this machine, or the port is in use.
+    `port`: 0 for any free one.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

@@ -28,17 +28,11 @@ from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, che
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """A batch after mixing.
-
-    Attributes:
-        video: Mixed clips, same shape and dtype as the batch's video.
-        partner: int64 [B], label of the clip that each clip was mixed with.
-        own: float64 [B], weight of the clip's own label, 0 to 1.
-    """
+    """A batch after mixing."""
 
     video: Tensor
-    partner: Tensor
-    own: Tensor
+    partner: Tensor  # int64 [B], label of the clip that each clip was mixed with
+    own: Tensor  # float64 [B], weight of the clip's own label, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -48,17 +42,11 @@ class Mixer:
     Mixup (Zhang et al. 2017, arXiv 1710.09412) adds clips; a clip's own weight is drawn from Beta(alpha, alpha). CutMix
     (Yun et al. 2019, arXiv 1905.04899) pastes a box of the partner into the clip, the same in all frames. If both are
     enabled, each group uses one of them with equal probability.
-
-    Attributes:
-        mixup: Mixup alpha; 0 disables it.
-        cutmix: CutMix alpha; 0 disables it.
-        group_size: Clips per group, at least 2.
-        seed: Seed of the run.
     """
 
     mixup: float
     cutmix: float
-    group_size: int
+    group_size: int  # clips per group, at least 2
     seed: int
 
     def __call__(self, batch: Batch) -> Mixed:

@@ -37,13 +37,7 @@ CLIPS: Final = "clips"
 class Sums(Mapping[str, Tensor]):
     """Sums over clips by name, in one vector, so that ranks add them in one message. Ordered.
 
-    Args:
-        names: Names of the sums; LOSS and CLIPS are among them.
-        vector: float64 [names], on the device of the clips.
-
-    Attributes:
-        names: Their names.
-        vector: The sums in one tensor.
+    `vector`: float64 [names], on the device of the clips.
     """
 
     def __init__(self, names: Sequence[str], vector: Tensor) -> None:
@@ -53,9 +47,8 @@ class Sums(Mapping[str, Tensor]):
     def over(cls, rows: Mapping[str, Tensor], counted: Tensor) -> Sums:
         """Sum numbers of clips.
 
-        Args:
-            rows: For each name one number per clip, [b]; LOSS is among them.
-            counted: Which clips count, bool [b]; numbers of others may be anything, also NaN.
+        `rows`: for each name one number per clip, [b]; LOSS is among them. `counted`: which clips count, bool
+        [b]; numbers of others may be anything, also NaN.
         """
         numbers = [value.double() for value in rows.values()]
         stacked = torch.stack([*numbers, torch.ones_like(numbers[0])])

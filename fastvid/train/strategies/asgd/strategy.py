@@ -327,12 +327,7 @@ class Asgd(Strategy):
 
 
 class PushOptimizer(Optimizer):
-    """Replaces a replica's optimizer: a step pushes the gradient to the server. It has no state.
-
-    Args:
-        inner: The replaced optimizer, whose groups it shares.
-        push: Called by `step`.
-    """
+    """Replaces a replica's optimizer: a step pushes the gradient to the server. It has no state."""
 
     def __init__(self, inner: Optimizer, push: Callable[[], None]) -> None:
         super().__init__(inner.param_groups, inner.defaults)
