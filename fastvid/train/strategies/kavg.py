@@ -39,8 +39,7 @@ Moments (momentum buffers, Adam's m and v), option ``moments``:
     average   they are averaged with the parameters: twice the bytes for SGD with momentum, three times for Adam.
     reset     they are set to zero after each average.
 
-Adam: docs/strategies.md has the measurements of ``python -m bench moments``. Moments stay local by default: averaging
-them gains nothing for three times the bytes.
+Moments stay local by default: of Adam's, averaging them gained nothing for three times the bytes.
 
 Less traffic, options ``outer`` and ``compress``:
     outer="nesterov"   the outer optimizer of DiLoCo, `OuterMomentum`.
