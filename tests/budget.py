@@ -25,8 +25,8 @@ BUDGET: Final[dict[str, int]] = {
     "load": 6_204,
     "train": 7_545,
     "models": 1_149,
-    "cli": 1_453,
-    "report": 499,
+    "cli": 1_450,
+    "report": 497,
     "runtime": 495,
     "demo": 466,
     "tune": 591,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_882
+TESTS: Final = 54_880
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -13,7 +13,7 @@ import inspect
 import re
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from types import NoneType, UnionType
@@ -172,10 +172,5 @@ def _add(parser: argparse._ActionsContainer, option: _Option) -> None:
 def _help(option: _Option) -> str:
     text, default = option.text.help.replace("%", "%%"), option.default
     is_said = any(default is nothing for nothing in (MISSING, None, False, ())) or "default" in text
-    return text if is_said else f"{text} (default: {_plain(default)})"
-
-
-def _plain(default: Any) -> str:
-    if isinstance(default, Sequence) and not isinstance(default, str):
-        return ", ".join(map(str, default))
-    return f"{default:g}" if isinstance(default, float) else str(default)
+    plain = f"{default:g}" if isinstance(default, float) else default
+    return text if is_said else f"{text} (default: {plain})"

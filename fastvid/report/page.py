@@ -89,11 +89,6 @@ def definitions(rows: Mapping[str, object]) -> str:
     return f'<dl class="facts">{listed}</dl>'
 
 
-def bullets(items: Iterable[str]) -> str:
-    """Return texts as a list."""
-    return f"<ul>{''.join(f'<li>{text(item)}</li>' for item in items)}</ul>"
-
-
 def row(cells: Sequence[str], numeric: Sequence[bool], attributes: str = "") -> Markup:
     """Return a row of a table from text or `Markup` cells. `attributes` is markup inside the row's tag."""
     listed = "".join(
