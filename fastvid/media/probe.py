@@ -33,6 +33,7 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
+from fastvid.media.describe import HDR_TRANSFERS
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.timing import FrameTiming, RandomAccess, Reason, check_fragments, choose_timing
 from fastvid.runtime import faults
@@ -226,8 +227,6 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
         return os.dup(file.fileno())
 
 
-# Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG.
-HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
 # Containers whose header contains a duration that the muxer writes last, when it is known.
 _DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
