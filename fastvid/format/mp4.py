@@ -127,8 +127,12 @@ def settled(info: StreamInfo) -> StreamInfo:
 
 
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
-    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks."""
-    ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
+    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks.
+
+    Muxers write too short a duration of the last frame, of which they know no next one: at least the usual one counts.
+    """
+    usual = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    ticks = int(pts[-1] - pts[0]) + max(last, usual) if len(pts) else 0
     if ticks <= 0:
         return Fraction(25)
     return (Fraction(len(pts)) * timescale / ticks).limit_denominator(100_000)

@@ -13,6 +13,8 @@ Instead of a tar a shard may have a list of videos that the dataset does not con
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import zlib
 from collections import OrderedDict
@@ -70,6 +72,8 @@ from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
 from fastvid.storage.urls import copy_file, open_file
+
+_log = logging.getLogger(__name__)
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 # Rows of streams by their size: those of version 2.0, and those with a description.
@@ -460,7 +464,7 @@ def write_in_place(
     """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
     listed = pack_files(files)
     digest = TarDigest(len(listed), sha256(listed), len(samples))
-    pkt, rows = pack_index(samples, streams, digest.sha256)
+    pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
     storage.write(f"{stem}.files", listed)
     faults.reach("sidecar")
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
@@ -550,6 +554,16 @@ class OpenShards:
         self._bytes += shard.nbytes - before
 
 
+@functools.cache
+def _warn_of_undescribed(url: str) -> None:
+    """Warn once of a dataset in place that fastvid 0.2 indexed."""
+    _log.warning(
+        "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
+        " constant rate; run `fastvid index DIR` to learn how they are shown",
+        url,
+    )
+
+
 def open_shard(
     storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
 ) -> Shard:
@@ -565,6 +579,8 @@ def open_shard(
             shard=record.name,
             hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
         )
+    if place is not None and not shard.is_described:
+        _warn_of_undescribed(storage.url)
     if (size := storage.size(shard.data)) != record.bytes:
         raise FormatError(
             f"{record.data} has {size} bytes, the generation lists {record.bytes}",

@@ -329,7 +329,7 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
         "color_range": info.range.name.lower(),
         "color_matrix": info.matrix.name.lower(),
         "whole": bool(info.flags & StreamFlag.WHOLE),
-        "coded": None if info.coded is None else asdict(info.coded),
+        **({} if info.coded is None else {"coded": asdict(info.coded)}),
     }
 
 
