@@ -25,7 +25,7 @@ by the code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -351,32 +351,3 @@ def tagged(full_range: bool) -> str:
 def pairs(values: Mapping[str, object]) -> str:
     """Join options in ffmpeg's syntax: ``name=value`` separated by colons."""
     return ":".join(f"{name}={value}" for name, value in values.items())
-
-
-_HEADER: Final = 16
-_CHUNK: Final = 1 << 20
-
-
-def check_fragments(read: Callable[[int, int], bytes], size: int) -> None:
-    """Raise a SourceError if fragments follow a broken box. Other bytes after the last box are padding.
-
-    `read`: returns bytes of the file by offset and size; fewer at its end. `size`: size of the file in bytes.
-    """
-    position, fragmented = 0, False
-    while position + 8 <= size:
-        header = read(position, _HEADER)
-        length, name = int.from_bytes(header[:4], "big"), header[4:8]
-        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
-            length = int.from_bytes(header[8:], "big")
-        if length < 8 or position + length > size:
-            break
-        fragmented |= name == b"moof"
-        position += length
-    if not fragmented:
-        return
-    for start in range(position + 8, size, _CHUNK):
-        if b"moof" in read(start, _CHUNK + 3):
-            raise SourceError(
-                f"{size - position} bytes after a broken box at byte {position} contain fragments that cannot be read",
-                reason=Reason.TRUNCATED,
-            )
