@@ -40,17 +40,6 @@ _SLACK_SECONDS: Final = 1.0
 _SLACK_PART: Final = 0.1
 
 
-def check_layout(container: str, read: Read, size: int) -> None:
-    """Raise a SourceError if a file ends inside a box or element that says how long it is.
-
-    `size`: size of the file in bytes.
-    """
-    if container == "mov":
-        _check_fragments(read, size)
-    if container == "matroska":
-        _check_elements(read, size)
-
-
 class Demuxed:
     """What a demuxer returns of a file, in order to compare it with what the header declares."""
 
@@ -86,6 +75,8 @@ class Demuxed:
         """Raise a SourceError if something is missing, in containers whose header is written last."""
         if self.corrupt:
             raise _truncated(f"{self.corrupt} of {self.packets} packets are truncated or damaged")
+        if self.container == "matroska":
+            _check_elements(read, size)
         counted = self._stream.frames
         if self.container == "mov" and self.packets < counted and not _is_there(read, size):
             raise _truncated(f"file contains {self.packets} of the {counted} packets that its header counts")
@@ -143,8 +134,11 @@ def _is_there(read: Read, size: int) -> bool:
     return True
 
 
-def _check_fragments(read: Read, size: int) -> None:
-    """Raise a SourceError if fragments follow a broken box. Other bytes after the last box are padding."""
+def check_fragments(read: Read, size: int) -> None:
+    """Raise a SourceError if fragments of an MP4 follow a broken box. Other bytes after the last box are padding.
+
+    `size`: size of the file in bytes.
+    """
     position, fragmented = 0, False
     try:
         for name, _, _, length in _boxes(read, size):

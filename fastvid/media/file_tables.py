@@ -29,7 +29,7 @@ from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
 from fastvid.format.mp4 import Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
-from fastvid.media.container import Demuxed, check_layout, find_moov
+from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
@@ -237,7 +237,7 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
             pass  # fragments, several edits and what else only a full demuxer reads
         else:
             return _from_track(track, container, limits)
-    check_layout(container, file.part, file.size)
+        check_fragments(file.part, file.size)
     return _Demuxed(file, container, limits).tables()
 
 

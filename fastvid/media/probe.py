@@ -30,7 +30,7 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
-from fastvid.media.container import Demuxed, check_layout
+from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
@@ -281,8 +281,8 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
     def read(at: int, count: int) -> bytes:
         return os.pread(source.descriptor, count, at)
 
-    if whole or source.container == "mov":
-        check_layout(source.container, read, source.size)
+    if source.container == "mov":
+        check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
         scan = _Scan(source.container, container, stream, limits)

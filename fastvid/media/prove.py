@@ -35,7 +35,7 @@ from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.container import Demuxed, check_layout
+from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
@@ -123,7 +123,8 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     def read(at: int, count: int) -> bytes:
         return data[at : at + count]
 
-    check_layout(container, read, len(data))
+    if container == "mov":
+        check_fragments(read, len(data))
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         codec = decoded_codec(stream)
