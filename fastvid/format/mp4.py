@@ -251,6 +251,11 @@ def declared_by_mp4(moov: memoryview) -> Declared:
     )
 
 
+def packet_places(moov: memoryview, file_size: int) -> tuple[IntArray, IntArray]:
+    """Return the first byte and the size of each packet of the first video track, int64 [P]; all are in the file."""
+    return _packets(_sample_tables(_find_track(moov, b"vide", "video")[1])[0], file_size)
+
+
 def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview, memoryview, int]:
     """Return the first track of a kind, its media box, and the movie's ticks per second."""
     movie_scale = _timescale(find_box(moov, b"mvhd", "moov"))

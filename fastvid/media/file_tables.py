@@ -29,6 +29,7 @@ from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
+from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
@@ -42,7 +43,7 @@ from fastvid.media.prove import (
     found_at,
     frame_digest,
 )
-from fastvid.media.timing import Reason, check_fragments
+from fastvid.media.timing import Reason
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -201,7 +202,6 @@ class FileReader(io.RawIOBase):
 
 # A demuxed packet's first bytes that are kept.
 _KEPT_HEAD: Final = 4096
-_MOST_MOOV: Final = 1 << 30
 # Bytes read with the header of a box: the tables of several minutes of video.
 _TABLES_AHEAD: Final = 1 << 18
 
@@ -232,34 +232,14 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
     container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
-            moov = _moov(file)
+            # Boxes behind the frames are the tables and little else: read them at once.
+            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
             track = read_moov(memoryview(moov), file.size)
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
         else:
             return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
     return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
-
-
-def _moov(file: FileReader) -> bytes:
-    """Return the body of the file's ``moov`` box."""
-    position = 0
-    while position + 8 <= file.size:
-        # Boxes behind the frames are the tables and little else: read them at once.
-        head = file.part(position, 16, ahead=_TABLES_AHEAD if position else 0)
-        size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if size == 1:
-            size, start = int.from_bytes(head[8:16], "big"), 16
-        elif size == 0:
-            size = file.size - position
-        if size < start or position + size > file.size:
-            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds the file")
-        if name == b"moov":
-            if size > _MOST_MOOV:
-                raise FormatError(f"MP4 has tables of {size} bytes")
-            return file.part(position + start, size - start)
-        position += size
-    raise FormatError("MP4 has no moov box")
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -311,8 +291,9 @@ class _Demuxed:
             extradata = bytes(context.extradata or b"")
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
             fields = FieldPairs(codec.label, extradata)
+            demuxed = Demuxed(self.container, source, stream)
             try:
-                for packet in source.demux(stream):
+                for packet in demuxed:
                     if packet.size:
                         self._take(packet, fields, kept)
             except MemoryError as error:
@@ -320,6 +301,7 @@ class _Demuxed:
             except av.FFmpegError as error:
                 message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
+            demuxed.check(self.file.part, self.file.size)
             time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
             nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         if not any(self.shown):
