@@ -92,32 +92,8 @@ class JobReport:
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
 
 
-def run(storage: Storage, how: How, prepare: Callable[[], ShardWork]) -> JobReport:
-    """Make a dataset in a folder: lock it, process what is missing, and commit unless only a part is made.
-
-    `prepare` returns the work; it is called while the folder is locked.
-    """
-    with lock_folder(storage, how.mine) as check:
-        work = prepare()
-        work.settings = replace(work.settings, blocked=read_blocked(storage))
-        job = Job(storage, work, how)
-        if storage.exists(DATASET_JSON):
-            # A job that was killed after its commit only has to delete its files.
-            is_own = job.staging.job() == work.identity
-            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
-        else:
-            parts = job.run(how.open_engine(work.settings, work.workers), check)
-            if how.mine is not None:
-                return part_report(storage, work, parts, how)
-            ledger = commit_job(work, parts, how.command)
-        job.end()
-    return JobReport(storage.url, ledger, work.found.ignored)
-
-
-def part_report(storage: Storage, work: ShardWork, parts: Sequence[Part], how: How) -> JobReport:
-    """Return the report of a part of a job."""
-    rows = rows_table(row for part in parts for row in part.rows)
-    return JobReport(storage.url, rows, work.found.ignored, how.mine)
+Commit = Callable[[ShardWork, Sequence[Part], str], pa.Table]
+"""Makes what a job has made part of a dataset, and returns the ledger rows of its sources; the text is its command."""
 
 
 def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table:
@@ -142,6 +118,33 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
     commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
     return ledger
+
+
+def run(
+    storage: Storage, how: How, prepare: Callable[[], ShardWork | JobReport], commit: Commit = commit_job
+) -> JobReport:
+    """Make a dataset in a folder, or a part of it: lock it, process what is missing, and commit unless it is a part.
+
+    `prepare` returns the work, or the report if there is nothing to do; it is called while the folder is locked.
+    """
+    with lock_folder(storage, how.mine) as check:
+        work = prepare()
+        if isinstance(work, JobReport):
+            return work
+        work.settings = replace(work.settings, blocked=read_blocked(storage))
+        job = Job(work, how, home=storage)
+        if work.storage.exists(DATASET_JSON):
+            # A job that was killed after its commit only has to delete its files.
+            is_own = job.staging.job() == work.identity
+            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
+        else:
+            parts = job.run(how.open_engine(work.settings, work.workers), check)
+            if how.mine is not None:
+                rows = rows_table(row for part in parts for row in part.rows)
+                return JobReport(storage.url, rows, work.found.ignored, how.mine)
+            ledger = commit(work, parts, how.command)
+        job.end()
+    return JobReport(storage.url, ledger, work.found.ignored)
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:

@@ -261,16 +261,19 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
 
 
 class Job:
-    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run` and `fastvid.sharding.change.add`.
+    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run`.
 
-    `storage`: folder of the job's records, which mark it as unfinished, and of the shards. `added_to`: the dataset that
-    the shards are added to afterwards; None if they become a new one.
+    `records`: folder of the job's records, which mark it as unfinished; by default that of the shards. `home`: the
+    dataset, if it is in another folder: the shards are added to it afterwards.
     """
 
-    def __init__(self, storage: Storage, work: ShardWork, how: How, *, added_to: Storage | None = None) -> None:
-        self.storage, self.work, self._how, self._added_to = storage, work, how, added_to
+    def __init__(
+        self, work: ShardWork, how: How, *, records: Storage | None = None, home: Storage | None = None
+    ) -> None:
+        self.storage, self.work, self._how = records or work.storage, work, how
+        self._home = home or work.storage
         self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
-        self.staging = Staging(storage, work.scratch, work.encoder)
+        self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
         self.parts: dict[int, Part] = {}
         self._check: Callable[[], None] = lambda: None
@@ -279,7 +282,7 @@ class Job:
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
         self.reasons: Counter[Reason] = Counter()
-        self.heartbeat = Heartbeat(storage, how.command, part, self._record)
+        self.heartbeat = Heartbeat(self.storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
@@ -327,7 +330,7 @@ class Job:
         before = self.staging.job() or self.staging.begin(self.identity)
         if before is None:
             return
-        what, where = ("job", self.storage) if self._added_to is None else ("addition", self._added_to)
+        what = "job" if self._home.url == self.work.storage.url else "addition"
         changes = list(differences(before, self.identity))
         builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
         if changes and not (builds_only and self._how.allow_encoder_change):
@@ -335,7 +338,7 @@ class Job:
             way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to abandon it"
             raise JobError(
                 f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
-                file=where.url,
+                file=self._home.url,
                 hint=f"resume it with the same sources, arguments and ffmpeg, or {way_out}"
                 + ("; or continue with this ffmpeg by --allow-encoder-change" if builds_only else ""),
             )
@@ -345,7 +348,7 @@ class Job:
             if self._whole:
                 self.staging.begin(self.identity, replace=True)
         else:
-            _LOG.info("resuming the unfinished %s in %s", what, where.url)
+            _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
 
     def make(self, engine: Engine) -> None:
         """Make the shards that are not there yet."""
@@ -431,8 +434,8 @@ class Job:
 
     def _finished(self, stem: str) -> Part | None:
         """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
-        part, name = read_part(self.storage, stem), f"{stem}.{self.work.suffix}"
-        if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
+        part, name, folder = read_part(self.storage, stem), f"{stem}.{self.work.suffix}", self.work.storage
+        if part.digest is None or (folder.exists(name) and folder.size(name) == part.digest.bytes):
             return part
         _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)
         return None
