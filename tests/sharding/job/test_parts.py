@@ -155,9 +155,3 @@ def test_lock_is_released_when_its_process_is_killed(tmp_path):
 def test_invalid_parts_are_refused(text):
     with pytest.raises(UsageError, match="invalid part"):
         JobPart.parse(text)
-
-
-def test_every_shard_belongs_to_one_part():
-    for count in (1, 2, 3, 7):
-        parts = [JobPart(index, count) for index in range(count)]
-        assert all(sum(part.has(shard) for part in parts) == 1 for shard in range(20))
