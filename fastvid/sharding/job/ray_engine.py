@@ -74,7 +74,7 @@ class RayEngine:
         self._left: set[int] = set()
 
     def make_shards(self, work: ShardWork, how: How, shards: Sequence[int]) -> Iterator[int]:
-        """See `fastvid.sharding.job.run.ShardEngine`."""
+        """See `fastvid.sharding.job.run.Job.run`."""
         self._left = set(shards)
         if not shards:
             return

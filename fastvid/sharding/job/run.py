@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from fastvid.errors import JobError
+from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.media.timing import Reason
@@ -40,6 +41,8 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
+# What a task has of its source as it is.
+_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,10 @@ class How:
         """The part of the shards to make; None makes all."""
         return JobPart.parse(self.part) if isinstance(self.part, str) else self.part
 
-    def open_engine(self, settings: Settings, usual: int | None = None) -> Engine | ShardEngine:
+    def open_engine(self, settings: Settings, usual: int | None = None) -> Any:
         """Create the engine, which starts no process before its `run`. `usual`: workers on this machine by default."""
         workers = self.workers or (usual if self.engine == "local" else None)
-        engine: Engine | ShardEngine = open_engine(self.engine, settings, workers=workers, address=self.ray_address)
-        return engine
+        return open_engine(self.engine, settings, workers=workers, address=self.ray_address)
 
 
 class ShardWork:
@@ -104,20 +106,9 @@ class ShardWork:
 
     def task(self, index: int, source: Source) -> SourceTask:
         """Return the task of a source, which is number `index` in the job."""
-        return SourceTask(
-            index=index,
-            source_id=encode_name(source.id),
-            path=source.path,
-            key=source.key,
-            size=source.size,
-            start=source.start,
-            end=source.end,
-            member=source.member,
-            sound=source.sound,
-            tag=source.tag,
-            parent=None if source.parent is None else encode_name(source.parent),
-            frames=source.frames,
-        )
+        same = {name: getattr(source, name) for name in _OF_SOURCE}
+        parent = None if source.parent is None else encode_name(source.parent)
+        return SourceTask(index, encode_name(source.id), parent=parent, **same)
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """Write a shard from the outcomes of its sources, in their order; return its record.
@@ -196,14 +187,8 @@ class EncodeShards(ShardWork):
         stem = self.stems[shard]
         rows: list[Row] = []
         packed: list[PackedSample] = []
-        record = dataset_record(
-            self._generation,
-            streams=self.streams,
-            classes=self._classes,
-            extras=self.extras,
-            profile=self.profile,
-            encoder=self.encoder,
-        )
+        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        record = dataset_record(made, self.profile, self.encoder)
         members = with_record(self._members(shard, outcomes, rows, packed), record)
         first = next(members, None)
         # If all sources of a shard are rejected, there is no tar and its number stays unused.
@@ -233,19 +218,6 @@ class EncodeShards(ShardWork):
         """Yield the samples of packed sources, each with the source that it is named after."""
         for source, outcome in views:
             yield from ((source, sample) for sample in outcome.samples)
-
-
-@runtime_checkable
-class ShardEngine(Protocol):
-    """Makes whole shards elsewhere, which `Job.make` does there."""
-
-    def make_shards(self, work: ShardWork, how: How, shards: Sequence[int]) -> Iterator[int]:
-        """Make shards, write them and their parts of the ledger to the job's folder, and yield the number of each."""
-        ...
-
-    def close(self) -> None:
-        """Stop everything at once."""
-        ...
 
 
 def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
@@ -288,9 +260,11 @@ class Job:
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Engine | ShardEngine, check: Callable[[], None] = lambda: None) -> list[Part]:
+    def run(self, engine: Any, check: Callable[[], None] = lambda: None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
+        `engine`: an `Engine`, or one that makes whole shards elsewhere, with a method `make_shards`: of this work, it
+        writes shards of the given numbers and their parts of the ledger, and yields the number of each that is done.
         `check` is called before each shard is written, and raises if another job has taken over the folder.
         """
         self._check = check
@@ -298,7 +272,7 @@ class Job:
         with contextlib.closing(engine), self.heartbeat:
             self._find_parts()
             try:
-                if isinstance(engine, ShardEngine):
+                if hasattr(engine, "make_shards"):
                     self._make_elsewhere(engine)
                 else:
                     self.make(engine)
@@ -377,16 +351,15 @@ class Job:
                 future.result()
             self.outages.finish()
 
-    def _make_elsewhere(self, engine: ShardEngine) -> None:
+    def _make_elsewhere(self, engine: Any) -> None:
         """Let others make the shards that are not there yet."""
         todo = [shard for shard in self._mine if shard not in self.parts]
         for shard in engine.make_shards(self.work, self._how, todo):
             self._check()
-            self.parts[shard] = part = read_part(self.storage, self.stems[shard])
-            rejected = [row for row in part.rows if row["status"] != "packed"]
+            part = read_part(self.storage, self.stems[shard])
+            rejected = self._add(shard, part)
             for row in rejected:
                 _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
-            self.reasons.update(Reason(row["reason"]) for row in rejected)
             for number in range(len(self.shards[shard])):
                 self.progress.advance(rejected=number < len(rejected))
 
@@ -404,12 +377,16 @@ class Job:
             parts = readers.map(self._finished, (self.stems[shard] for shard in known))
             done = [(shard, part) for shard, part in zip(known, parts, strict=True) if part is not None]
         for shard, part in done:
-            self.parts[shard] = part
             packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
             self.outages.add_readable(one for one in self.shards[shard] if encode_name(one.id) in packed)
-            rejected = [Reason(row["reason"]) for row in part.rows if row["status"] != "packed"]
-            self.reasons.update(rejected)
-            self.progress.take(len(self.shards[shard]), rejected=len(rejected))
+            self.progress.take(len(self.shards[shard]), rejected=len(self._add(shard, part)))
+
+    def _add(self, shard: int, part: Part) -> list[Row]:
+        """Count a finished shard, and return the rows of its rejected sources."""
+        self.parts[shard] = part
+        rejected = [row for row in part.rows if row["status"] != "packed"]
+        self.reasons.update(Reason(row["reason"]) for row in rejected)
+        return rejected
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
         """Load the outcomes that wait since earlier runs; yield the slots that must still be processed, in order."""

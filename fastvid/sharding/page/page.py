@@ -7,7 +7,7 @@ encoded, and the table of sources with what became of each.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Final
 
@@ -169,33 +169,17 @@ def _short(example: str) -> str:
 def encoding_section(summary: Summary) -> Section:
     """Return the section with durations, sizes and rates, the profile and the generations."""
     shard = summary.generation.shards[0]
-    video = describe(summary) | {"profile": _profile(shard.profile), "encoder": _encoder(shard.encoder)}
     past = {
         f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
         for one in summary.history
     }
     cards = (
-        card("Video", definitions(video)),
+        card("Video", definitions(describe(summary))),
+        card("Profile", definitions(shard.profile)),
+        card("Encoder", definitions(shard.encoder)),
         card("History", definitions(past), aside="generations that can be opened"),
     )
     return Section("Encoding", grid(*cards), "Over all visible samples.")
-
-
-def _encoder(build: Mapping[str, Any]) -> str:
-    """Describe an encoder build, for example ``ffmpeg 5.1.9, x264 core 164``."""
-    parts = [f"{name} {build[key]}" for name, key in (("ffmpeg", "version"), ("x264", "x264")) if build.get(key)]
-    return ", ".join(parts) or "not recorded"
-
-
-def _profile(profile: Mapping[str, Any]) -> str:
-    """Describe a profile, for example ``compact: bframes 7, codec h264, crf 23``."""
-    if profile.get("codec") == "copy":
-        return "copy: nothing is encoded"
-    rest = ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name" and value != ""
-    )
-    name = str(profile.get("name", "not recorded"))
-    return f"{name}: {rest}" if rest else name
 
 
 # Browsers lay out this many rows without a noticeable delay.

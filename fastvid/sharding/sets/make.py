@@ -67,12 +67,13 @@ class Made:
     linked: int
 
 
-def arrange(pieces: Sequence[Piece], *, samples: int, size: int) -> list[list[Piece]]:
+def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Join pieces into shards, in order. Whole shards stay as they are.
 
-    `samples`: maximum number of samples in a joined shard. `size`: maximum size of a joined shard in bytes,
-    estimated from the mean size of samples.
+    A joined shard has at most as many samples and bytes, estimated from the mean size of samples, as the largest old
+    one.
     """
+    samples, size = (max(getattr(piece.shard, name) for piece in pieces) for name in ("samples", "bytes"))
     shards: list[list[Piece]] = []
     count, weight = 0, 0.0
     for piece in pieces:
