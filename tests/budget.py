@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_851,
     "media": 2_112,
     "storage": 1_628,
-    "sharding": 10_789,
+    "sharding": 10_771,
     "load": 6_204,
     "train": 7_545,
     "models": 1_149,

@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
 
-# Hex digits of the job's identity that form the dataset's id, so that the same job makes the same dataset.
+# Hex digits of the job's identity that form the dataset's id.
 _ID_DIGITS = 32
 
 
@@ -116,8 +116,13 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     note = f"fastvid {command}"
     generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
     table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
-    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
+    commit_generation(storage, dataset_id(identity), generation, table)
     return ledger
+
+
+def dataset_id(identity: Mapping[str, Any]) -> str:
+    """Return the id of the dataset that a job makes: the same job makes the same dataset."""
+    return digest(identity)[:_ID_DIGITS]
 
 
 def run(
@@ -131,14 +136,13 @@ def run(
         work = prepare()
         if isinstance(work, JobReport):
             return work
-        work.settings = replace(work.settings, blocked=read_blocked(storage))
-        job = Job(work, how, home=storage)
+        job, blocked = Job(work, how, home=storage), read_blocked(storage)
         if work.storage.exists(DATASET_JSON):
             # A job that was killed after its commit only has to delete its files.
             is_own = job.staging.job() == work.identity
             ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
         else:
-            parts = job.run(how.open_engine(work.settings, work.workers), check)
+            parts = job.run(work.open_engine(how, blocked), check)
             if how.mine is not None:
                 rows = rows_table(row for part in parts for row in part.rows)
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)

@@ -98,11 +98,20 @@ class ShardWork:
         self.stems: Sequence[str] = [shard_stem(number) for number in range(len(shards))]
         self._seed = seed
 
+    def open_engine(self, how: How, blocked: tuple[str, ...]) -> Any:
+        """Create the engine that processes the sources, None if there are none; `blocked`: sources to refuse."""
+        self.settings = replace(self.settings, blocked=blocked)
+        return how.open_engine(self.settings, self.workers)
+
     def order(self, shard: int) -> Sequence[int]:
         """Return the slots of a shard in the order in which to process them."""
         # Clips of a file follow each other, also across shards, so that a worker reads it once.
         sources = self.shards[shard]
         return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
+
+    def data(self, shard: int) -> str:
+        """Return the name of the file of a shard of which its record has the digest."""
+        return f"{self.stems[shard]}.{self.suffix}"
 
     def task(self, index: int, source: Source) -> SourceTask:
         """Return the task of a source, which is number `index` in the job."""
@@ -263,13 +272,14 @@ class Job:
     def run(self, engine: Any, check: Callable[[], None] = lambda: None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
-        `engine`: an `Engine`, or one that makes whole shards elsewhere, with a method `make_shards`: of this work, it
-        writes shards of the given numbers and their parts of the ledger, and yields the number of each that is done.
-        `check` is called before each shard is written, and raises if another job has taken over the folder.
+        `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a
+        method `make_shards`: of this work, it writes shards of the given numbers and their parts of the ledger, and
+        yields the number of each that is done. `check` is called before each shard is written, and raises if another
+        job has taken over the folder.
         """
         self._check = check
         self._begin()
-        with contextlib.closing(engine), self.heartbeat:
+        with contextlib.closing(engine) if engine else contextlib.nullcontext(), self.heartbeat:
             self._find_parts()
             try:
                 if hasattr(engine, "make_shards"):
@@ -324,15 +334,16 @@ class Job:
         else:
             _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
 
-    def make(self, engine: Engine) -> None:
+    def make(self, engine: Engine | None) -> None:
         """Make the shards that are not there yet."""
         todo = list(self._take_stock())
         # Hashing, checksums and disk writes release the GIL, so workers get tasks while a shard is written.
-        with ThreadPoolExecutor(1, thread_name_prefix="pack") as packer:
+        packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
+        try:
             for shard in self._mine:
                 if shard not in self.parts:
                     self._settle(shard, packer)
-            for outcome in engine.run(self._task(shard, slot) for shard, slot in todo):
+            for outcome in engine.run(self._task(shard, slot) for shard, slot in todo) if engine else ():
                 faults.reach("encode")
                 shard, slot = self._place(outcome.index)
                 self.outages.add_outcome(self.shards[shard][slot], outcome)
@@ -344,12 +355,15 @@ class Job:
             if self._again:
                 _LOG.info("retrying each of %d sources alone: their errors may be transient", len(self._again))
             for shard, slot in self._again:
+                assert engine is not None
                 outcome = retry_alone(engine, self._task(shard, slot))
                 if self.outages.add_final_outcome(self.shards[shard][slot], outcome):
                     self._keep(shard, slot, outcome, packer)
             for future in self._packing:
                 future.result()
             self.outages.finish()
+        finally:
+            packer.shutdown(cancel_futures=True)
 
     def _make_elsewhere(self, engine: Any) -> None:
         """Let others make the shards that are not there yet."""
@@ -374,7 +388,7 @@ class Job:
         found = part_stems(self.storage)
         known = [shard for shard in self._mine if self.stems[shard] in found]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
-            parts = readers.map(self._finished, (self.stems[shard] for shard in known))
+            parts = readers.map(self._finished, known)
             done = [(shard, part) for shard, part in zip(known, parts, strict=True) if part is not None]
         for shard, part in done:
             packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
@@ -409,9 +423,9 @@ class Job:
                     self.progress.take(1, rejected=int(outcome.reason is not None))
                     self._count(outcome)
 
-    def _finished(self, stem: str) -> Part | None:
+    def _finished(self, shard: int) -> Part | None:
         """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
-        part, name, folder = read_part(self.storage, stem), f"{stem}.{self.work.suffix}", self.work.storage
+        part, name, folder = read_part(self.storage, self.stems[shard]), self.work.data(shard), self.work.storage
         if part.digest is None or (folder.exists(name) and folder.size(name) == part.digest.bytes):
             return part
         _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)

@@ -98,7 +98,7 @@ def merge_datasets(
         extras=_extras(generations),
         note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
     )
-    return make_dataset(os.fspath(out), recipe, progress=progress)
+    return make_dataset(os.fspath(out), recipe, "merge", progress=progress)
 
 
 def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:

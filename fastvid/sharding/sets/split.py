@@ -340,7 +340,7 @@ def make_subset(
         extras=source.generation.extras,
         note=f"subset of {source.dataset_id} generation {number}: {selection}",
     )
-    return make_dataset(os.fspath(out), recipe, progress=progress)
+    return make_dataset(os.fspath(out), recipe, "subset", progress=progress)
 
 
 def _selected(source: Dataset, selection: Selection) -> IntArray:

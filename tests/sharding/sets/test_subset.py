@@ -151,7 +151,7 @@ def test_wrong_selections_make_nothing(selection, message, store, tmp_path):
 def test_another_dataset_in_the_folder_is_refused(store, tmp_path):
     make_subset(store.url, tmp_path / "out", Selection(per_class=1))
     make_subset(store.url, tmp_path / "out", Selection(per_class=1))
-    with pytest.raises(UsageError, match="contains another dataset"):
+    with pytest.raises(UsageError, match="contains a dataset made by a job that differs in samples"):
         make_subset(store.url, tmp_path / "out", Selection(per_class=2))
 
 
