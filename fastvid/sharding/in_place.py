@@ -242,7 +242,7 @@ def _index(
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")
-    parts = Job(scratch, files, how).run(how.open_engine(settings))
+    parts = Job(files, how).run(how.open_engine(settings))
     for row in (row for part in parts for row in part.rows):
         if row["status"] != "packed":
             raise FormatError(
