@@ -256,6 +256,7 @@ class Source:
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     stream: str = PICTURES
+    notes: tuple[str, ...] = ()  # what the ledger says of it beside the warnings of its work
 
     @property
     def class_names(self) -> tuple[str, ...]:

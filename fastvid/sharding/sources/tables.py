@@ -340,6 +340,7 @@ MAX_LABEL: Final = 999_999
 """Largest integer label; all up to the largest one are classes."""
 LABELS: Final = "labels"
 """The column with several class names per video; `MultiHot` reads it."""
+_NOT_UNICODE: Final = re.compile("[\ud800-\udfff]")
 RESERVED: Final = "__"
 """How the columns begin that fastvid computes when it reads annotations."""
 
@@ -420,15 +421,7 @@ def check_rows(rows: Sequence[AnnotationRow]) -> None:
                     f"column {name!r} has a reserved name", hint=f"rename it: names with {RESERVED} are ours"
                 )
             for text in (name, *(value if isinstance(value, list) else [value])):
-                if isinstance(text, str) and not _is_unicode(text):
+                if isinstance(text, str) and _NOT_UNICODE.search(text):
                     raise UsageError(
                         f"column {name!r} is not UTF-8: {text!r}", hint="save the file as UTF-8", **row.where
                     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
