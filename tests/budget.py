@@ -20,8 +20,8 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_254,
     "decode": 2_851,
     "media": 2_114,
-    "storage": 1_628,
-    "sharding": 10_999,
+    "storage": 1_630,
+    "sharding": 11_121,
     "load": 6_204,
     "train": 7_545,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_952
+TESTS: Final = 55_185
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
