@@ -219,7 +219,7 @@ def _label(text: str) -> str:
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return a JSON object's fields as column values; nested values and large integers stay JSON text."""
+    """Return a JSON object's fields as column values; lists of numbers stay, other nested values are JSON text."""
     if not isinstance(record, dict):
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
@@ -227,7 +227,9 @@ def _fields(record: Any) -> dict[str, Any]:
         if name == LABELS and isinstance(value, list) and all(type(part) in (str, int) for part in value):
             columns[LABELS] = list(dict.fromkeys(_label(str(part)) for part in value))
             continue
-        plain = json.dumps(value) if isinstance(value, list) else plain_value(value)
+        plain = plain_value(value)
+        if isinstance(plain, list) and any(isinstance(part, str) for part in plain):
+            plain = json.dumps(plain)
         if isinstance(plain, float) and not math.isfinite(plain):
             plain = json.dumps(plain)
         # JSON may escape halves of surrogate pairs, which are no text.

@@ -255,3 +255,17 @@ def test_exact_rates_stay(tmp_path):
     info(fps=29.97)(source)
     assert main(["index", f"lerobot:{source}", "--out", str(tmp_path / "set"), "--workers", "1"]) == 0
     assert fastvid.open(tmp_path / "set").generation.extras["lerobot"]["info"]["fps"] == 29.97
+
+
+def test_a_dataset_that_has_grown_is_noticed(tmp_path, capsys):
+    source, out = copied(tmp_path / "source"), str(tmp_path / "set")
+    without(5)(source)
+    assert main(["index", f"lerobot:{source}", "--out", out, "--workers", "1"]) == 0
+    assert main(["index", out]) == 0
+    assert "episodes in" not in capsys.readouterr().out
+    shutil.rmtree(source)
+    copied(source)
+    assert main(["index", out]) == 0
+    assert f"+1 episodes in {source} since" in capsys.readouterr().out
+    assert main(["index", f"lerobot:{source}", "--out", out]) == 2
+    assert "has 6 episodes, the dataset here was made of 5" in capsys.readouterr().err

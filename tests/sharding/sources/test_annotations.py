@@ -7,6 +7,7 @@ import json
 import pytest
 
 from fastvid.errors import UsageError
+from fastvid.format.annotations import annotation_table
 from fastvid.sharding.sources.action_sets import parse_kinetics
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
@@ -98,13 +99,29 @@ def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
 
 def test_json_is_read_like_csv(parse):
     records = [
-        {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
+        {
+            "path": "a.mp4",
+            "label": 3,
+            "start": 1,
+            "end": 2.5,
+            "tags": ["x", "y"],
+            "box": [1, 2],
+            "score": 0.5,
+            "poses": [[0.5, 1], [2, 3]],
+            "odd": [1e999],
+        },
         {"path": "b.mp4", "label": 0, "split": "test", "score": None},
     ]
     parsed = parse("json", json.dumps(records), "train")
     first, second = parsed.rows
     assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
-    assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
+    assert first.columns == {
+        "tags": ["x", "y"], "box": [1, 2], "score": 0.5, "split": "train", "poses": [[0.5, 1], [2, 3]],
+        "odd": "[Infinity]",
+    }  # fmt: skip
+    table = annotation_table([dict(row.columns) for row in parsed.rows])
+    assert str(table.schema.field("box").type) == "list<item: int64>"
+    assert table["poses"].to_pylist() == [[[0.5, 1.0], [2.0, 3.0]], None]
     assert second.columns == {"score": None, "split": "test"}
     assert parsed.classes == ("0", "1", "2", "3")
     with pytest.raises(UsageError, match="not a list of objects"):
