@@ -61,7 +61,6 @@ from fastvid.format.tar import (
     BlockReader,
     StreamReader,
     TarDigest,
-    TarMember,
     read_members,
     sample_groups,
     to_json,
@@ -424,10 +423,6 @@ class Shard:
 
 _LAST: Final = {FLOW: 1, AUDIO: 2}
 
-Indexer = Callable[[memoryview, str, Sequence[TarMember], tuple[str, ...]], IndexedSample | None]
-"""Indexes one sample, given the tar, the sample's key, its members and the wanted streams. None omits the sample from
-the sidecars; it stays in the tar."""
-
 
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the tar members of a sample by suffix: its JSON, its pictures or cameras, its flow, then its sound."""
@@ -477,29 +472,28 @@ def index_shard(
     stem: str,
     *,
     streams: tuple[str, ...] = (PICTURES,),
-    indexer: Indexer | None = None,
+    samples: Sequence[IndexedSample] | None = None,
     tar_sha256: str | None = None,
 ) -> list[IndexedSample]:
     """Derive the sidecars of a tar from its bytes and write them.
 
-    `indexer`: indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
+    `samples`: those of a tar that another tool wrote; by default they are read, as fastvid writes them.
     """
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))
-    samples = []
-    for key, group in sample_groups(members):
-        try:
-            sample = (indexer or index_sample)(view, key, group, streams)
-        except FastvidError as error:
-            raise error.at(shard=stem, key=key) from error
-        if sample is not None:
-            samples.append(sample)
+    if samples is None:
+        samples = []
+        for key, group in sample_groups(members):
+            try:
+                samples.append(index_sample(view, key, group, streams))
+            except FastvidError as error:
+                raise error.at(shard=stem, key=key) from error
     storage.write(f"{stem}.idx", wds2idx(members))
     faults.reach("sidecar")
     pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
     storage.write(f"{stem}.pkt", pkt)
-    return samples
+    return list(samples)
 
 
 MEMORY: Final = 256 * 2**20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import tarfile
 
 import av
 import numpy as np
@@ -29,7 +28,7 @@ from fastvid.media.timing import Reason
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import opened
-from tests.sharding.shardtools import ffmpeg, ledger, make
+from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
 # Real files that other tools wrote, with the special feature of each.
@@ -204,11 +203,7 @@ def tars(clips, tmp_path):
         ("bad.mp4", clips["a.mp4"][:200]),
         ("c d.avi", clips["c.avi"]),
     ]
-    with tarfile.open(folder / "00001.tar", "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    tar_of(folder / "00001.tar", members)
     return folder
 
 
