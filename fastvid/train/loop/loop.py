@@ -26,7 +26,7 @@ from fastvid.train.config.config import Config, OptimConfig, RunConfig, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score, autocast, evaluate
 from fastvid.train.parts.replica import Lineage, Loader, Replica
-from fastvid.train.ranks import Member, StopSignal
+from fastvid.train.ranks import Interrupted, Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import Exposure, Observers, Recorder, Stopwatch, Telemetry, console
 from fastvid.train.tasks.classification import Classification
@@ -206,7 +206,11 @@ class Trainer:
         """
         devices = [self.member.device] if self.member.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            finished = self._fit()
+            try:
+                finished = self._fit()
+            except Interrupted as error:
+                log.info("%s", error)
+                finished = False
         self.clips_per_s = self._whole.numbers()["clips_per_s"]
         return finished
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam
 
 from fastvid.train.strategies.asgd.client import GradientPusher
-from fastvid.train.strategies.asgd.weights import OptimizerFactory, WeightRange, ranges
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, WeightRange
 from tests.train.strategies.asgd.kit import SGD_RULE, client_of, serving, weights_of
 
 RULES: dict[str, OptimizerFactory] = {
@@ -66,8 +66,8 @@ def plain(rule: OptimizerFactory, steps: int = STEPS, dtype: torch.dtype = torch
 
 
 def served(rule: OptimizerFactory, shards: int, *, dtype: torch.dtype = torch.float64, **loop: Any) -> Tensor:
-    with serving(SIZE, shards=shards, rule=rule, sections=SECTIONS, dtype=dtype) as servers:
-        with client_of(servers, SIZE) as client:
+    with serving(SIZE, shards=shards, rule=rule, sections=SECTIONS, dtype=dtype) as server:
+        with client_of(server, SIZE) as client:
             weights = torch.cat(net(dtype))
             client.join(weights)
             worker = GradientPusher(client, weights, **loop)
@@ -75,7 +75,7 @@ def served(rule: OptimizerFactory, shards: int, *, dtype: torch.dtype = torch.fl
                 worker.step(gradient(weights, step), rate(step))
             worker.settle()
             assert set(worker.staleness) <= ({0, 1} if loop.get("overlap") else {0})
-        return weights_of(servers)
+        return weights_of(server)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -92,8 +92,8 @@ def test_one_client_equals_plain_training_in_single_precision() -> None:
 def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
     """The server's weights are the initial ones minus every gradient of the client, in order."""
     given = []
-    with serving(SIZE, shards=3) as servers:
-        with client_of(servers, SIZE) as client:
+    with serving(SIZE, shards=3) as server:
+        with client_of(server, SIZE) as client:
             weights = torch.cat(net())
             client.join(weights)
             worker = GradientPusher(client, weights, overlap=True)
@@ -104,7 +104,7 @@ def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
                 given.append(reused.clone())
                 worker.step(reused, 0.1)
             worker.settle()
-        final = weights_of(servers)
+        final = weights_of(server)
     expected = torch.cat(net())
     for each in given:
         expected.add_(each, alpha=-0.1)
@@ -112,7 +112,3 @@ def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
     assert sum(worker.staleness.values()) == STEPS
     # A gradient is computed while the previous push is in flight: one version stale, except the first.
     assert worker.staleness == {0: 1, 1: STEPS - 1}
-
-
-def test_the_last_range_includes_the_remainder() -> None:
-    assert ranges(37, 4) == [(0, 9), (9, 18), (18, 27), (27, 37)]
