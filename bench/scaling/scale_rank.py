@@ -185,7 +185,7 @@ class _Rank:
         agreed.prepare(replica)
         # As in the trainer, batches pass through the strategy, which starts its rounds.
         stepped = iter(next(agreed.rounds(replica, _EndlessLoader(batches), 1)).batches)
-        stepper = Stepper.of(self.config, member, agreed)
+        stepper = Stepper(self.config, member, agreed)
         rounds = -(-self.plan.steps // strategy.k)
         found = []
         warmup = -(-self.plan.warmup // strategy.k)

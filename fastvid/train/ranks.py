@@ -447,7 +447,7 @@ def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error
+class Interrupted(Exception):
     """A signal to stop came while a run waited for another process, before its first step."""
 
 

@@ -4,7 +4,6 @@ The loop does not know which strategy it has. Its calls:
 
     prepare         once, after a resume: make the replicas equal
     rounds          yields what this rank trains on next, until the run is finished
-    accumulate      context manager around forward and backward of each micro-batch
     loss_scale      factor of a rank's weighted loss
     agree           before each step: share this rank's requests with the other ranks
     maybe_sync      after each optimizer step
@@ -21,7 +20,6 @@ user-defined one is ``sync=module:class`` and can do everything that they can.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -142,15 +140,6 @@ class Strategy:
         """
         while (epoch := loader.epoch) < epochs:
             yield Round(replica, loader, epoch, kept=self.shares_batches or self.member.leads)
-
-    def accumulate(
-        self,
-        replica: Replica,  # noqa: ARG002
-        *,
-        last: bool,  # noqa: ARG002
-    ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for forward and backward of a micro-batch; `last` marks the last one of the step."""
-        return contextlib.nullcontext()
 
     def loss_scale(self, weight: Tensor) -> Tensor | float:  # noqa: ARG002
         """Return the factor of this rank's loss.
@@ -290,11 +279,9 @@ def build_strategy(
     own, policy = split_options(name, kind, options)
     if timeout_s is not None and "timeout_s" in _parameters(kind):
         own = {"timeout_s": timeout_s, **own}
-    strategy = kind(member, **own)
-    if not policy:
-        return strategy
-    adaptive: Strategy = _batch_policy()(strategy, member, **policy)
-    return adaptive
+    if policy:
+        kind = type(kind.__name__, (_batch_policy(), kind), {})
+    return kind(member, **own, **policy)
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -338,4 +325,5 @@ def _load(import_string: str) -> Any:
 
 
 def _parameters(kind: Any) -> list[str]:
-    return [name for name in inspect.signature(kind).parameters if name not in ("inner", "member")]
+    parameters = inspect.signature(kind).parameters
+    return [name for name, one in parameters.items() if name != "member" and one.kind is not one.VAR_KEYWORD]

@@ -289,7 +289,7 @@ def test_a_step_does_not_read_its_loss_scale(tmp_path: Any, monkeypatch: pytest.
         strategy = build_strategy("ddp", member, {})
         monkeypatch.setattr(strategy, "loss_scale", lambda _, scale=scale: scale)
         with Calls() as calls:
-            Stepper.of(config, member, strategy).step(replica, toy_batch())
+            Stepper(config, member, strategy).step(replica, toy_batch())
         assert not calls.names["_local_scalar_dense"]
         found.append({name: value.clone() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
@@ -339,7 +339,7 @@ def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
     batch = next(iter(toy.ToyLoader(World())))
     batch = Batch(batch, video=batch.video.float())
     with Calls() as calls:
-        Stepper.of(config, member, build_strategy("ddp", member, {})).step(replica, batch)
+        Stepper(config, member, build_strategy("ddp", member, {})).step(replica, batch)
     assert calls.casts[torch.bfloat16] == 4
 
 

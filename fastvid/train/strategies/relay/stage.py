@@ -232,7 +232,7 @@ def train_visit(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(sweep_model, unit, token)
         member = Member(World(), device)
-        stepper = Stepper.of(sweep_model.config, member, Strategy(member))
+        stepper = Stepper(sweep_model.config, member, Strategy(member))
         sums, task = None, sweep_model.config.task
         before, lineage = replica.samples, Lineage()
         with sweep_model.batches(unit) as batches:

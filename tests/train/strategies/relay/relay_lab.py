@@ -130,7 +130,7 @@ def alone(model: int, visits: list[int]) -> Replica:
     """Train the same model in a plain loop over the partitions in an order, without tokens and hub."""
     made, member = sweep_model(model), Member(World(), CPU)
     replica = made.replica()
-    stepper = Stepper.of(made.config, member, Ddp(member))
+    stepper = Stepper(made.config, member, Ddp(member))
     for number, partition in enumerate(visits):
         for batch in clips(Unit(model, number // STAGES, partition), BATCHES[model]):
             stepper.step(replica, batch)

@@ -94,7 +94,7 @@ def check_against_training_alone(folder: Path, out: Path) -> None:
     for number in range(MODELS):
         sweep_model = alone.sweep_model(number, fresh=True)
         replica = sweep_model.replica()
-        stepper = Stepper.of(sweep_model.config, member, Ddp(member))
+        stepper = Stepper(sweep_model.config, member, Ddp(member))
         with torch.random.fork_rng(devices=[]):
             for index, partition in enumerate(visits[number]):
                 with sweep_model.batches(Unit(number, index // STAGES, partition)) as batches:

@@ -59,10 +59,10 @@ def reduce(
 
     def run(number: int) -> None:
         rank, own = ranks[number], values[number]
-        rank.flat.collect()
-        rank.flat.words.copy_(own[-1])
+        rank.collect()
+        rank.words.copy_(own[-1])
         rank.reduce(len(ranks), group, "average", anchor)
-        rank.flat.spread()
+        rank.spread()
 
     with ThreadPoolExecutor(len(ranks)) as pool:
         list(pool.map(run, range(len(ranks))))
@@ -86,7 +86,7 @@ def test_every_tensor_and_word_becomes_the_mean_in_place_in_one_message(sums: Su
     for rank, own in zip(ranks, values, strict=True):
         torch.testing.assert_close(own[0], means[0])
         torch.testing.assert_close(own[1], means[1])
-        torch.testing.assert_close(rank.flat.words, means[2])
+        torch.testing.assert_close(rank.words, means[2])
         assert torch.equal(rank.parameters, own[0].flatten())
         assert rank._traffic.as_dict() == {"average": {"calls": 1, "bytes": 11 * 4}}
 
@@ -104,7 +104,7 @@ def test_halves_send_differences_of_parameters_and_everything_else_whole(sums: S
     for rank, own in zip(ranks, values, strict=True):
         assert torch.equal(own[0], values[0][0])
         torch.testing.assert_close(own[1], means[1])
-        torch.testing.assert_close(rank.flat.words, means[2])
+        torch.testing.assert_close(rank.words, means[2])
         counted = rank._traffic.as_dict()
         assert counted == {"average": {"calls": 1, "bytes": 6 * 2}, "average_rest": {"calls": 1, "bytes": 5 * 4}}
     assert sums.sent == [HALVES[name]] * RANKS + [torch.float32] * RANKS
@@ -125,7 +125,7 @@ def test_parameters_alone_make_one_message_in_halves(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(wire.dist, "all_reduce", all_reduce)
     one = Averager([torch.ones(3)], [], codec=CODECS["bf16"]())
-    one.flat.collect()
+    one.collect()
     one.reduce(2, "a group", "average", torch.zeros(3))  # type: ignore[arg-type]
     assert [(message.tolist(), message.dtype, group) for message, group in sent] == [
         ([0.5] * 3, torch.bfloat16, "a group")
@@ -135,9 +135,9 @@ def test_parameters_alone_make_one_message_in_halves(monkeypatch: pytest.MonkeyP
 def test_one_rank_sends_nothing_and_keeps_its_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire.dist, "all_reduce", lambda *_, **__: pytest.fail("a message was sent"))
     alone = Averager([torch.arange(3.0)], [torch.ones(2)], words=1)
-    alone.flat.collect()
+    alone.collect()
     alone.reduce(1, None, "average")
-    assert alone.flat.buffer.tolist() == [0, 1, 2, 1, 1, 0]
+    assert alone.buffer.tolist() == [0, 1, 2, 1, 1, 0]
     assert not alone._traffic.as_dict()
 
 
@@ -147,7 +147,7 @@ def test_averaging_leaves_no_gradient_history(sums: Sums) -> None:
     assert all(own[0].grad_fn is None for own in values)
     learnable = nn.Parameter(torch.zeros(6))
     ranks = reduce(values, anchor=learnable, codec="fp16")
-    assert not any(rank.flat.buffer.requires_grad for rank in ranks)
+    assert not any(rank.buffer.requires_grad for rank in ranks)
 
 
 def test_statistics_are_the_floating_point_buffers() -> None:
