@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_628,
     "sharding": 11_004,
     "load": 6_204,
-    "train": 7_457,
+    "train": 7_396,
     "models": 1_149,
     "cli": 1_450,
     "report": 497,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_880
+TESTS: Final = 54_615
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -42,9 +42,6 @@ if TYPE_CHECKING:
     from fastvid.train.parts.replica import Loader, Replica
     from fastvid.train.tasks.task import Sums
 
-# Imported by name because the strategies import this module.
-_STRATEGIES: Final = "fastvid.train.strategies"
-
 
 @dataclass(frozen=True, slots=True)
 class Round:
@@ -235,7 +232,7 @@ _START: Final = Strategy.start.__func__  # type: ignore[attr-defined]
 
 def _only(configs: Sequence[Config]) -> Config:
     if len(configs) > 1:
-        several = (name for name, where in sorted(_built_in().items()) if _load(where).start.__func__ is not _START)
+        several = (name for name in sorted(_strategies().BUILT_IN) if find_strategy(name).start.__func__ is not _START)  # type: ignore[attr-defined]
         raise UsageError(
             f"recipe has {len(configs)} models, but sync={configs[0].sync} trains one",
             hint=f"set sync={' or '.join(several)} to train all of them",
@@ -245,10 +242,10 @@ def _only(configs: Sequence[Config]) -> Config:
 
 def find_strategy(name: str) -> type[Strategy]:
     """Return the class of a strategy."""
-    known = _built_in()
+    known = _strategies().BUILT_IN
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
-    kind = _load(known[name]) if name in known else import_name("sync", name)
+    kind = import_name("sync", known.get(name, name))
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"sync {name!r} is not a strategy", hint=f"derive the class from {__name__}.Strategy")
     return kind
@@ -310,18 +307,13 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
     return own, others
 
 
-def _built_in() -> Mapping[str, str]:
-    strategies: Mapping[str, str] = importlib.import_module(_STRATEGIES).BUILT_IN
-    return strategies
+def _strategies() -> Any:
+    """Return the package of the strategies, which import this module."""
+    return importlib.import_module("fastvid.train.strategies")
 
 
 def _batch_policy() -> Any:
-    return _load(importlib.import_module(_STRATEGIES).BATCH_POLICY)
-
-
-def _load(import_string: str) -> Any:
-    module, _, attribute = import_string.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return import_name("sync", _strategies().BATCH_POLICY)
 
 
 def _parameters(kind: Any) -> list[str]:

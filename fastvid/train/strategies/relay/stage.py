@@ -352,7 +352,7 @@ class Clips:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
             finally:
-                loader.clips.close()
+                loader.close()
 
         return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(config))
 
@@ -372,8 +372,7 @@ class Clips:
                         seed=config.run.seed,
                     )
             finally:
-                assert isinstance(data.loader, assemble.Labelled)
-                data.loader.clips.close()
+                data.loader.close()
 
         return score
 

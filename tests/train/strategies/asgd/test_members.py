@@ -96,38 +96,6 @@ def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
             assert joined == [(6,)]
 
 
-def updates_to(threshold: float, seed: int, warm_up: int) -> int:
-    """Return the server updates that four delayed clients need to bring a noisy quadratic below a threshold."""
-    clients, curvature = 4, torch.linspace(0.05, 1.0, SIZE, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(seed)
-    with serving(SIZE, warm_up=warm_up) as server:
-        links = [ParameterClient(server.address, SIZE, timeout_s=20.0) for _ in range(clients)]
-        held = [ones() * 10 for _ in links]
-        links[0].join(held[0])
-        count, there = 0, 1
-        while bool((0.5 * curvature * weights_of(server).square()).sum() > threshold):
-            if there == 1 and count >= warm_up:
-                for link, weights in zip(links[1:], held[1:], strict=True):
-                    link.join(weights)
-                there = clients
-            index = count % there
-            noise = 0.1 * torch.randn(SIZE, generator=generator, dtype=torch.float64)
-            links[index].push(curvature * held[index] + noise, 0.45)
-            links[index].fetch(held[index])
-            count += 1
-            assert count < 2000
-        for link in links:
-            link.leave()
-    return count
-
-
-def test_a_warm_start_needs_fewer_updates() -> None:
-    """Four clients push in turn, with gradients three versions old; steps are largest near the start."""
-    cold = [updates_to(6.0, seed, 0) for seed in range(5)]
-    warm = [updates_to(6.0, seed, 10) for seed in range(5)]
-    assert sum(warm) < sum(cold)
-
-
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> None:
     """It dies between the header and the payload of its fifth push; another client trains on its samples."""

@@ -159,12 +159,6 @@ def test_an_average_holds_what_has_no_gradient_and_any_layout() -> None:
     assert len(averager.parameters) == 3 + 120
 
 
-def test_a_flat_buffer_is_as_wide_as_its_widest_tensor() -> None:
-    half, single, double = torch.zeros(2).half(), torch.zeros(2), torch.zeros(2).double()
-    assert Averager([half, single], []).buffer.dtype == torch.float32
-    assert Averager([single, double], []).buffer.dtype == torch.float64
-
-
 def test_outer_steps(outcomes: Outcomes) -> None:
     plain, block0, block, slowmo = (outcomes(2, f"k4{name}")[0] for name in ("", "-block0", "-block", "-slowmo"))
     # Momentum 0 and rate 1 give the mean; with a constant learning rate both kinds are equal.

@@ -71,7 +71,7 @@ def sweep_model(model: int) -> SweepModel:
 
     def replica() -> Replica:
         module = net(model)
-        schedule = Schedule.of(
+        schedule = Schedule(
             made.optim, epochs=EPOCHS, samples_per_epoch=STAGES * PART, global_batch_size=BATCHES[model]
         )
         return Replica(module, make_optimizer(module, made.optim), schedule)
