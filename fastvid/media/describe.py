@@ -27,6 +27,10 @@ from fastvid.runtime.arrays import IntArray
 ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
 """The hint for a video whose packets cannot be used unchanged."""
 
+TONE_MAP, KEEP = HDR = ("tonemap", "keep")
+"""What becomes of high dynamic range: pictures of the usual one, which only encoding makes, or its values as they are.
+"""
+
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 """Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
 
@@ -80,7 +84,7 @@ def declared(container: str, read: Callable[[int, int], bytes], moov: bytes | No
 
 
 def present(
-    info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = "tonemap"
+    info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = TONE_MAP
 ) -> tuple[StreamInfo, tuple[str, ...]]:
     """Return a stream's description with what its first frame and its container say of its pictures; and notes.
 
@@ -118,7 +122,7 @@ def _refuse(frame: VideoFrame, hdr: str) -> None:
     if frame.interlaced_frame:
         raise _unusable("its pictures are interlaced, and packets cannot be deinterlaced")
     transfer = HDR_TRANSFERS.get(int(frame.color_trc))
-    if transfer and hdr != "keep":
+    if transfer and hdr != KEEP:
         raise SourceError(
             f"its pictures have high dynamic range ({transfer}), which only encoding tone-maps",
             reason=Reason.HDR,

@@ -26,7 +26,7 @@ from fastvid.format.bitstream import can_plan, changes_parameters
 from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
-from fastvid.media.describe import ENCODE_HINT, present, with_times
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP, present, with_times
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import Comparison, FileReader, Tables, chosen_frames, read_tables, with_heads
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
@@ -117,7 +117,7 @@ class Proof(StrEnum):
     ALL = "all"
 
 
-def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str = "tonemap") -> IndexedVideo:
+def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str = TONE_MAP) -> IndexedVideo:
     """Index the first video stream of a file.
 
     `limits`: limits on its size and number of frames. `hdr`: see `fastvid.media.describe.present`.
@@ -130,7 +130,7 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
     return Indexing(file, _with_read_heads(tables, file), limits, hdr).indexed(proof)
 
 
-def _index_whole(file: FileReader, limits: Limits, hdr: str = "tonemap") -> IndexedVideo:
+def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
     if file.size > limits.output_bytes:
         raise SourceError(
             f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
@@ -205,7 +205,7 @@ class Indexing:
     file: FileReader
     tables: Tables
     limits: Limits
-    hdr: str = "tonemap"
+    hdr: str = TONE_MAP
 
     def indexed(self, proof: Proof) -> IndexedVideo:
         """Return the index."""

@@ -37,7 +37,7 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
 from fastvid.media.timing import Reason, tagged
@@ -251,7 +251,7 @@ class NumberedPackets:
     whole: str
 
 
-def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> IndexedVideo:
+def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
     `limits`: limits on the size and number of frames. `hdr`: see `fastvid.media.describe.present`.

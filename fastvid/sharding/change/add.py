@@ -319,7 +319,8 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
     if shard.is_in_place:
         # The profile is irrelevant, because nothing is encoded.
         proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
-        return Settings(get_profile("compact"), build, limits, max_seconds, proof=proof)
+        hdr = shard.profile.get("hdr")
+        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, max_seconds, proof=proof)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:

@@ -20,6 +20,7 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
+from fastvid.media.describe import KEEP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import check_index
@@ -380,7 +381,7 @@ class _ForeignAudit(_StoredAudit):
 
     def _again(self, data: bytes, stored: Indexed, key: str, stream: str) -> None:
         try:
-            found = index_video(data, Limits())
+            found = index_video(data, Limits(), hdr=KEEP)
         except FastvidError as error:
             self.note("decode", error.message, key, stream)
             return
