@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_112,
     "storage": 1_628,
     "sharding": 11_004,
-    "load": 6_204,
+    "load": 6_166,
     "train": 7_545,
     "models": 1_149,
     "cli": 1_450,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_880
+TESTS: Final = 54_865
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
