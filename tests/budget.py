@@ -18,8 +18,8 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_256,
-    "decode": 2_851,
-    "media": 2_186,
+    "decode": 2_854,
+    "media": 2_235,
     "storage": 1_628,
     "sharding": 11_011,
     "load": 6_204,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_120
+TESTS: Final = 55_240
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
