@@ -29,16 +29,16 @@ from fastvid.decode.pyav import PyAvDecoder, open_context
 from fastvid.decode.request import Box, ClipRequest, EncodedClip
 from fastvid.errors import ChecksumError, DecodeError, FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
-from fastvid.format.mp4 import Track, frame_rate, read_moov
+from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
 from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import (
-    ENCODE_HINT,
     HEADER_WINDOW,
     check_pixels,
     decode_padded,
@@ -226,23 +226,23 @@ class Tables:
     heads: Sequence[bytes | None]  # first bytes of each packet, None for those not read
     checksums: UInt32Array | None = None  # CRC-32 of each packet, uint32 [P]; None if the packets were not read
     notes: tuple[str, ...] = ()
+    declared: Declared = field(default_factory=Declared)
+    aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg's demuxer knows it
 
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
     """Read where the packets of a file are."""
-    container = sniff(file.part(0, CONTAINER_BYTES))
+    container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
             # Boxes behind the frames are the tables and little else: read them at once.
-            moov = find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size)
-            track = read_moov(moov, file.size)
+            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
+            track = read_moov(memoryview(moov), file.size)
         except FormatError:
-            pass  # fragments, several edits and what else only a full demuxer reads
+            check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
         else:
-            if len(track.sizes) > 1:  # the demuxer tells how long an only frame lasts
-                return _from_track(track, container, limits)
-        check_fragments(file.part, file.size)
-    return _Demuxed(file, container, limits).tables()
+            return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
+    return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -256,7 +256,7 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
         container=container,
         codec=track.codec,
         extradata=track.extradata,
-        rate=_rate(track.pts, track.shown, track.timescale, int(np.diff(track.dts).max())),
+        rate=_rate(track.pts, track.shown, track.timescale, track.last),
         time_base=Fraction(1, track.timescale),
         offsets=track.offsets,
         sizes=track.sizes,
@@ -305,7 +305,7 @@ class _Demuxed:
                 message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
             demuxed.check(self.file.part, self.file.size)
-            time_base = fraction(stream.time_base) or Fraction(1, 1000)
+            time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
             nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
@@ -329,6 +329,7 @@ class _Demuxed:
             heads=self.heads,
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
+            aspect=aspect,
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
@@ -395,6 +396,7 @@ class Comparison:
 
     def __init__(self, file: FileReader, tables: Tables) -> None:
         self.file, self.tables = file, tables
+        self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
     def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
@@ -404,7 +406,9 @@ class Comparison:
         context = open_context(self.tables.codec, self.tables.extradata)
         try:
             data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
-            yield from decode_padded(context, list(zip(packets.tolist(), data, strict=True)))
+            for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
+                self.aspect = self.aspect or fraction(context.sample_aspect_ratio)
+                yield number, frame
         except (av.FFmpegError, ValueError) as error:
             raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
 
@@ -420,6 +424,7 @@ class Comparison:
             frames = [*context.decode(packet), *context.decode(None)]
         except (av.FFmpegError, ValueError):
             return None
+        self.aspect = fraction(context.sample_aspect_ratio)
         return frames[0] if frames else None
 
     def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:
@@ -430,7 +435,7 @@ class Comparison:
         `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
         the stream.
         """
-        table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        info, table = info.decoded, PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         rows = np.flatnonzero(np.isin(records["frame"], frames))
         rows = np.random.default_rng(len(records)).permutation(rows)
         order: list[int] = records["frame"][rows].tolist()

@@ -32,6 +32,7 @@ from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
+from fastvid.media.describe import HDR_TRANSFERS
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
 from fastvid.runtime import faults
@@ -225,8 +226,6 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
         return os.dup(file.fileno())
 
 
-# Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG.
-HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
 # Containers without timestamps, for which FFmpeg invents some.
 _RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})

@@ -281,6 +281,7 @@ class Reason(StrEnum):
     CHANGED = "changed"
     EMPTY = "empty"
     BLOCKED = "blocked"
+    DUPLICATE_NAME = "duplicate-name"
     # Its content
     NOT_VIDEO = "not-video"
     PLAYLIST = "playlist"
@@ -314,6 +315,7 @@ MEANING: dict[Reason, str] = {
     Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
     Reason.EMPTY: "the file is empty",
     Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
+    Reason.DUPLICATE_NAME: "a tar has two members of this name, and the first was taken",
     Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
     Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
     Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",

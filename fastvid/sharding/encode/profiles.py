@@ -19,8 +19,9 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
+from fastvid.media.describe import HDR_TRANSFERS
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
-from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
+from fastvid.media.probe import SourceInfo
 from fastvid.media.timing import COLOUR, Reason
 from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 

@@ -64,10 +64,11 @@ def check(dataset, key, wanted):
     shard = dataset.shard(int(shards[0]))
     start, size = shard.member(int(rows[0]))
     data = bytes(shard.storage.map(shard.data)[start : start + size])
-    sides = (video.height, video.width)
+    info = video.info.decoded
+    sides = (info.height, info.width)
     box, rng = Box(0, 0, *sides), np.random.default_rng(0)
     for frames in ([0], [len(wanted) - 1], *rng.integers(0, len(wanted), (4, 3)).tolist()):
-        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), video.info, video.table, reader_of(data))
+        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), info, video.table, reader_of(data))
         out = Planes.packed(np.empty(Planes.nbytes(len(frames), box), np.uint8), len(frames), box)
         assert PyAvDecoder().decode([clip], [out]) == [None]
         for place, number in enumerate(frames):
