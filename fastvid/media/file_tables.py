@@ -17,14 +17,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any, Final
 
 import av
 import numpy as np
 from av.video.frame import VideoFrame
 
-from fastvid.decode.pyav import open_context
-from fastvid.errors import FormatError, SourceError
+from fastvid.decode.clips import read_clip
+from fastvid.decode.pyav import PyAvDecoder, open_context
+from fastvid.decode.request import Box, ClipRequest, EncodedClip
+from fastvid.errors import ChecksumError, DecodeError, FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
@@ -43,7 +46,7 @@ from fastvid.media.prove import (
     found_at,
     frame_digest,
 )
-from fastvid.media.timing import Reason
+from fastvid.media.timing import Reason, usual_step
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -360,8 +363,10 @@ def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:
     return replace(tables, heads=heads, checksums=checksums)
 
 
-def _rate(pts: IntArray, shown: BoolArray, ticks: int, last: int) -> Fraction:
-    return frame_rate(np.sort(pts[shown]), ticks, last=last)
+def _rate(pts: IntArray, shown: BoolArray, ticks: int, only: int) -> Fraction:
+    """Return the mean rate of the shown frames. `only`: ticks that the only frame of a video lasts."""
+    times = np.sort(pts[shown])
+    return frame_rate(times, ticks, last=usual_step(np.diff(times), only))
 
 
 CANDIDATES: Final = 8
@@ -372,6 +377,18 @@ NEAR: Final = 16
 
 SHORT: Final = 64
 """Packets of a video whose last frame is compared as well."""
+
+
+# Codecs that show pictures in another order than they are decoded, and packets whose order is looked at.
+_REORDERED: Final = frozenset({Codec.H264, Codec.HEVC})
+_ORDERED: Final = 24
+
+
+def _digest(decoder: PyAvDecoder, clip: EncodedClip) -> bytes:
+    """Return the digest of the only frame of a clip."""
+    found: list[bytes] = []
+    decoder.give(clip, lambda frame, _: found.append(frame_digest(frame)))
+    return found[0]
 
 
 class Comparison:
@@ -411,27 +428,54 @@ class Comparison:
         return frames[0] if frames else None
 
     def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:
-        """Return the first of some frames that differs from what FFmpeg makes of the file; None if none does.
+        """Return one of some frames that a reader does not get as FFmpeg shows it in the file; None if it gets all.
+
+        Each is read by itself, in any order, by a decoder that has decoded the others and by one that has not.
 
         `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
         the stream.
         """
-        table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
-        rows = np.flatnonzero(np.isin(records["frame"], frames)).tolist()
-        numbers = {row: self._numbers.get(packet_offsets(records[row : row + 1])[0]) for row in rows}
+        info, table = info.decoded, PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        rows = np.flatnonzero(np.isin(records["frame"], frames))
+        rows = np.random.default_rng(len(records)).permutation(rows)
+        order: list[int] = records["frame"][rows].tolist()
+        numbers = {f: self._numbers.get(at) for f, at in zip(order, packet_offsets(records[rows]), strict=True)}
+        if None in numbers.values():
+            return next(frame for frame, number in numbers.items() if number is None)  # no packet is there
         expected = self._played([number for number in numbers.values() if number is not None])
-        for row, number in numbers.items():
-            frame = int(records["frame"][row])
-            if number is None:
-                return frame  # the file has no packet there
+        used = PyAvDecoder()
+        box = Box(0, 0, info.height & ~1, info.width & ~1)
+        for frame, number in numbers.items():
+            request = ClipRequest(0, np.array([frame]), box, (box.height, box.width))
             try:
-                decoded = self.decoded(table.plan([frame]).packets, records)
-                found = next((given for place, given in decoded if place == row), None)
-            except SourceError:
+                clip = read_clip(request, info, table, self._fill)
+                digests = {_digest(decoder, clip) for decoder in (used, PyAvDecoder())}
+            except (ChecksumError, DecodeError):
                 return frame
-            if found is None or frame_digest(found) != expected[number]:
+            if digests != {expected[number]}:
                 return frame
         return None
+
+    def check_order(self, records: RecordArray) -> None:
+        """Raise a SourceError if the first packets have times in decode order, but show their frames in another."""
+        tables = self.tables
+        shown = np.flatnonzero(tables.shown)
+        if tables.codec not in _REORDERED or tables.sync.all() or (np.diff(tables.pts[shown]) <= 0).any():
+            return
+        first = np.arange(min(len(records), int(shown[0]) + _ORDERED))
+        order = [number for number, _ in self.decoded(first, records)]
+        wrong = next((after for before, after in pairwise(order) if after < before), None)
+        if wrong is not None:
+            raise SourceError(
+                f"its times contradict the order of its pictures: packet {wrong} is shown before others",
+                reason=Reason.NO_INDEX,
+                hint="use --prove all, which orders the frames by decoding them, or `fastvid shard --profile compact`",
+            )
+
+    def _fill(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        data = self.file.parts([(offset, len(view)) for offset, view in ranges])
+        for (_, view), one in zip(ranges, data, strict=True):
+            view[:] = one
 
     def ends_alike(self) -> bool:
         """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
@@ -452,7 +496,7 @@ class Comparison:
         listed: list[int] = times[times >= since].tolist()
         return sorted(time for time in found if time >= since) == listed
 
-    def _played(self, numbers: Sequence[int]) -> dict[int, bytes]:
+    def _played(self, numbers: Sequence[int]) -> dict[int | None, bytes]:
         """Return the digests of the frames that packets show, decoded by FFmpeg in one pass.
 
         The pass begins at an earlier key packet than the plan of the last of them.
@@ -467,7 +511,7 @@ class Comparison:
         if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
             at -= 1
         key = keys[at] if len(keys) else 0
-        missing, found = {int(times[number]): number for number in numbers}, dict[int, bytes]()
+        missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
         self.file.seek(0)
         with open_demuxer(self.file, tables.container) as source:
             stream = video_stream(source)
@@ -499,12 +543,16 @@ def chosen_frames(records: RecordArray) -> list[int]:
     """
     rng = np.random.default_rng(zlib.crc32(records.tobytes()))
     keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
-    start = stop = 0
-    if len(keys) > 1:
-        number = min(rng.integers(1, len(keys), CANDIDATES).tolist(), key=lambda key: keys[key] - keys[key - 1])
+    shown = np.flatnonzero(records["frame"] >= 0)
+    start = stop = int(shown[0])
+    # An edit list may hide whole groups of pictures.
+    likely = [key for key in range(1, len(keys)) if keys[key] > shown[0] - NEAR and keys[key - 1] <= shown[-1]]
+    if likely:
+        drawn = [likely[place] for place in rng.integers(0, len(likely), CANDIDATES).tolist()]
+        number = min(drawn, key=lambda key: keys[key] - keys[key - 1])
         start, stop = int(keys[number - 1]), int(keys[number])
     before, after = (
-        shown[shown >= 0].tolist() for shown in np.split(records["frame"][start : stop + NEAR], [stop - start])
+        part[part >= 0].tolist() for part in np.split(records["frame"][start : stop + NEAR], [stop - start])
     )
-    drawn = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
-    return sorted({*after[:1], *drawn, *([last] if len(records) <= SHORT else [])})
+    picked = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
+    return sorted({*after[:1], *picked, *([last] if len(records) <= SHORT else [])})

@@ -220,6 +220,7 @@ class Indexing:
             PacketTable(records)
         except FormatError as error:
             raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+        Comparison(self.file, tables).check_order(records)
         first, aspect = self._first(records, proof)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
         count = int((frames >= 0).sum())
@@ -308,7 +309,8 @@ def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits
         if not info.flags & StreamFlag.UNCHECKED and zlib.crc32(file.part(offset, size)) != expected:
             yield f"packet {number} differs from its checksum"
             return
-    if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
+    tables = _told(file, limits, records)
+    if tables is None:
         found = _index_whole(file, limits)
         places = dict(zip(packet_offsets(found.records), found.records["frame"].tolist(), strict=True))
         shown = records[records["frame"] >= 0]
@@ -316,6 +318,22 @@ def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits
         if len({frame - now for frame, now in zip(frames, shown["frame"].tolist(), strict=True)}) != 1:
             yield "indexing the video again gives a different index"
         return
-    wrong = Comparison(file, read_tables(file, limits)).wrong(info, records, chosen_frames(records))
+    wrong = Comparison(file, tables).wrong(info, records, chosen_frames(records))
     if wrong is not None:
         yield f"frame {wrong} decoded from its planned packets differs from the one that FFmpeg shows"
+
+
+def _told(file: FileReader, limits: Limits, records: RecordArray) -> Tables | None:
+    """Return the tables of a file if their times tell which packet shows which frame."""
+    if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
+        return None
+    try:
+        tables = read_tables(file, limits)
+    except SourceError as error:
+        if error.reason is Reason.NO_INDEX:
+            return None
+        raise
+    times = dict(zip(tables.offsets.tolist(), tables.pts.tolist(), strict=True))
+    shown = records[records["frame"] >= 0]
+    known = [times.get(offset, -1) for offset in packet_offsets(shown[np.argsort(shown["frame"])])]
+    return tables if (np.diff(known) > 0).all() else None

@@ -20,7 +20,6 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any, Final
 
 import av
@@ -39,7 +38,7 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, pack
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
-from fastvid.media.prove import NumberedPackets, Playback
+from fastvid.media.prove import NumberedPackets, Playback, clock
 from fastvid.media.timing import Reason
 
 # Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
@@ -155,16 +154,12 @@ class Remuxer:
 def _clock(played: Playback, numbered: NumberedPackets) -> tuple[Fraction, dict[int, int]]:
     """Return the seconds per tick, and the ticks of each packet with a frame, ascending in display order.
 
-    Uses the source's presentation times if complete and increasing, else its decode times, else a constant rate.
+    Uses the source's times, else a constant rate.
     """
-    order = numbered.order
-    # AVI stores decode times only: the n-th frame is shown at the n-th decode time.
-    decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
-    for times in ([played.pts[packet] for packet in order], decoded):
-        known = [time for time in times if time is not None]
-        if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
-            return played.time_base / _ROOM, {p: time * _ROOM for p, time in zip(order, known, strict=True)}
-    return 1 / played.rate / _ROOM, {packet: place * _ROOM for place, packet in enumerate(order)}
+    ticks = clock(played, numbered.order)
+    if ticks is not None:
+        return played.time_base / _ROOM, {packet: time * _ROOM for packet, time in ticks.items()}
+    return 1 / played.rate / _ROOM, {packet: place * _ROOM for place, packet in enumerate(numbered.order)}
 
 
 def decode_times(pts: Sequence[int]) -> list[int]:
