@@ -153,7 +153,7 @@ def trainer(
         eval_data=EvalData(ToyLoader(member.world, size=7, last="keep"), NUM_SAMPLES),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
         recorder=Recorder(folder / METRICS_FILE if member.leads else None),
-        stop=stop,
+        stop=stop or StopSignal(),
     )
 
 

@@ -117,7 +117,7 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
         eval_data=EvalData(kind(world, size=7, last="keep"), toy.NUM_SAMPLES),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
         recorder=Recorder(folder / METRICS_FILE if member.leads else None),
-        stop=stop,
+        stop=stop or StopSignal(),
     )
 
 
