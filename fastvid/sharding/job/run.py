@@ -287,7 +287,8 @@ class Job:
                 else:
                     self.make(engine)
             finally:
-                self.progress.finish()
+                if self.progress.total:
+                    self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
 
     def _record(self) -> dict[str, Any]:

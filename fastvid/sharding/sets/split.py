@@ -28,7 +28,8 @@ from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import pieces_of
-from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset, old_ledger
+from fastvid.sharding.job.ledger import ledger_rows
+from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset
 from fastvid.storage import Storage
 
 
@@ -326,7 +327,7 @@ def make_subset(
     keep[rows] = True
     table = source.annotations.take(pa.array(rows))
     names = set(table["source_id"].to_pylist())
-    ledger = old_ledger(source.storage)
+    ledger = ledger_rows(source.storage, source.generation)
     recipe = Recipe(
         identity={
             "subset": {"dataset": source.dataset_id, "generation": number},
