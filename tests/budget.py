@@ -18,12 +18,12 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_555,
-    "decode": 2_980,
-    "media": 2_340,
+    "decode": 2_983,
+    "media": 2_391,
     "storage": 1_630,
-    "sharding": 10_956,
-    "load": 6_204,
-    "train": 7_393,
+    "sharding": 10_951,
+    "load": 6_166,
+    "train": 7_368,
     "models": 1_149,
     "cli": 1_454,
     "report": 497,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_007
+TESTS: Final = 55_095
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
