@@ -178,7 +178,13 @@ class Plan:
     def seconds(self) -> FloatArray:
         """Time at which each frame begins in its video, float64 [B * V, T]; -1 where there is none."""
         numerator, denominator = np.repeat(self.rates, self.rules.num_views, axis=0).T[..., None]
-        return np.where(self.frames < 0, -1.0, self.frames * denominator / numerator)
+        seconds = np.where(self.frames < 0, -1.0, self.frames * denominator / numerator)
+        for row, infos in enumerate(self.infos):
+            if infos and infos[0].times is not None:
+                own = slice(row * self.rules.num_views, (row + 1) * self.rules.num_views)
+                frames = self.frames[own]
+                seconds[own] = np.where(frames < 0, -1.0, infos[0].times.seconds()[frames])
+        return seconds
 
 
 @dataclass(slots=True, eq=False)
@@ -321,6 +327,7 @@ class Planner:
         first = [plan.infos[row][0] for row in rows]
         anchors = self.dataset.place(plan.samples[rows])[1] if isinstance(self.dataset, EveryFrame) else None
         num_frames, fps = np.array([info.num_frames for info in first]), np.array([float(info.fps) for info in first])
+        times = {number: info.times.seconds() for number, info in enumerate(first) if info.times is not None}
 
         def video(number: int) -> VideoInfo:
             row, info = rows[number], first[number]
@@ -328,9 +335,9 @@ class Planner:
             annotations = SampleAnnotations(self.dataset, int(plan.samples[row]))
             anchor = None if anchors is None else int(anchors[number])
             facts = (info.num_frames, float(info.fps), width, height, plan.keys[row], annotations)
-            return VideoInfo(*facts, anchor=anchor)
+            return VideoInfo(*facts, anchor=anchor, times=times.get(number))
 
-        shown = views.draw_all(sampler, Videos(num_frames, fps, draws, anchors), video)
+        shown = views.draw_all(sampler, Videos(num_frames, fps, draws, anchors, times), video)
         cuts = plan.cuts.reshape(len(rules.streams), len(plan.samples), views.num_clips, views.num_crops, 7)
         for number, stream in enumerate(rules.streams):
             heights, widths = zip(*(picture_size(plan.infos[row][number], stream) for row in rows), strict=True)

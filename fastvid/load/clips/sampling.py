@@ -37,6 +37,7 @@ class VideoInfo:
         key: The sample's key.
         annotations: The sample's row of the annotations by column; a column is read when it is first used.
         anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
+        times: When each frame is shown, in seconds since the first, float64 [F]; None if frame f is shown at f / fps.
     """
 
     num_frames: int
@@ -46,6 +47,7 @@ class VideoInfo:
     key: str = ""
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, compare=False, repr=False)
     anchor: int | None = None
+    times: FloatArray | None = field(default=None, compare=False, repr=False)
 
     @property
     def duration(self) -> float:
@@ -61,6 +63,15 @@ class Videos:
     fps: FloatArray  # its frames per second, float64 [N]
     draws: BatchDraws
     anchors: IntArray | None = None  # frame that each clip is about, int64 [N]; None if the sampler chooses
+    # of each video whose frames last differently when each is shown, in seconds, float64 [F]; by its number
+    times: Mapping[int, FloatArray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, video: VideoInfo, draws: BatchDraws, count: int = 1) -> Videos:
+        """Return a video several times."""
+        anchors = None if video.anchor is None else np.full(count, video.anchor)
+        times = {} if video.times is None else dict.fromkeys(range(count), video.times)
+        return cls(np.full(count, video.num_frames), np.full(count, video.fps), draws, anchors, times)
 
 
 Clips = IntArray | Sequence[IntArray]
@@ -90,10 +101,8 @@ class BatchSampler:
 
     def draw(self, video: VideoInfo, draws: Draws, /) -> IntArray:
         """Return the frame indices of a clip, int64 [T]."""
-        anchors = None if video.anchor is None else np.array([video.anchor])
         numbers = BatchDraws(draws.seed, draws.epoch, np.array([draws.position]))
-        videos = Videos(np.array([video.num_frames]), np.array([video.fps]), numbers, anchors)
-        frames: IntArray = self.draw_all(videos)[0]
+        frames: IntArray = self.draw_all(Videos.of(video, numbers))[0]
         return frames
 
     def draw_all(self, videos: Videos) -> Clips:

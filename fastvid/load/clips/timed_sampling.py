@@ -1,9 +1,10 @@
 """Frame samplers that count in seconds: clips of videos with different frame rates then span the same time.
 
 Frame i of a video with r frames a second is shown from i/r to (i+1)/r seconds, so the frame shown at t seconds is
-floor(t*r). All formulas are in float64 and the same for one video and for arrays of videos. Where a formula says
-floor(x) or ceil(x) of a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the
-wrong side counts as whole; a millionth of a frame is never visible.
+floor(t*r). Where frames last differently, r is their mean rate, and the frame shown at t seconds is looked up. All
+formulas are in float64 and the same for one video and for arrays of videos. Where a formula says floor(x) or ceil(x) of
+a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the wrong side counts as
+whole; a millionth of a frame is never visible.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.sampling import BatchSampler, VideoInfo, Videos, evenly, refuse_length, spread_over
-from fastvid.load.order.draws import Purpose
+from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
 from fastvid.runtime.values import check_least
 
@@ -90,7 +91,7 @@ class AtFps(BatchSampler):
     def draw_all(self, videos: Videos) -> Sequence[IntArray]:
         """See `BatchSampler`; ascending."""
         counts = self.count(videos.num_frames, videos.fps)
-        frames = _instants(counts, np.maximum(1.0, videos.fps / self.fps), videos.num_frames)
+        frames = _instants(counts, np.maximum(1.0, videos.fps / self.fps), np.zeros_like(counts), videos)
         for row in np.flatnonzero(counts != self._at_rate(videos.num_frames, videos.fps)).tolist():
             frames[row] = evenly(int(counts[row]), videos.num_frames[row : row + 1])[0]
         return frames
@@ -179,27 +180,27 @@ class Window(BatchSampler):
 
     def draw_all(self, videos: Videos) -> Sequence[IntArray]:
         """See `BatchSampler`; ascending."""
-        clips, spare = self._first(videos.num_frames, videos.fps)
+        counts, steps, spare = self._places(videos)
         starts = videos.draws.integers(Purpose.FRAMES, spare + 1, 1)[:, 0] if self.jitter else spare // 2
-        return [clip + start for clip, start in zip(clips, starts, strict=True)]
+        return _instants(counts, steps, starts, videos)
 
     def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
         place where a clip fits to the last, inclusive; a single clip starts in the middle."""
-        (clip,), spare = self._first(np.array([video.num_frames]), np.array([video.fps]))
-        clips: IntArray = clip + spread_over(spare.repeat(num_clips))[:, None]
-        return clips
+        videos = Videos.of(video, BatchDraws(0, 0, np.zeros(num_clips, np.int64)), num_clips)
+        counts, steps, spare = self._places(videos)
+        return np.stack(_instants(counts, steps, spread_over(spare), videos))
 
-    def _first(self, num_frames: IntArray, fps: FloatArray) -> tuple[list[IntArray], IntArray]:
-        """Return the frames of the first place where each clip fits, and the number of places after it."""
-        counts = self.count(num_frames, fps)
+    def _places(self, videos: Videos) -> tuple[IntArray, FloatArray, IntArray]:
+        """Return the frames of each clip, the step from one to the next, and how many places follow the first."""
+        counts = self.count(videos.num_frames, videos.fps)
         if self.fps is not None:
-            steps = fps / self.fps
+            steps = videos.fps / self.fps
         else:
             assert self.seconds is not None
-            steps = self.seconds * fps / counts
-        clips = _instants(counts, steps, num_frames)
-        return clips, num_frames - 1 - np.array([clip[-1] for clip in clips], dtype=np.int64)
+            steps = self.seconds * videos.fps / counts
+        last = np.minimum(np.floor((counts - 1) * steps + _NEAR).astype(np.int64), videos.num_frames - 1)
+        return counts, steps, videos.num_frames - 1 - last
 
 
 @dataclass(frozen=True)
@@ -249,6 +250,9 @@ class Deltas(BatchSampler):
             anchors = np.minimum((self.anchor * videos.fps + _NEAR).astype(np.int64), last)
         offsets = np.stack([_offsets(tuple(self.seconds), self.tolerance, fps) for fps in videos.fps.tolist()])
         frames: IntArray = np.clip(anchors[:, None] + offsets, 0, last[:, None])
+        for row, times in videos.times.items():
+            wanted = times[anchors[row]] + np.array(self.seconds)
+            frames[row] = np.searchsorted((times[1:] + times[:-1]) / 2, wanted)  # the nearest
         return frames
 
     def offsets(self, fps: float) -> IntArray:
@@ -276,10 +280,17 @@ def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) ->
     return offsets
 
 
-def _instants(counts: IntArray, steps: FloatArray, num_frames: IntArray) -> list[IntArray]:
-    """Return the frames floor(k * step) of each video, at most its last one, int64 [count] each."""
-    instants = np.floor(np.arange(counts.max()) * steps[:, None] + _NEAR)
-    frames = np.minimum(instants, num_frames[:, None] - 1).astype(np.int64)
+def _instants(counts: IntArray, steps: FloatArray, starts: IntArray, videos: Videos) -> list[IntArray]:
+    """Return the frames start + floor(k * step) of each video, at most its last one, int64 [count] each.
+
+    Where frames last differently, those that are shown at the same instants in seconds.
+    """
+    instants = np.arange(counts.max()) * steps[:, None]
+    frames = starts[:, None] + np.floor(instants + _NEAR).astype(np.int64)
+    frames = np.minimum(frames, videos.num_frames[:, None] - 1)
+    for row, times in videos.times.items():
+        seconds = (starts[row] + instants[row] + _NEAR) / videos.fps[row]
+        frames[row] = np.searchsorted(times, seconds, side="right") - 1
     return [clip[:count] for clip, count in zip(frames, counts.tolist(), strict=True)]
 
 
