@@ -17,12 +17,12 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_555,
+    "format": 3_608,
     "decode": 2_983,
     "media": 2_391,
-    "storage": 1_630,
+    "storage": 1_639,
     "sharding": 10_951,
-    "load": 6_166,
+    "load": 6_185,
     "train": 7_368,
     "models": 1_149,
     "cli": 1_454,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_095
+TESTS: Final = 55_224
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
