@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastvid.decode.pyav import SLACK, Recutter
-from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb, packed_size
+from fastvid.decode.pyav import Recutter
+from fastvid.decode.request import SLACK, ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb, packed_size
 from fastvid.decode.sound import Audio
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.sinks import OpenSink, Sink

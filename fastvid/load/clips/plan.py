@@ -176,9 +176,13 @@ class Plan:
 
     @property
     def seconds(self) -> FloatArray:
-        """Time at which each frame begins in its video, float64 [B * V, T]; -1 where there is none."""
-        numerator, denominator = np.repeat(self.rates, self.rules.num_views, axis=0).T[..., None]
-        return np.where(self.frames < 0, -1.0, self.frames * denominator / numerator)
+        """Time at which each frame is shown in its video, float64 [B * V, T]; -1 where there is none."""
+        found, views = np.full(self.frames.shape, -1.0), self.rules.num_views
+        for row in np.flatnonzero(self.valid).tolist():
+            some = slice(row * views, (row + 1) * views)
+            found[some] = self.infos[row][self.rules.main].seconds(self.frames[some])
+        found[self.frames < 0] = -1.0
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -300,7 +304,7 @@ class Planner:
     def _infos(self, plan: Plan, row: int, shard: Shard) -> tuple[StreamInfo, ...]:
         streams = self.rules.streams
         infos = tuple(shard.info(plan.shard_rows[row], stream) for stream in streams)
-        shown = streams.index(PICTURES) if PICTURES in streams else 0
+        shown = self.rules.main
         plan.rates[row] = infos[shown].fps.as_integer_ratio()
         plan.sizes[row] = picture_size(infos[shown], streams[shown])
         for info in infos:
