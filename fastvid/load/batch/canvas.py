@@ -115,7 +115,8 @@ class Canvas:
 
     def _part(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
         sinks = self._sinks[row // self._rows]
-        sink = self._taken[row] = next(one for one in sinks if one.kinds & kinds)
+        (sink, *_) = sinks if len(sinks) == 1 else [one for one in sinks if one.kinds & kinds]
+        self._taken[row] = sink
         return sink.output(row % self._rows, kinds)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:

@@ -96,6 +96,11 @@ class ClipRules:
         return 1 if self.views is None else self.views.num_views
 
     @property
+    def main(self) -> int:
+        """Number of the stream whose rate, size and times a batch tells: the pictures, or the first."""
+        return self.streams.index(PICTURES) if PICTURES in self.streams else 0
+
+    @property
     def shape(self) -> ClipShape | None:
         """Frames, height and width of every clip; None if they depend on the video, its dataset or its bucket."""
         count, size = self.num_frames, self.output

@@ -101,6 +101,7 @@ class Plan:
     reads: dict[int, int]  # first canvas row of those that are decoded together, and one past the last
     errors: dict[int, Exception]  # planning errors, by canvas row
     windows: dict[int, AudioWindow]  # the sound of each row
+    views: int  # V
     sound_samples: int = 0  # samples of the longest sound of the global batch; 0 without sound
 
     @classmethod
@@ -126,12 +127,13 @@ class Plan:
             reads={},
             errors={},
             windows={},
+            views=rules.num_views,
         )
 
     def place(self, number: int) -> ClipPlace:
         """Return where the packets of a canvas row are."""
         stream, clip = divmod(number, len(self.lengths))
-        row = clip // self.rules.num_views
+        row = clip // self.views
         shard = self.shards[row]
         assert shard is not None
         return ClipPlace(
@@ -141,12 +143,12 @@ class Plan:
     def info(self, number: int) -> StreamInfo:
         """Return the stream of a canvas row."""
         stream, clip = divmod(number, len(self.lengths))
-        return self.infos[clip // self.rules.num_views][stream]
+        return self.infos[clip // self.views][stream]
 
     def part(self, number: int) -> ClipRequest:
         """Return the frames, crop and flip of a canvas row; of flow both halves (x above y), as a single tall crop."""
         stream, clip = divmod(number, len(self.lengths))
-        rules, row, name = self.rules, clip // self.rules.num_views, self.rules.streams[stream]
+        rules, row, name = self.rules, clip // self.views, self.rules.streams[stream]
         frames = self.frames[clip, : self.lengths[clip]]
         if name == FLOW:
             frames = stack_frames(frames, self.infos[row][stream].num_frames, rules.flow_stack)
@@ -172,19 +174,17 @@ class Plan:
 
     def row_of(self, number: int) -> int:
         """Return the row of the batch that fails if a canvas row does."""
-        return number // self.rules.num_views % len(self.samples)
+        return number // self.views % len(self.samples)
 
     @property
     def seconds(self) -> FloatArray:
-        """Time at which each frame begins in its video, float64 [B * V, T]; -1 where there is none."""
-        numerator, denominator = np.repeat(self.rates, self.rules.num_views, axis=0).T[..., None]
-        seconds = np.where(self.frames < 0, -1.0, self.frames * denominator / numerator)
-        for row, infos in enumerate(self.infos):
-            if infos and infos[0].times is not None:
-                own = slice(row * self.rules.num_views, (row + 1) * self.rules.num_views)
-                frames = self.frames[own]
-                seconds[own] = np.where(frames < 0, -1.0, infos[0].times.seconds()[frames])
-        return seconds
+        """Time at which each frame is shown in its video, float64 [B * V, T]; -1 where there is none."""
+        found, views = np.full(self.frames.shape, -1.0), self.views
+        for row in np.flatnonzero(self.valid).tolist():
+            some = slice(row * views, (row + 1) * views)
+            found[some] = self.infos[row][self.rules.main].seconds(self.frames[some])
+        found[self.frames < 0] = -1.0
+        return found
 
 
 @dataclass(slots=True, eq=False)
@@ -306,7 +306,7 @@ class Planner:
     def _infos(self, plan: Plan, row: int, shard: Shard) -> tuple[StreamInfo, ...]:
         streams = self.rules.streams
         infos = tuple(shard.info(plan.shard_rows[row], stream) for stream in streams)
-        shown = streams.index(PICTURES) if PICTURES in streams else 0
+        shown = self.rules.main
         plan.rates[row] = infos[shown].fps.as_integer_ratio()
         plan.sizes[row] = picture_size(infos[shown], streams[shown])
         for info in infos:
