@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +28,14 @@ from fastvid.format.generations import (
 )
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
+from fastvid.runtime.processes import namespace
 from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
+from tests.sharding.shardtools import command, make
 
 
 @pytest.fixture(scope="module")
@@ -430,3 +435,43 @@ def test_file_creation_is_exclusive_without_hard_links(tmp_path, monkeypatch):
     assert not store.swap("x", b"two", None)
     assert store.read("x") == b"one"
     assert store.list() == ["x"]
+
+
+def leftovers(store):
+    return [path.name for path in store.root.rglob("*") if path.suffix in (".tmp", ".lock")]
+
+
+@pytest.mark.parametrize("change", [compact_shards, collect_garbage])
+def test_files_of_a_killed_compaction_are_deleted_by_the_next_command(change, store):
+    # "write" is passed for each file of the new shard: some of them are half written.
+    remove_samples(store, ["c/1"])
+    code = (
+        "import os, signal, sys\n"
+        "from fastvid.storage import LocalStorage, local\n"
+        "from fastvid.sharding.change.compact import compact_shards\n"
+        "local.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "compact_shards(LocalStorage(sys.argv[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, store.url], check=False).returncode == -9
+    assert leftovers(store)
+    writing = store.root / f"data-000007.tar.{namespace()}-{os.getpid()}-aa.tmp"
+    writing.touch()
+    change(store)
+    assert leftovers(store) == [writing.name]
+
+
+def test_changes_leave_no_lock_files(store):
+    remove_samples(store, ["c/1"])
+    compact_shards(store)
+    collect_garbage(store)
+    assert not leftovers(store)
+
+
+def test_shard_and_add_leave_no_empty_folders_or_locks(tmp_path):
+    for name in ("raw", "more"):
+        make(tmp_path / name / "x" / f"{name}.mp4", frames=3)
+    out = LocalStorage(tmp_path / "out")
+    assert command(tmp_path / "raw", "--out", out.root, "--workers", 1).returncode == 0
+    assert main(["add", out.url, str(tmp_path / "more"), "--workers", "1"]) == 0
+    assert not (out.root / "ledger-parts").exists()
+    assert not leftovers(out)
