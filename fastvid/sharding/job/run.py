@@ -117,6 +117,7 @@ class ShardWork:
             tag=source.tag,
             parent=None if source.parent is None else encode_name(source.parent),
             frames=source.frames,
+            inside=source.inside,
         )
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
