@@ -20,7 +20,7 @@ BUDGET: Final[dict[str, int]] = {
     "format": 3_251,
     "decode": 2_851,
     "media": 2_114,
-    "storage": 1_630,
+    "storage": 1_848,
     "sharding": 11_389,
     "load": 6_204,
     "train": 7_545,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_389
+TESTS: Final = 55_510
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
