@@ -62,8 +62,9 @@ def shard(
     some sources were rejected (0 with --allow-rejected).
 
     Args:
-        sources (SOURCE): Folder of videos, a video, lerobot:ROOT, or tars of samples; also s3:// and gs:// folders and
-            files, http(s):// files; none if the annotations contain URLs.
+        sources (SOURCE): Folder of videos, a video, lerobot:ROOT, tars of samples, Parquet with videos in its cells, or
+            with --fps folders or tars of pictures; also s3:// and gs:// folders and files, http(s):// files; none if
+            the annotations contain URLs.
         out (DIR): Folder of the dataset; also s3:// and gs://; needed without --dry-run.
         audio: Sound: none, AAC and ALAC as they are, or all encoded as AAC.
         scratch (DIR): Local folder for samples that are not yet packed (default: the dataset's, or TMPDIR for an object

@@ -303,7 +303,8 @@ def index_videos(
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     inside = next((source for source in found.sources if source.member is not None), None)
     if inside is not None:
-        raise UsageError("videos inside tars are not indexed in place", file=inside.path, hint="name the tars alone")
+        hint = "encode them with `fastvid shard`" if inside.inside else "name the tars alone"
+        raise UsageError("videos inside other files are not indexed in place", file=inside.path, hint=hint)
 
     work = IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
     return run(storage, chosen, lambda: work)

@@ -254,7 +254,12 @@ def add_sources(
             _delete_shards(scratch)
             Staging(scratch).end()
         every = gather_sources(
-            sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links
+            sources,
+            annotations,
+            columns=columns,
+            class_names=class_names,
+            follow_links=follow_links,
+            rate=settings.profile.fps,
         )
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known, number = len(every.sources) - len(found.sources), generation.number

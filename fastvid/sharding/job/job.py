@@ -274,7 +274,8 @@ def run_job(
         limits=limits,
     )
     how.open_engine(settings)  # a wrong one is told before sources are listed
-    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
+    looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
+    found = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
     storage = open_storage(out)
 
     work = EncodeShards(

@@ -42,7 +42,7 @@ _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
 # What a task has of its source as it is.
-_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames")
+_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames", "inside")
 
 
 @dataclass(frozen=True, slots=True)
