@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_628,
     "sharding": 11_004,
     "load": 6_204,
-    "train": 7_396,
+    "train": 7_363,
     "models": 1_149,
     "cli": 1_450,
     "report": 497,
