@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import FastvidError, SourceError
 from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root, read_files
@@ -20,11 +21,11 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
+from fastvid.media.checks import Finding, Indexed, check_packets, check_sample
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import check_index
 from fastvid.media.prove import index_video
-from fastvid.media.remux import Finding, Indexed, SampleChecker, check_packets
 from fastvid.runtime.values import sha256
 from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import Storage, open_storage
@@ -226,7 +227,7 @@ class ShardAudit:
             yield "audio", error.message
 
     def _samples(self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None) -> None:
-        checker = SampleChecker()
+        decoder = PyAvDecoder()
         for row in self.task.rows:
             if row >= len(groups):
                 continue
@@ -241,7 +242,7 @@ class ShardAudit:
                 found = index_row(shard, row, stream) if shard is not None else ""
                 indexed = None if isinstance(found, str) else found  # a problem is reported by the index check
                 data = view[member.offset : member.offset + member.size]
-                self.note_all(checker.check(key, stream, data, indexed), key, stream)
+                self.note_all(check_sample(key, stream, data, indexed, decoder), key, stream)
                 self.findings.checked["decode"] += 1
                 if indexed is not None:
                     self.findings.checked["plan"] += 1
@@ -299,7 +300,11 @@ def _compare(
     place = stored[0].member(stored[1], stream)
     if place != (member.offset, member.size):
         yield "index", f"member is indexed at {place[0]}+{place[1]}, but is at {member.offset}+{member.size}"
-    yield from check_packets(view[member.offset : member.offset + member.size], old.table)
+    yield from _packets(view[member.offset : member.offset + member.size], old)
+
+
+def _packets(data: memoryview, indexed: Indexed) -> Iterator[Finding]:
+    return check_packets(lambda at, size: data[at : at + size], indexed.table.records)
 
 
 def _differences(stored: Indexed, expected: Indexed) -> Iterator[str]:
@@ -373,14 +378,14 @@ class _ForeignAudit(_StoredAudit):
             if (fact["member_offset"], fact["member_size"], fact["num_frames"]) != (offset, size, info.num_frames):
                 self.note("parquet", "facts and index row differ", key, stream)
             data = view[offset : offset + size]
-            broken = list(check_packets(data, stored.table))
+            broken = list(_packets(data, stored))
             self.note_all(broken, key, stream)
             if not broken:
                 self._again(bytes(data), stored, key, stream)
 
     def _again(self, data: bytes, stored: Indexed, key: str, stream: str) -> None:
         try:
-            found = index_video(data, Limits())
+            found = index_video(data, Limits(), hdr="keep")
         except FastvidError as error:
             self.note("decode", error.message, key, stream)
             return
@@ -419,8 +424,7 @@ class _InPlaceAudit(_StoredAudit):
         try:
             assert shard.root is not None
             file = FileReader(*open_file(shard.root.locate(listed.file)), listed.version)
-            for problem in check_index(file, stored.info, stored.table.records, Limits()):
-                self.note("plan", problem, key, stream)
+            self.note_all(check_index(file, stored.info, stored.table.records, Limits()), key, stream)
         except FastvidError as error:
             self.note("decode", error.message, key, stream)
 
