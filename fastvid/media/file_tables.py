@@ -223,17 +223,17 @@ class Tables:
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
     """Read where the packets of a file are."""
-    container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
+    container, track = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
             # Boxes behind the frames are the tables and little else: read them at once.
-            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
-            track = read_moov(memoryview(moov), file.size)
+            moov = find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size)
+            track = read_moov(moov, file.size)
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
-        else:
-            return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
-    return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
+    said = declared(container, file.part, file.size)
+    tables = _Demuxed(file, container, limits).tables() if track is None else _from_track(track, container, limits)
+    return replace(tables, declared=said)
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
