@@ -19,13 +19,13 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_608,
     "decode": 2_983,
-    "media": 2_391,
-    "storage": 1_639,
-    "sharding": 10_951,
-    "load": 6_185,
-    "train": 7_368,
+    "media": 2_368,
+    "storage": 1_857,
+    "sharding": 11_139,
+    "load": 6_181,
+    "train": 7_363,
     "models": 1_149,
-    "cli": 1_454,
+    "cli": 1_455,
     "report": 497,
     "runtime": 495,
     "demo": 466,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_224
+TESTS: Final = 55_043
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

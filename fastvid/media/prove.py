@@ -32,7 +32,7 @@ from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, MissingDependency, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
-from fastvid.format.mp4 import find_box, frame_rate
+from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, check_fragments
@@ -262,7 +262,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     first = played.first
     assert first is not None
     info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
+    said = declared(container, lambda at, count: data[at : at + count], len(data))
     info, shown = present(info, first, said, played.aspect, hdr=hdr)
     numbered = number_packets(played)
     ticks = clock(played, numbered.order)
@@ -285,14 +285,6 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
-
-
-def moov_of(data: bytes) -> bytes | None:
-    """Return the body of an MP4's tables; None if there are none."""
-    try:
-        return bytes(find_box(memoryview(data), b"moov", "file"))
-    except FormatError:
-        return None
 
 
 def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:

@@ -29,13 +29,14 @@ from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
+from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
-from fastvid.media.remux import Promised, Remuxer, broken_tables
+from fastvid.media.remux import Remuxer
 from fastvid.media.timing import Reason, clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
@@ -324,7 +325,7 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
 
 
 def _conforms(video: bytes, found: IndexedVideo) -> bool:
-    return not found.notes and not list(broken_tables(Promised.of(read_track(memoryview(video)), found.info)))
+    return not found.notes and not list(check_tables(Promised.of(read_track(memoryview(video)), found.info)))
 
 
 def _contents(source: OpenSource) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 import fastvid
 from fastvid.errors import JobError, SourceError
 from fastvid.format.packets import packet_offsets
-from fastvid.media import file_tables
+from fastvid.media import checks
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, index_in_place
@@ -92,10 +92,10 @@ def test_times_that_contradict_the_pictures_are_refused_without_proof(name, stor
 
 def test_sample_notices_a_decoder_that_what_it_decoded_before_changes(made, monkeypatch):
     file = FileReader(place := LocalStorage(str(made)), "plain.mp4", place.version("plain.mp4"))
-    frames = file_tables.chosen_frames(index_in_place(file, Limits(), Proof.SAMPLE).records)
+    frames = checks.chosen_frames(index_in_place(file, Limits(), Proof.SAMPLE).records)
     assert len(frames) > 1
 
-    class Kept(file_tables.PyAvDecoder):
+    class Kept(checks.PyAvDecoder):
         def __init__(self):
             super().__init__()
             self.clips = []
@@ -104,8 +104,8 @@ def test_sample_notices_a_decoder_that_what_it_decoded_before_changes(made, monk
             self.clips.append(clip)
             super().give(self.clips[0], write)  # the first clip again
 
-    monkeypatch.setattr(file_tables, "PyAvDecoder", Kept)
-    with pytest.raises(SourceError, match="differs from what FFmpeg shows"):
+    monkeypatch.setattr(checks, "PyAvDecoder", Kept)
+    with pytest.raises(SourceError, match="differs from the one a player shows"):
         index_in_place(file, Limits(), Proof.SAMPLE)
 
 
@@ -117,4 +117,4 @@ def test_sample_reads_frames_around_a_key_packet_that_edits_do_not_hide(made):
         found = index_in_place(FileReader(place, "edited.mp4", place.version("edited.mp4")), Limits(), Proof.SAMPLE)
         assert found.info.num_frames == keep
         assert len(packet_offsets(found.records)) == 120
-        assert file_tables.chosen_frames(found.records)
+        assert checks.chosen_frames(found.records)
