@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections import Counter, deque
@@ -74,8 +75,10 @@ def crowd(clients: int, pushes: int, policy: Policy, pauses_s: list[float]) -> t
                 weights = torch.zeros(4, dtype=torch.float64)
                 client.join(weights)
                 everyone.wait(20)
+                draws = random.Random(index)
                 for _ in range(pushes):
-                    time.sleep(pauses_s[index])
+                    # Equal pauses would make clients push in step, each after the fetches of all.
+                    time.sleep(pauses_s[index] * draws.uniform(0.0, 2.0))
                     client.step(torch.ones_like(weights), 1.0)
                 return client.staleness
 
@@ -90,7 +93,7 @@ def crowd(clients: int, pushes: int, policy: Policy, pauses_s: list[float]) -> t
 @pytest.mark.parametrize("clients", [2, 4])
 def test_mean_staleness_is_just_below_the_number_of_other_clients(clients: int) -> None:
     pushes = 40
-    staleness, _ = crowd(clients, pushes, Policy(), [0.03] * clients)  # longer than a transfer takes under load
+    staleness, _ = crowd(clients, pushes, Policy(), [0.02] * clients)
     count = sum(staleness.values())
     assert count == clients * pushes
     mean = sum(value * times for value, times in staleness.items()) / count
