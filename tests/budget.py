@@ -23,7 +23,7 @@ BUDGET: Final[dict[str, int]] = {
     "storage": 1_628,
     "sharding": 11_020,
     "load": 6_204,
-    "train": 7_348,
+    "train": 7_343,
     "models": 1_149,
     "cli": 1_453,
     "report": 497,
