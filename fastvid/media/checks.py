@@ -30,7 +30,7 @@ from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.file_tables import FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray, RecordArray
 
 CHECKS: Final = {

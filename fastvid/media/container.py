@@ -19,7 +19,7 @@ from av.video.stream import VideoStream
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import packet_places
 from fastvid.media.demuxer import fraction
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 
 Read = Callable[[int, int], bytes]
 """Returns bytes of a file by offset and size; fewer at its end."""

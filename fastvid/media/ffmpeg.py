@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import IO, Any, Final
 
 from fastvid.errors import MissingDependency, SourceError, WorkerError
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged
 from fastvid.runtime.processes import how_it_ended
 from fastvid.runtime.values import sha256
 

@@ -37,7 +37,8 @@ from fastvid.media.prove import (
     decoded_codec,
     found_at,
 )
-from fastvid.media.timing import Reason, usual_step
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import usual_step
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version

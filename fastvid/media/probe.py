@@ -34,7 +34,8 @@ from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.describe import HDR_TRANSFERS
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
-from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, RandomAccess, choose_timing
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import IntArray
 

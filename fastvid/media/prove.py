@@ -40,7 +40,8 @@ from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_
 from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, tagged, usual_step
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged, usual_step
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.

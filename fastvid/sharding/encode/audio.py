@@ -27,7 +27,7 @@ from fastvid.format.mp4 import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import OpenSource, private_copy
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.flow import Audio
 from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
 

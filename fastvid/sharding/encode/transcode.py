@@ -38,7 +38,8 @@ from fastvid.media.checks import Finding, Promised, check_stream
 from fastvid.media.demuxer import open_demuxer
 from fastvid.media.ffmpeg import STATISTICS, FfmpegBuild, Limits, confine_child, environment, no_space, temporary_file
 from fastvid.media.probe import OpenSource, SourceInfo
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow

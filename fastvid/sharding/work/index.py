@@ -36,8 +36,9 @@ from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
-from fastvid.media.timing import Reason, clip_frames
+from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
