@@ -19,7 +19,7 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_540,
     "decode": 2_983,
-    "media": 2_374,
+    "media": 2_351,
     "storage": 1_628,
     "sharding": 10_888,
     "load": 6_204,
