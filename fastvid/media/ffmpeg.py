@@ -200,6 +200,15 @@ def temporary_file() -> Iterator[IO[bytes]]:
         yield file
 
 
+def contents(descriptor: int) -> bytes:
+    """Return all bytes of an open file, wherever its position is: another process may have written it."""
+    data = bytearray(os.fstat(descriptor).st_size)
+    view, position = memoryview(data), 0
+    while position < len(data) and (got := os.preadv(descriptor, [view[position:]], position)):
+        position += got
+    return bytes(view[:position])
+
+
 def is_full(error: OSError) -> bool:
     """Return whether the error means that a disk or a quota is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)

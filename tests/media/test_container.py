@@ -46,6 +46,10 @@ def made(tmp_path_factory):
         "live.mkv": (*X264, "-live", "1"),
         "endless.mkv": (*X264, "-flush_packets", "1", "-cluster_time_limit", "500"),
         "sized.webm": ("-c:v", "libvpx-vp9", "-cpu-used", "8", "-g", "20"),
+        "first.mp4": (*X264, "-movflags", "+faststart"),
+        "ticks.avi": ("-c:v", "mpeg4", "-b:v", "400k"),
+        "timed.flv": ("-c:v", "flv1", "-b:v", "400k"),
+        "ticks.ivf": ("-c:v", "libvpx", "-cpu-used", "8"),
     }.items():
         make(folder / name, *options, frames=FRAMES)
     data = bytearray((folder / "endless.mkv").read_bytes())
@@ -86,6 +90,10 @@ CUTS = {
     "sized.mkv": ((0.4, "segment at byte"), (0.999, "segment at byte"), (1, None)),
     "sized.webm": ((0.4, "segment at byte"), (0.999, "segment at byte"), (1, None)),
     "endless.mkv": ((0.5, "cluster at byte"), (0.7, "cluster at byte"), (1, None)),
+    "first.mp4": ((0.5, "packets"), (0.95, "packets"), (1, None)),
+    "ticks.avi": ((0.5, ""), (0.95, ""), (1, None)),
+    "timed.flv": ((0.5, "file ends at"), (0.95, ""), (1, None)),
+    "ticks.ivf": ((0.5, ""), (0.95, ""), (1, None)),
     "live.mkv": ((1, None),),
     "fragments.mp4": ((1, None),),
 }
