@@ -60,22 +60,6 @@ def test_audio_and_cover_images_are_not_video(tmp_path):
     assert "aac" in look(tmp_path / "both.mp4").others
 
 
-@pytest.mark.parametrize("suffix", ["mp4", "mkv", "avi", "webm", "flv", "ivf"])
-@pytest.mark.parametrize("part", [0.5, 0.95])
-def test_truncated_file_is_detected_from_its_packets(suffix, part, tmp_path):
-    options = {
-        "mp4": ("-movflags", "+faststart"),
-        "avi": ("-c:v", "mpeg4"),
-        "webm": ("-c:v", "libvpx-vp9", "-cpu-used", "8"),
-        "flv": ("-c:v", "flv1"),
-        "ivf": ("-c:v", "libvpx", "-cpu-used", "8"),
-    }.get(suffix, ())
-    data = make(tmp_path / f"whole.{suffix}", "-b:v", "400k", *options, frames=100).read_bytes()
-    cut = tmp_path / f"cut.{suffix}"
-    cut.write_bytes(data[: int(len(data) * part)])
-    assert reason_of(cut) in (Reason.TRUNCATED, Reason.DAMAGED)
-
-
 def milliseconds(source, target):
     """Write an IVF at 25 frames per second with the clock of a WebM, as some versions of ffmpeg remux it."""
     data = bytearray(source.read_bytes())
