@@ -19,9 +19,9 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_540,
     "decode": 2_983,
-    "media": 2_351,
+    "media": 2_360,
     "storage": 1_628,
-    "sharding": 10_888,
+    "sharding": 10_877,
     "load": 6_204,
     "train": 7_396,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_259
+TESTS: Final = 55_121
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
