@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_980,
     "media": 2_337,
     "storage": 1_628,
-    "sharding": 10_923,
+    "sharding": 10_916,
     "load": 6_204,
     "train": 7_396,
     "models": 1_149,
