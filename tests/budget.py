@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_980,
     "media": 2_337,
     "storage": 1_628,
-    "sharding": 10_916,
+    "sharding": 10_900,
     "load": 6_204,
     "train": 7_396,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_645
+TESTS: Final = 54_629
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
