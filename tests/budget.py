@@ -17,15 +17,15 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_251,
-    "decode": 2_851,
-    "media": 2_114,
+    "format": 3_540,
+    "decode": 2_980,
+    "media": 2_339,
     "storage": 1_848,
-    "sharding": 11_389,
+    "sharding": 11_171,
     "load": 6_204,
-    "train": 7_545,
+    "train": 7_396,
     "models": 1_149,
-    "cli": 1_453,
+    "cli": 1_452,
     "report": 497,
     "runtime": 495,
     "demo": 466,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_510
+TESTS: Final = 55_293
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -34,6 +34,7 @@ from fastvid.decode import engines
 from fastvid.decode.containers import WrappedClip, check_target, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
+from fastvid.decode.upright import decode_upright
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -69,6 +70,9 @@ class DaliCpuDecoder:
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`."""
+        return decode_upright(self._decode_all, clips, outputs)
+
+    def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("DALI decoder is in use by another thread", hint="open one decoder for each thread")

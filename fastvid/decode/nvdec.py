@@ -29,6 +29,7 @@ from fastvid.decode import engines
 from fastvid.decode.containers import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, FrameOrder
+from fastvid.decode.upright import decode_upright
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -71,6 +72,9 @@ class NvdecDecoder:
 
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         """See `fastvid.decode.request.Decoder`."""
+        return decode_upright(self._decode_all, clips, outputs)
+
+    def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
         targets = [_checked(clip, output) for clip, output in zip(clips, outputs, strict=True)]
         if not self._lock.acquire(blocking=False):
             raise UsageError("NVDEC decoder is in use by another thread", hint="open one decoder for each thread")

@@ -22,7 +22,7 @@ from av.video.reformatter import Interpolation
 from fastvid.errors import DecodeError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.report.page import page, png
-from fastvid.runtime.arrays import FloatArray, IntArray, UInt8Array
+from fastvid.runtime.arrays import IntArray, UInt8Array
 
 _ENCODERS: Final = (
     # At equal quality WebP needs a third of JPEG's bytes; the few FFmpeg builds without libwebp use JPEG.
@@ -195,8 +195,8 @@ def wanted_frames(
 def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> IntArray:
     """Return the frames shown at some times, int64 [T].
 
-    Frame f is shown from `shown_at(f)` until the next frame is; so the time of a frame always leads back to it, also
-    where f / fps is no double, and 1.2 is frame 30 at 25 frames per second.
+    A frame is shown from its own time until that of the next frame. Times are often rounded, so a frame that is shown
+    up to a millisecond later, and at most half of its duration, is meant: the time of a frame leads back to it.
     """
     try:
         times = np.atleast_1d(np.asarray(seconds, dtype=np.float64))
@@ -206,20 +206,10 @@ def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> Int
     hint = f"give seconds from 0 to less than {end:.6g}"
     if times.ndim != 1:
         raise UsageError(f"seconds are {seconds!r}, expected a list of numbers", hint=hint)
-    found = []
-    for time in times.tolist():
-        if not 0 <= time < end:  # also NaN
-            raise UsageError(f"second {time:.6g} is outside the video", hint=hint)
-        frame = int(Fraction(time) * info.fps)
-        # The time may be a frame's start that was rounded down to a double.
-        found.append(frame + (frame + 1 < info.num_frames and float((frame + 1) / info.fps) <= time))
-    return np.array(found, dtype=np.int64)
-
-
-def shown_at(info: StreamInfo, frames: IntArray) -> FloatArray:
-    """Return when frames are shown, float64 [T]: the doubles nearest to f / fps seconds."""
-    seconds: FloatArray = frames * info.fps.denominator / info.fps.numerator
-    return seconds
+    outside = ~((times >= 0) & (times < end))  # also NaN
+    if outside.any():
+        raise UsageError(f"second {times[outside][0]:.6g} is outside the video", hint=hint)
+    return info.frames_at(times)
 
 
 def spread(count: int, most: int) -> IntArray:

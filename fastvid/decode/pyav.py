@@ -2,8 +2,8 @@
 
 These rules keep it exact and fast; for each rule of exactness a test shows the harm without it:
 
-- A codec context stays open between clips, is drained and flushed after each, and is discarded after any error:
-  otherwise the clip after a damaged one can be wrong without an error.
+- A codec context stays open between clips, is drained and flushed after each, and is discarded after any error, and
+  after packets that changed its parameter sets: otherwise the next clip can be wrong without an error.
 - `thread_count=1`: parallelism is across clips. `strict=1`: otherwise libavcodec guesses the reorder depth of streams
   that do not signal it, and drops pictures.
 - Extradata is set before a context opens, never after: libavcodec ignores a later change.
@@ -35,15 +35,23 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, FrameOrder, Levels, Planes, Rgb
 from fastvid.decode.swscale import COLORSPACE, RgbConverter
+from fastvid.decode.upright import decode_upright
 from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
-from fastvid.format.schema import Codec
+from fastvid.format.schema import Codec, StreamFlag
 
 # libavcodec's native "av1" decoder requires hardware.
 _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for codec in Codec}
 
 # Codecs whose decoders start at any packet and conceal missing references without an error.
 _CONCEALING: Final = frozenset({Codec.H264, Codec.HEVC})
+
+# Codecs whose key packets restore all that earlier packets set: RFC 6386 (9.3), VP9 bitstream specification (8.4.2).
+_RESTARTED: Final = frozenset({Codec.VP8, Codec.VP9})
+# Codecs whose packets are searched for parameter sets; of others it is not known what their packets set.
+_SEARCHED: Final = frozenset({Codec.H264, Codec.HEVC, Codec.AV1})
+_CONFORMS: Final = int(StreamFlag.CONFORMS)
 
 _FORMATS_420: Final = frozenset({"yuv420p", "yuvj420p"})
 
@@ -70,9 +78,7 @@ class PyAvDecoder:
         if not self._lock.acquire(blocking=False):
             raise UsageError("PyAvDecoder is in use by another thread", hint="open one decoder for each thread")
         try:
-            if self._converter is None:
-                raise UsageError("decoder is closed")
-            return [self._decode(clip, output, self._converter) for clip, output in zip(clips, outputs, strict=True)]
+            return decode_upright(self._decode_all, clips, outputs)
         finally:
             self._lock.release()
 
@@ -81,6 +87,11 @@ class PyAvDecoder:
         with self._lock:
             self._contexts.clear()
             self._converter = None
+
+    def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        if self._converter is None:
+            raise UsageError("decoder is closed")
+        return [self._decode(clip, output, self._converter) for clip, output in zip(clips, outputs, strict=True)]
 
     def _decode(self, clip: EncodedClip, output: DecoderOutput, converter: RgbConverter) -> DecodeError | None:
         request = clip.request
@@ -142,12 +153,30 @@ class PyAvDecoder:
             context.flush_buffers()
         except (av.FFmpegError, ValueError) as error:
             raise DecodeError(f"{info.codec.label} decoder: {error}") from error
+        if _is_changed(info, clip):
+            return
         self._contexts[key] = context
         if len(self._contexts) > self._max_contexts:
             self._contexts.popitem(last=False)
 
     def _open(self, info: StreamInfo) -> VideoCodecContext:
         return open_context(info.codec, info.extradata)
+
+
+def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
+    """Return whether packets may have changed what their decoder keeps, which no flush restores.
+
+    A stream may replace its parameter sets on the way; then other streams, and earlier frames of the same one, would be
+    decoded with the wrong ones. Streams that fastvid encoded do not.
+    """
+    if info.flags & _CONFORMS or info.codec in _RESTARTED:
+        return False
+    if info.codec not in _SEARCHED:
+        return True
+    packets = zip(clip.starts.tolist(), clip.sizes.tolist(), strict=True)
+    return any(
+        changes_parameters(info.codec, info.extradata, clip.data[start : start + size]) for start, size in packets
+    )
 
 
 def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
@@ -244,10 +273,6 @@ def _levels_writer(levels: Levels, box: Box) -> Write:
 def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
     if shape != expected:
         raise UsageError(f"output has shape {shape}, the request requires {expected}")
-
-
-SLACK: Final = 64
-"""Bytes of padding required after the planes: the converter's SIMD code may read past the last row."""
 
 
 class Recutter:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,13 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 
+SLACK: Final = 64
+"""Bytes of padding required after planes that are converted: SIMD code may read past the last row."""
+
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A crop in pixels of the stream.
+    """A crop in pixels of the pictures as they are shown.
 
     All four numbers are even, so that luma and chroma are cut at the same place.
     """

@@ -25,8 +25,6 @@ from fastvid.decode.pictures import (
     contact_sheet,
     encode_frame,
     encode_picture,
-    frames_at,
-    shown_at,
     shrink,
     spread,
     tile_size,
@@ -58,7 +56,7 @@ class FrameBatch(Shown):
     Attributes:
         data: uint8 [T, H, W, 3], RGB.
         frames: Frame indices, int64 [T].
-        seconds: When each frame is shown, float64 [T]: the doubles nearest to f / fps.
+        seconds: When each frame is shown, float64 [T]: the doubles nearest to its time since the first frame.
         key: The sample's key, empty if unknown.
     """
 
@@ -119,7 +117,7 @@ def decode_frames(
     (error,) = (decoder or thread_decoder()).decode([clip], [Rgb(rgb)])
     if error is not None:
         raise error
-    return FrameBatch(np.stack(tuple(rgb), axis=-1), wanted, shown_at(info, wanted), key)
+    return FrameBatch(np.stack(tuple(rgb), axis=-1), wanted, info.seconds(wanted), key)
 
 
 def thread_decoder() -> PyAvDecoder:
@@ -247,6 +245,12 @@ class Video(Shown):
             return self._m4a()
         return self._mp4() if suffix == ".mp4" else super()._file(suffix)
 
+    @property
+    def has_sound(self) -> bool:
+        """Whether the dataset has the sample's sound; it has none of videos in place."""
+        with reading(self._shard.stem, self.key):
+            return self._shard.root is None and self._shard.audio(self._row) is not None
+
     def _m4a(self) -> bytes:
         """Return the sample's sound as stored after checking it."""
         with reading(self._shard.stem, self.key):
@@ -319,8 +323,8 @@ class Video(Shown):
             frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed. Or a slice, which means
                 what it means for a list.
             seconds: Times instead of `frames`, 0 <= s < duration; any order, repeats allowed. Each yields the frame
-                that is shown then: the last whose own time is not later, where the time of frame f is the double
-                nearest to f / fps.
+                that is shown then: the last whose own time is at most a millisecond later, or half of its duration if
+                that is less.
 
         Raises:
             UsageError: If no frame is requested, or one is outside the video.
@@ -427,10 +431,8 @@ def clip_frames(video: Video, start: float, stop: float) -> IntArray:
             key=video.key,
             hint=f"give START:STOP between 0 and {float(video.duration):.6g}",
         )
-    first = int(frames_at(video.info, [start])[0])
-    whole = stop == float(video.duration)
-    last = video.num_frames - 1 if whole else int(frames_at(video.info, [np.nextafter(stop, 0)])[0])
-    return np.arange(first, max(first, last) + 1, dtype=np.int64)
+    first, end = (video.info.first_from(time) for time in (start, stop))
+    return np.arange(first, max(first + 1, end), dtype=np.int64)
 
 
 def encode_clip(video: Video, frames: IntArray) -> bytes:
@@ -439,9 +441,10 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
     The sound of exactly their seconds, if there is any, is encoded again as AAC.
     """
     target = io.BytesIO()
-    sound = video.audio(float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps))
-    if sound.data.shape[0] not in _LAYOUTS:
-        sound = video.audio(float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps), mono=True)
+    sound = _sound_of(video, frames)
+    times = video.info.times
+    tick = 1 / video.fps if times is None else times.tick
+    stamps = (frames if times is None else times.ticks()[frames]).tolist()
     with av.open(target, "w", format="mp4") as container:
         try:
             stream = cast(Any, container.add_stream("libx264", rate=video.fps))
@@ -452,19 +455,19 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
         even = video.width % 2 == 0 and video.height % 2 == 0
         stream.width, stream.height, stream.pix_fmt = video.width, video.height, "yuv420p" if even else "yuv444p"
         stream.options = _X264
-        stream.codec_context.time_base = 1 / video.fps
+        stream.codec_context.time_base = tick
         stream.codec_context.colorspace = stream.codec_context.color_primaries = _BT709
         stream.codec_context.color_trc = stream.codec_context.color_range = 1  # BT.709, limited range
-        track = _add_track(container, sound) if sound.mask.any() else None
+        track = None if sound is None else _add_track(container, sound)
         for begin in range(0, len(frames), _CHUNK):
             pictures = video.frames(frames[begin : begin + _CHUNK]).data
             for number, picture in enumerate(pictures, begin):
                 frame = VideoFrame.from_ndarray(picture, format="rgb24").reformat(
                     format=stream.pix_fmt, dst_colorspace="ITU709", dst_color_range="MPEG", threads=1
                 )
-                frame.pts, frame.time_base = number, 1 / video.fps
+                frame.pts, frame.time_base = stamps[number] - stamps[0], tick
                 container.mux(stream.encode(frame))
-            if track is not None:
+            if sound is not None:
                 # Sound lies beside its pictures, so that players need not seek.
                 first, last = (int(at / video.fps * sound.rate) for at in (begin, begin + len(pictures)))
                 _mux_sound(container, track, sound, first, last if begin + _CHUNK < len(frames) else None)
@@ -472,6 +475,17 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
             if one is not None:
                 container.mux(one.encode(None))
     return target.getvalue()
+
+
+def _sound_of(video: Video, frames: IntArray) -> AudioClip | None:
+    """Return the sound of exactly the seconds of consecutive frames; None if nothing is heard."""
+    if not video.has_sound:
+        return None
+    begin, end = float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps)
+    sound = video.audio(begin, end)
+    if sound.data.shape[0] not in _LAYOUTS:
+        sound = video.audio(begin, end, mono=True)
+    return sound if sound.mask.any() else None
 
 
 def _add_track(container: Any, sound: AudioClip) -> Any:

@@ -231,6 +231,27 @@ def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
     return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
 
 
+# Sequence and picture parameter sets, their extensions and subsets: H.264 table 7-1, H.265 table 7-1.
+_PARAMETERS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: frozenset({32, 33, 34})}
+
+
+def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: bool = True) -> bool:
+    """Return whether a packet contains parameter sets that the decoder's configuration record does not.
+
+    If only the start of the packet is known, not the `whole`, those in it are compared.
+    """
+    if codec is Codec.AV1:
+        return any(kind == AV1_SEQUENCE_HEADER and bytes(body) not in extradata for kind, body in _units(packet))
+    kinds = _PARAMETERS.get(codec)
+    if kinds is None:
+        return False
+    shift, mask = (0, 31) if codec is Codec.H264 else (1, 63)
+    for unit in nal_units(packet, nal_length_size(codec, extradata), whole=whole):
+        if len(unit) and unit[0] >> shift & mask in kinds and bytes(unit) not in extradata:
+            return True
+    return False
+
+
 def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
     """Yield the units of a decoder configuration record (14496-15, 5.3.3.1.2 of H.264, 8.3.3.1.2 of HEVC).
 

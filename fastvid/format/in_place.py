@@ -22,12 +22,15 @@ import numpy as np
 import pyarrow as pa
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.mp4 import AudioInfo, index_m4a, index_mp4
+from fastvid.format.mp4 import AudioInfo, index_m4a, index_mp4, settled
 from fastvid.format.packets import StreamInfo
+from fastvid.format.presentation import coded_of
 from fastvid.format.schema import (
     AUDIO,
     AUDIO_BLOCK,
     AUDIO_DTYPE,
+    DESCRIBED,
+    DESCRIBED_DTYPE,
     FLOW,
     FORMAT_VERSION,
     PACKET_DTYPE,
@@ -192,7 +195,7 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
             info = replace(info, flow_bound=_flow_bound(meta))
         if proved is not None:
             info = proved_info(info, proved)
-        indexed.append(IndexedStream(name, member, info, records))
+        indexed.append(IndexedStream(name, member, settled(info), records))
     sound = by_suffix.get(member_suffix(AUDIO))
     if sound is None:
         return IndexedSample(key, meta, tuple(indexed))
@@ -219,31 +222,44 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
             range=Range[proved["color_range"].upper()],
             matrix=Matrix[proved["color_matrix"].upper()],
             flags=info.flags | (StreamFlag.WHOLE if proved["whole"] else StreamFlag.NONE),
+            coded=coded_of(proved.get("coded")),  # records of 0.2 have none
         )
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise FormatError(f"invalid stream facts (proved) in the sample's JSON: {error!r}") from error
 
 
 def pack_index(
-    samples: Sequence[IndexedSample], streams: tuple[str, ...], tar_sha256: str
+    samples: Sequence[IndexedSample], streams: tuple[str, ...], tar_sha256: str, *, described: bool = False
 ) -> tuple[bytes, RecordArray]:
-    """Return the bytes of a `.pkt`, and its STREAM_DTYPE rows [N], one per video stream."""
-    rows = np.zeros(len(samples) * len(streams), dtype=STREAM_DTYPE)
-    extradata: dict[bytes, int] = {}
-    section, packets, first = bytearray(), [], 0
+    """Return the bytes of a `.pkt`, and its STREAM_DTYPE or DESCRIBED_DTYPE rows [N], one per video stream.
+
+    `described`: whether to say of each stream how it is shown, also if each is shown as it is coded.
+    """
     flat = [stream for sample in samples for stream in sample.streams]
+    described = described or any(stream.info.coded or stream.info.times for stream in flat)
+    rows = np.zeros(len(samples) * len(streams), dtype=DESCRIBED_DTYPE if described else STREAM_DTYPE)
+    places: dict[bytes, int] = {}
+    section, packets, first = bytearray(), [], 0
+
+    def place(data: bytes) -> int:
+        if data not in places:
+            places[data] = len(section)
+            section.extend(data)
+        return places[data]
+
     for row, stream in zip(rows, flat, strict=True):
         info = stream.info
-        if info.extradata not in extradata:
-            extradata[info.extradata] = len(section)
-            section += info.extradata
         row["member_offset"], row["member_size"] = stream.member.offset, stream.member.size
         row["first_packet"], row["num_packets"], row["num_frames"] = first, len(stream.records), info.num_frames
-        row["extradata_offset"], row["extradata_size"] = extradata[info.extradata], len(info.extradata)
+        row["extradata_offset"], row["extradata_size"] = place(info.extradata), len(info.extradata)
         row["fps_num"], row["fps_den"] = info.fps.numerator, info.fps.denominator
         row["width"], row["height"] = info.width, info.height
         row["flow_bound"] = info.flow_bound
         row["codec"], row["range"], row["matrix"], row["flags"] = info.codec, info.range, info.matrix, info.flags
+        if described:
+            _describe(row, info)
+            times = b"" if info.times is None else info.times.data
+            row["times_offset"], row["times_size"] = place(times) if times else 0, len(times)
         packets.append(stream.records.tobytes())
         row["packets_crc32"] = zlib.crc32(packets[-1])
         first += len(stream.records)
@@ -251,13 +267,22 @@ def pack_index(
     audio = _pack_audio(samples)
     header = np.zeros(1, dtype=PKT_HEADER_DTYPE)
     header["magic"] = PKT_MAGIC
-    header["major"], header["minor"] = FORMAT_VERSION
+    header["major"], header["minor"] = FORMAT_VERSION[0], DESCRIBED if described else FORMAT_VERSION[1]
     header["num_samples"], header["num_streams"] = len(samples), len(streams)
-    header["stream_bytes"], header["packet_bytes"] = STREAM_DTYPE.itemsize, PACKET_DTYPE.itemsize
+    header["stream_bytes"], header["packet_bytes"] = rows.itemsize, PACKET_DTYPE.itemsize
     header["extradata_bytes"], header["num_packets"], header["audio_bytes"] = len(section), first, len(audio)
     header["tar_sha256"] = bytes.fromhex(tar_sha256)
     header["index_crc32"] = index_crc32(header.tobytes() + rows.tobytes() + section + audio)
     return b"".join([header.tobytes(), rows.tobytes(), section, audio, *packets]), rows
+
+
+def _describe(row: np.void, info: StreamInfo) -> None:
+    """Set how decoded pictures become the shown ones."""
+    coded = info.coded
+    if coded is not None:
+        row["coded_width"], row["coded_height"] = coded.width, coded.height
+        row["crop_y"], row["crop_x"], row["crop_height"], row["crop_width"] = coded.crop
+        row["turn"], row["mirror"] = coded.turn, coded.mirror
 
 
 def _pack_audio(samples: Sequence[IndexedSample]) -> bytes:

@@ -10,9 +10,10 @@ the packets.
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -21,6 +22,7 @@ import numpy as np
 from fastvid.errors import FormatError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
+from fastvid.format.presentation import Times
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.format.tar import BlockReader
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
@@ -60,6 +62,7 @@ class Track:
     offsets: IntArray  # first byte of each packet in the file, int64 [P]
     sizes: IntArray  # size of each packet in bytes, int64 [P]
     dts: IntArray  # decode time in ticks, int64 [P]
+    last: int  # duration of the last packet in ticks
     pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
     shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
     sync: BoolArray  # whether the tables call the packet a sync sample, where decoding may start, bool [P]
@@ -100,23 +103,36 @@ def index_mp4(
     records = packet_records(
         track.offsets, track.sizes, np.asarray([zlib.crc32(p) for p in packets], np.uint32), frames, flags
     )
+    fps, tick = frame_rate(pts, track.timescale, last=track.last), Fraction(1, track.timescale)
     info = StreamInfo(
         codec=track.codec,
         width=track.width,
         height=track.height,
         num_frames=len(shown),
-        fps=frame_rate(pts, track.timescale, last=int(_last_duration(track))),
+        fps=fps,
         extradata=track.extradata,
         range=track.range,
         matrix=track.matrix,
         flags=(StreamFlag.CONFORMS if conforms else StreamFlag.NONE) | (StreamFlag.WHOLE if whole else StreamFlag.NONE),
+        times=None if conforms else Times.of(pts, tick, fps),
     )
     return info, records
 
 
+def settled(info: StreamInfo) -> StreamInfo:
+    """Return a stream without the times of its frames if its rate explains them; that may be known later than them."""
+    if info.times is None:
+        return info
+    return replace(info, times=Times.of(info.times.ticks(), info.times.tick, info.fps))
+
+
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
-    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks."""
-    ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
+    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks.
+
+    Muxers write too short a duration of the last frame, of which they know no next one: at least the usual one counts.
+    """
+    usual = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    ticks = int(pts[-1] - pts[0]) + max(last, usual) if len(pts) else 0
     if ticks <= 0:
         return Fraction(25)
     return (Fraction(len(pts)) * timescale / ticks).limit_denominator(100_000)
@@ -164,10 +180,80 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
         offsets=offsets,
         sizes=sizes,
         dts=dts,
+        last=_last_duration(tables[b"stts"], timescale),
         pts=pts - start,
         shown=shown,
         sync=_sync_samples(tables.get(b"stss"), count),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """How a container says that decoded pictures are shown; what it does not say is None or 0."""
+
+    matrix: bytes | None = None  # display matrix as FFmpeg returns it: nine 32-bit numbers, little-endian
+    pixel: tuple[int, int] = (0, 0)  # width and height of a pixel
+    display: tuple[int, int] = (0, 0)  # width and height of the picture, uncut and not turned
+    aperture: tuple[Fraction, Fraction, Fraction, Fraction] | None = None  # height, width, and offsets of the centre
+    margins: tuple[int, int, int, int] = (0, 0, 0, 0)  # cut off at the top, left, bottom and right
+
+    def aspect(self, height: int, width: int) -> Fraction | None:
+        """Return the width of a pixel divided by its height."""
+        if all(self.pixel):
+            return Fraction(*self.pixel)
+        if self.display in ((0, 0), (width, height)):
+            return None
+        return Fraction(self.display[0] * height, self.display[1] * width)
+
+    def crop(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """Return what is shown of pictures: first row, first column, height and width; all if that is impossible."""
+        top, left, bottom, right = self.margins
+        crop = (top, left, height - top - bottom, width - left - right)
+        if self.aperture is not None:
+            rows, columns, down, along = self.aperture
+            crop = (
+                round((height - rows) / 2 + down),
+                round((width - columns) / 2 + along),
+                round(rows),
+                round(columns),
+            )
+        y, x, h, w = crop
+        inside = min(h, w) >= 2 and min(y, x) >= 0 and y + h <= height and x + w <= width
+        return crop if inside else (0, 0, height, width)
+
+
+_UNITY: Final = struct.pack("<9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
+
+
+def declared_by_mp4(moov: memoryview) -> Declared:
+    """Return how an MP4's first video track is shown: ``tkhd``, ``pasp`` and ``clap`` (14496-12, 8.3.2 and 12.1.4)."""
+    trak, mdia, _ = _find_track(moov, b"vide", "video")
+    tkhd = find_box(trak, b"tkhd", "trak")
+    at = 40 if bytes(tkhd[:1]) == b"\0" else 52
+    if len(tkhd) < at + 44:
+        raise FormatError("MP4 track header ends too early")
+    matrix = struct.pack("<9i", *struct.unpack_from(">9i", tkhd, at))
+    width, height = struct.unpack_from(">II", tkhd, at + 36)
+    _, _, entry = _sample_tables(mdia)
+    inner = dict(boxes(entry[_VISUAL_ENTRY:]))
+    pasp, clap = inner.get(b"pasp", memoryview(b"")), inner.get(b"clap", memoryview(b""))
+    aperture = None
+    if len(clap) >= 32:
+        numbers = struct.unpack(">4I", clap[:16]), struct.unpack(">iIiI", clap[16:32])
+        if all((*numbers[0][1::2], *numbers[1][1::2])):
+            (wn, wd, hn, hd), (xn, xd, yn, yd) = numbers
+            aperture = Fraction(hn, hd), Fraction(wn, wd), Fraction(yn, yd), Fraction(xn, xd)
+    return Declared(
+        matrix=None if matrix == _UNITY else matrix,
+        pixel=struct.unpack(">II", pasp[:8]) if len(pasp) >= 8 else (0, 0),
+        display=(width >> 16, height >> 16) if width >> 16 and height >> 16 else (0, 0),
+        aperture=aperture,
+    )
+
+
+def packet_places(moov: memoryview, file_size: int) -> tuple[IntArray, IntArray]:
+    """Return the first byte and the size of each packet of the first video track, int64 [P]; all are in the file."""
+    return _packets(_sample_tables(_find_track(moov, b"vide", "video")[1])[0], file_size)
 
 
 def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview, memoryview, int]:
@@ -369,10 +455,10 @@ def _decoder_setup(codec: Codec, inner: dict[bytes, memoryview]) -> bytes:
     return next((bytes(inner[name]) for name in _EXTRADATA_BOXES if name in inner), b"")
 
 
-def _last_duration(track: Track) -> int:
-    if len(track.dts) > 1:
-        return int(track.dts[-1] - track.dts[-2])
-    return track.timescale // 25
+def _last_duration(stts: memoryview, timescale: int) -> int:
+    """Return the ticks that the last packet lasts."""
+    runs = _table(stts, 8, _u32(stts, 4), 2)
+    return (int(runs[-1, 1]) if len(runs) else 0) or max(1, timescale // 25)
 
 
 # Bytes of fixed fields before the boxes of an AudioSampleEntry (ISO/IEC 14496-12, 12.2.3).

@@ -15,7 +15,7 @@ import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError, UsageError
+from fastvid.format.presentation import EARLY, Coded, Times, half_durations
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
+from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
 # Flags as bytes: all values of key packets, and of packets that show a frame. Then translation tables from flags to 1
 # for key packets, and for packets that others may refer to.
@@ -41,19 +42,21 @@ _OFFSETS: Final = 2**48
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a decoder must know about a stream besides its packets.
+    """What a stream shows, and what a decoder must know about it besides its packets.
 
     Attributes:
         codec: The codec.
-        width: Width in pixels.
-        height: Height in pixels.
+        width: Width in pixels of the pictures as a player shows them: cut, upright and with square pixels.
+        height: Their height in pixels.
         num_frames: Number of shown frames.
-        fps: Frames per second, exact.
+        fps: Frames per second, exact; the mean where the frames last differently.
         extradata: The decoder's configuration record (avcC, hvcC, ...); may be empty.
         range: Sample range.
         matrix: Luma coefficients.
         flags: Properties of the whole stream.
         flow_bound: For optical flow, pixels per frame at the outermost level (`fastvid.format.planes`); 0 for pictures.
+        coded: How decoded pictures become the shown ones; None if they are the same.
+        times: When each frame is shown; None if frame f is shown at f / fps seconds.
     """
 
     codec: Codec
@@ -66,6 +69,36 @@ class StreamInfo:
     matrix: Matrix = Matrix.SMPTE170M
     flags: StreamFlag = StreamFlag.NONE
     flow_bound: float = 0.0
+    coded: Coded | None = None
+    times: Times | None = None
+
+    @property
+    def decoded(self) -> StreamInfo:
+        """The same stream as its decoder knows it: pictures neither cut, turned nor stretched."""
+        coded = self.coded
+        return self if coded is None else replace(self, width=coded.width, height=coded.height, coded=None)
+
+    def seconds(self, frames: IntArray) -> FloatArray:
+        """Return when frames are shown since the first one, float64 [T]: the doubles nearest to their exact times."""
+        if self.times is not None:
+            return self.times.seconds()[frames]
+        seconds: FloatArray = frames * self.fps.denominator / self.fps.numerator
+        return seconds
+
+    def frames_at(self, seconds: FloatArray) -> IntArray:
+        """Return the frames shown at times, int64 [T]: the last whose own time is at most `EARLY` seconds later."""
+        if self.times is not None:
+            return self.times.frames_at(seconds, float(1 / self.fps))
+        early = min(EARLY, float(1 / self.fps) / 2)
+        frames = np.floor((seconds + early) * float(self.fps)).astype(np.int64)
+        return np.clip(frames, 0, self.num_frames - 1)
+
+    def first_from(self, second: float) -> int:
+        """Return the first frame of a clip that begins at a time, or the end of one that ends there: frames whose own
+        time is at most half of their duration, or of the usual one, before it belong to the clip."""
+        nominal = float(1 / self.fps)
+        times = self.seconds(np.arange(self.num_frames))
+        return int(np.searchsorted(times + half_durations(times, nominal), second))
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,10 +267,17 @@ def stream_info(
     matrix: int,
     flags: int,
     flow_bound: float,
+    coded: Coded | None = None,
+    times: bytes = b"",
 ) -> StreamInfo:
     """Return the description of a stream, given by the fields of its STREAM_DTYPE record."""
     if min(width, height) < 2 or fps_num < 1:
         raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
+    shown_at = Times(times) if times else None
+    if coded is not None:
+        coded.check()
+    if shown_at is not None:
+        shown_at.check(num_frames)
     return StreamInfo(
         codec=Codec(codec),
         width=width,
@@ -249,6 +289,8 @@ def stream_info(
         matrix=Matrix(matrix),
         flags=StreamFlag(flags),
         flow_bound=flow_bound,
+        coded=coded,
+        times=shown_at,
     )
 
 

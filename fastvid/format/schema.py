@@ -20,6 +20,8 @@ from fastvid.errors import FormatError, UsageError, VersionError
 
 FORMAT: Final = "fastvid"
 FORMAT_VERSION: Final = (2, 0)
+DESCRIBED: Final = 1
+"""Minor version of a packet sidecar with rows of DESCRIBED_DTYPE."""
 
 DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -156,6 +158,25 @@ STREAM_DTYPE: Final = np.dtype(
         ("flags", "u1"),  # StreamFlag
         ("flow_bound", "<f4"),  # optical flow: pixels per frame at the outermost level; 0 for pictures
         ("packets_crc32", "<u4"),  # CRC-32 of the stream's rows in the packet section
+    ]
+)
+
+# What the row of a stream has besides in minor version 1, written for streams that fastvid did not encode: how decoded
+# pictures become the shown ones (`fastvid.format.presentation`; all 0 if they are the same), and when frames are shown.
+DESCRIBED_DTYPE: Final = np.dtype(
+    [
+        *STREAM_DTYPE.descr,
+        ("coded_width", "<u2"),  # of decoded pictures, in pixels
+        ("coded_height", "<u2"),
+        ("crop_y", "<u2"),  # the part of them that is shown
+        ("crop_x", "<u2"),
+        ("crop_height", "<u2"),
+        ("crop_width", "<u2"),
+        ("turn", "u1"),  # quarter turns clockwise
+        ("mirror", "u1"),  # whether left and right are exchanged before
+        ("reserved", "<u2"),  # 0
+        ("times_offset", "<u4"),  # bytes from the start of the extradata section
+        ("times_size", "<u4"),  # 0 for a constant rate
     ]
 )
 

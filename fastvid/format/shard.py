@@ -13,6 +13,8 @@ Instead of a tar a shard may have a list of videos that the dataset does not con
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import zlib
 from collections import OrderedDict
@@ -22,7 +24,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastvid.errors import FastvidError, FormatError
+from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.generations import Generation
 from fastvid.format.in_place import (
     IndexedSample,
@@ -35,10 +37,12 @@ from fastvid.format.in_place import (
     read_files,
 )
 from fastvid.format.packets import TABLES, PacketTable, StreamInfo, stream_info
+from fastvid.format.presentation import Coded
 from fastvid.format.schema import (
     AUDIO,
     AUDIO_BLOCK,
     AUDIO_DTYPE,
+    DESCRIBED_DTYPE,
     FLOW,
     IN_PLACE_SUFFIXES,
     PACKET_DTYPE,
@@ -68,8 +72,14 @@ from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
 from fastvid.storage.urls import copy_file, open_file
 
+_log = logging.getLogger(__name__)
+
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
-_STREAMS: Final = RecordReader(STREAM_DTYPE, "Stream")
+# Rows of streams by their size: those of version 2.0, and those with a description.
+_STREAMS: Final = {
+    STREAM_DTYPE.itemsize: RecordReader(STREAM_DTYPE, "Stream"),
+    DESCRIBED_DTYPE.itemsize: RecordReader(DESCRIBED_DTYPE, "DescribedStream"),
+}
 _AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _WHOLE: Final = int(StreamFlag.WHOLE)
@@ -116,6 +126,7 @@ class Shard:
         "_num_packets",
         "_opening",
         "_packets",
+        "_row_bytes",
         "_whole",
         "num_samples",
         "num_streams",
@@ -183,10 +194,11 @@ class Shard:
         if header is None or header.magic != PKT_MAGIC:
             raise FormatError("file is not a packet sidecar", file=self._file, hint=_REBUILD)
         check_version(header.major, header.minor, file=self._file)
-        if header.stream_bytes != STREAM_DTYPE.itemsize or header.packet_bytes != PACKET_DTYPE.itemsize:
+        if header.stream_bytes not in _STREAMS or header.packet_bytes != PACKET_DTYPE.itemsize:
             raise FormatError("packet sidecar has records of an unknown size", file=self._file, hint=_REBUILD)
+        self._row_bytes = int(header.stream_bytes)
         self.num_samples, self.num_streams = int(header.num_samples), int(header.num_streams)
-        self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * STREAM_DTYPE.itemsize
+        self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * self._row_bytes
         self._audio = self._extradata + header.extradata_bytes
         self._packets = self._audio + header.audio_bytes
         self._is_mute = False  # known
@@ -217,12 +229,12 @@ class Shard:
     def check(self) -> None:
         """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened."""
         for number in range(self.num_samples * self.num_streams):
-            self._table(_STREAMS.read(self._index, _STREAMS_AT + number * STREAM_DTYPE.itemsize))
+            self._table(self._row(number))
 
     def info(self, row: int, stream: str = "") -> StreamInfo:
         """Return the description of a stream of the sample at `row`, by default of its first."""
         record = self._record(row, stream)
-        start = self._extradata + record.extradata_offset
+        coded, times = self._description(record)
         try:
             return stream_info(
                 record.codec,
@@ -231,14 +243,31 @@ class Shard:
                 record.num_frames,
                 record.fps_num,
                 record.fps_den,
-                bytes(self._index[start : start + record.extradata_size]),
+                self._part(record.extradata_offset, record.extradata_size),
                 record.range,
                 record.matrix,
                 record.flags,
                 record.flow_bound,
+                coded,
+                times,
             )
         except (ValueError, ZeroDivisionError) as error:
             raise self._invalid(error, row, stream) from error
+
+    def _part(self, offset: int, size: int) -> bytes:
+        """Return bytes of the extradata section."""
+        start = self._extradata + offset
+        return bytes(self._index[start : start + size])
+
+    def _description(self, record: Any) -> tuple[Coded | None, bytes]:
+        """Return how decoded pictures become the shown ones, and the times of frames, see `StreamInfo`."""
+        if not self.is_described:
+            return None, b""
+        coded = None
+        if record.coded_width:
+            crop = (record.crop_y, record.crop_x, record.crop_height, record.crop_width)
+            coded = Coded(record.coded_width, record.coded_height, crop, record.turn, bool(record.mirror))
+        return coded, self._part(record.times_offset, record.times_size)
 
     def table(self, row: int, stream: str = "") -> PacketTable:
         """Return the packets of a stream, which are read and checked unless they were lately used of this shard."""
@@ -295,7 +324,11 @@ class Shard:
         return start <= begin + length + gap and begin <= start + size + gap
 
     def audio(self, row: int) -> BlockReader | None:
-        """Return a reader of a sample's M4A; None if the sample has no audio."""
+        """Return a reader of a sample's M4A; None if the sample has no audio; a UsageError for videos in place."""
+        if self.root is not None:
+            raise UsageError(
+                "videos in place are indexed without their sound", hint="`fastvid shard --audio aac` stores it"
+            )
         record = self._audio_record(row)
         if record is None:
             return None
@@ -337,14 +370,25 @@ class Shard:
         return row * self.num_streams + number
 
     def _record(self, row: int, stream: str) -> Any:
-        record = _STREAMS.read(self._index, _STREAMS_AT + self._number(row, stream) * STREAM_DTYPE.itemsize)
+        record = self._row(self._number(row, stream))
+        section = self._audio - self._extradata
         if (
             record.first_packet + record.num_packets > self._num_packets
-            or record.extradata_offset + record.extradata_size > self._audio - self._extradata
+            or record.extradata_offset + record.extradata_size > section
             or record.member_offset + record.member_size > _MOST_BYTES
+            or (self.is_described and record.times_offset + record.times_size > section)
         ):
             raise self._invalid("it points outside the shard", row, stream)
         return record
+
+    def _row(self, number: int) -> Any:
+        """Return the row of a stream."""
+        return _STREAMS[self._row_bytes].read(self._index, _STREAMS_AT + number * self._row_bytes)
+
+    @property
+    def is_described(self) -> bool:
+        """Whether its streams say how their pictures are shown and when; those that fastvid encoded need not."""
+        return self._row_bytes != STREAM_DTYPE.itemsize
 
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:
         message = f"packet sidecar has an invalid row: {why}"
@@ -415,7 +459,7 @@ def write_in_place(
     """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
     listed = pack_files(files)
     digest = TarDigest(len(listed), sha256(listed), len(samples))
-    pkt, rows = pack_index(samples, streams, digest.sha256)
+    pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
     storage.write(f"{stem}.files", listed)
     faults.reach("sidecar")
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
@@ -504,6 +548,16 @@ class OpenShards:
         self._bytes += shard.nbytes - before
 
 
+@functools.cache
+def _warn_of_undescribed(url: str) -> None:
+    """Warn once of a dataset in place that fastvid 0.2 indexed."""
+    _log.warning(
+        "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
+        " constant rate; run `fastvid index DIR` to learn how they are shown",
+        url,
+    )
+
+
 def open_shard(
     storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
 ) -> Shard:
@@ -519,6 +573,8 @@ def open_shard(
             shard=record.name,
             hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
         )
+    if place is not None and not shard.is_described:
+        _warn_of_undescribed(storage.url)
     if (size := storage.size(shard.data)) != record.bytes:
         raise FormatError(
             f"{record.data} has {size} bytes, the generation lists {record.bytes}",

@@ -26,15 +26,16 @@ from av.video.frame import VideoFrame
 from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
-from fastvid.format.mp4 import Track, frame_rate, read_moov
+from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
+from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import (
-    ENCODE_HINT,
     HEADER_WINDOW,
     check_pixels,
     decode_padded,
@@ -42,7 +43,7 @@ from fastvid.media.prove import (
     found_at,
     frame_digest,
 )
-from fastvid.media.timing import Reason, check_fragments
+from fastvid.media.timing import Reason
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -201,7 +202,6 @@ class FileReader(io.RawIOBase):
 
 # A demuxed packet's first bytes that are kept.
 _KEPT_HEAD: Final = 4096
-_MOST_MOOV: Final = 1 << 30
 # Bytes read with the header of a box: the tables of several minutes of video.
 _TABLES_AHEAD: Final = 1 << 18
 
@@ -223,41 +223,23 @@ class Tables:
     heads: Sequence[bytes | None]  # first bytes of each packet, None for those not read
     checksums: UInt32Array | None = None  # CRC-32 of each packet, uint32 [P]; None if the packets were not read
     notes: tuple[str, ...] = ()
+    declared: Declared = field(default_factory=Declared)
+    aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg's demuxer knows it
 
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
     """Read where the packets of a file are."""
-    container = sniff(file.part(0, CONTAINER_BYTES))
+    container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
-            track = read_moov(memoryview(_moov(file)), file.size)
+            # Boxes behind the frames are the tables and little else: read them at once.
+            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
+            track = read_moov(memoryview(moov), file.size)
         except FormatError:
-            pass  # fragments, several edits and what else only a full demuxer reads
+            check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
         else:
-            return _from_track(track, container, limits)
-        check_fragments(file.part, file.size)
-    return _Demuxed(file, container, limits).tables()
-
-
-def _moov(file: FileReader) -> bytes:
-    """Return the body of the file's ``moov`` box."""
-    position = 0
-    while position + 8 <= file.size:
-        # Boxes behind the frames are the tables and little else: read them at once.
-        head = file.part(position, 16, ahead=_TABLES_AHEAD if position else 0)
-        size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if size == 1:
-            size, start = int.from_bytes(head[8:16], "big"), 16
-        elif size == 0:
-            size = file.size - position
-        if size < start or position + size > file.size:
-            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds the file")
-        if name == b"moov":
-            if size > _MOST_MOOV:
-                raise FormatError(f"MP4 has tables of {size} bytes")
-            return file.part(position + start, size - start)
-        position += size
-    raise FormatError("MP4 has no moov box")
+            return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
+    return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -271,7 +253,7 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
         container=container,
         codec=track.codec,
         extradata=track.extradata,
-        rate=_rate(track.pts, track.shown, track.timescale, _last_step(track.dts)),
+        rate=_rate(track.pts, track.shown, track.timescale, track.last),
         time_base=Fraction(1, track.timescale),
         offsets=track.offsets,
         sizes=track.sizes,
@@ -309,8 +291,9 @@ class _Demuxed:
             extradata = bytes(context.extradata or b"")
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
             fields = FieldPairs(codec.label, extradata)
+            demuxed = Demuxed(self.container, source, stream)
             try:
-                for packet in source.demux(stream):
+                for packet in demuxed:
                     if packet.size:
                         self._take(packet, fields, kept)
             except MemoryError as error:
@@ -318,7 +301,8 @@ class _Demuxed:
             except av.FFmpegError as error:
                 message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
-            time_base = fraction(stream.time_base) or Fraction(1, 1000)
+            demuxed.check(self.file.part, self.file.size)
+            time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
             nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
@@ -342,6 +326,7 @@ class _Demuxed:
             heads=self.heads,
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
+            aspect=aspect,
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
@@ -379,11 +364,6 @@ def _rate(pts: IntArray, shown: BoolArray, ticks: int, last: int) -> Fraction:
     return frame_rate(np.sort(pts[shown]), ticks, last=last)
 
 
-def _last_step(dts: IntArray) -> int:
-    """Return the usual duration of a packet in ticks, which stands for that of the last one."""
-    return int(np.median(np.diff(dts))) if len(dts) > 1 else 1
-
-
 CANDIDATES: Final = 8
 """Key packets among which the one is chosen whose frames are compared."""
 
@@ -399,6 +379,7 @@ class Comparison:
 
     def __init__(self, file: FileReader, tables: Tables) -> None:
         self.file, self.tables = file, tables
+        self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
     def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
@@ -408,7 +389,9 @@ class Comparison:
         context = open_context(self.tables.codec, self.tables.extradata)
         try:
             data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
-            yield from decode_padded(context, list(zip(packets.tolist(), data, strict=True)))
+            for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
+                self.aspect = self.aspect or fraction(context.sample_aspect_ratio)
+                yield number, frame
         except (av.FFmpegError, ValueError) as error:
             raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
 
@@ -424,6 +407,7 @@ class Comparison:
             frames = [*context.decode(packet), *context.decode(None)]
         except (av.FFmpegError, ValueError):
             return None
+        self.aspect = fraction(context.sample_aspect_ratio)
         return frames[0] if frames else None
 
     def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:

@@ -15,25 +15,29 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from fractions import Fraction
 from typing import Final
 
 import numpy as np
 from av.video.frame import VideoFrame
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.bitstream import can_plan
+from fastvid.format.bitstream import can_plan, changes_parameters
 from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
+from fastvid.media.describe import ENCODE_HINT, present, with_times
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import Comparison, FileReader, Tables, chosen_frames, read_tables, with_heads
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
-from fastvid.media.prove import ENCODE_HINT, IndexedVideo, colours_of, frame_seconds, index_video
-from fastvid.media.timing import Reason
-from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
+from fastvid.media.prove import IndexedVideo, index_video, shown_times
+from fastvid.media.timing import Reason, clip_frames, frame_bounds
+from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
-_HIDDEN = np.uint8(PacketFlag.HIDDEN)
+# Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
+_ROUNDED: Final = 2e-3
+_SAME_RATE: Final = 1e-3
 
 
 def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
@@ -58,26 +62,38 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
     outside = (records["frame"] < 0) | (frames < 0) | (frames >= count)
     records["frame"] = np.where(outside, -1, frames)
     records["flags"] |= np.where(outside, _HIDDEN, 0)
-    info = replace(found.info, num_frames=count, flags=found.info.flags | StreamFlag.PART)
-    seconds = None if found.seconds is None else found.seconds[first : first + count]
-    return replace(found, info=info, records=records, seconds=seconds, digests=found.digests[first : first + count])
+    rate = _own_rate(found, first, count)
+    info = replace(found.info, num_frames=count, fps=rate, flags=found.info.flags | StreamFlag.PART)
+    times = None if found.times is None else found.times[first : first + count]
+    info = with_times(info, times, found.tick)
+    return replace(found, info=info, records=records, times=times, digests=found.digests[first : first + count])
+
+
+def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
+    """Return the mean rate of some frames: that of the whole video, unless it does not explain their times."""
+    start, end = clip_seconds(found, first, count)
+    expected = count / float(found.info.fps)
+    if abs(end - start - expected) <= max(_ROUNDED, expected * _SAME_RATE):
+        return found.info.fps
+    return Fraction(count / (end - start)).limit_denominator(100_000)
 
 
 def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame and the number of frames that are shown from `start` until before `end`, in seconds."""
-    times = found.seconds
-    if times is None:
-        times = np.arange(found.info.num_frames) / float(found.info.fps)
-    # Times are fractions of a clock's ticks; a frame at the bound itself belongs to the part that it begins.
-    slack = 1e-6
-    first = 0 if start is None else int(np.searchsorted(times, start - slack))
-    stop = len(times) if end is None else int(np.searchsorted(times, end - slack))
-    if stop <= first:
-        raise SourceError(
-            f"no frame is shown between {start or 0:g} s and {'the end' if end is None else f'{end:g} s'}",
-            reason=Reason.OUT_OF_RANGE,
-        )
+    """Return the first frame and the number of frames of a clip in seconds, see `clip_frames`."""
+    first, stop = clip_frames(_seconds(found), float(1 / found.info.fps), start, end)
     return first, stop - first
+
+
+def clip_seconds(found: IndexedVideo, first: int, count: int) -> tuple[float, float]:
+    """Return when the first of some frames of a video is shown, and when the last one ends, in seconds."""
+    bounds = frame_bounds(_seconds(found), float(1 / found.info.fps))
+    return float(bounds[first]), float(bounds[first + count])
+
+
+def _seconds(found: IndexedVideo) -> FloatArray:
+    if found.seconds is not None:
+        return found.seconds
+    return np.asarray(np.arange(found.info.num_frames) / float(found.info.fps))
 
 
 SMALL_FILE: Final = 4 << 20
@@ -90,7 +106,7 @@ KEYS_READ: Final = 16
 _TIMED: Final = frozenset({"mov", "matroska"})
 _KEY: Final = np.uint8(PacketFlag.KEY)
 _DROPPABLE: Final = np.uint8(PacketFlag.DROPPABLE)
-_HIDDEN_index_video: Final = np.uint8(PacketFlag.HIDDEN)
+_HIDDEN: Final = np.uint8(PacketFlag.HIDDEN)
 
 
 class Proof(StrEnum):
@@ -101,27 +117,27 @@ class Proof(StrEnum):
     ALL = "all"
 
 
-def index_in_place(file: FileReader, limits: Limits, proof: Proof) -> IndexedVideo:
+def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str = "tonemap") -> IndexedVideo:
     """Index the first video stream of a file.
 
-    `limits`: limits on its size and number of frames.
+    `limits`: limits on its size and number of frames. `hdr`: see `fastvid.media.describe.present`.
     """
     if proof is Proof.ALL or sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
-        return _index_whole(file, limits)
+        return _index_whole(file, limits, hdr)
     tables = read_tables(file, limits)
     if not can_plan(tables.codec):
-        return _index_whole(file, limits)
-    return Indexing(file, _with_read_heads(tables, file), limits).indexed(proof)
+        return _index_whole(file, limits, hdr)
+    return Indexing(file, _with_read_heads(tables, file), limits, hdr).indexed(proof)
 
 
-def _index_whole(file: FileReader, limits: Limits) -> IndexedVideo:
+def _index_whole(file: FileReader, limits: Limits, hdr: str = "tonemap") -> IndexedVideo:
     if file.size > limits.output_bytes:
         raise SourceError(
             f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
             reason=Reason.TOO_LONG,
             hint="an MP4 or Matroska file of another codec than MPEG-4 part 2 is indexed by --prove sample",
         )
-    return index_video(file.whole(), limits)
+    return index_video(file.whole(), limits, hdr=hdr)
 
 
 def _with_read_heads(tables: Tables, file: FileReader) -> Tables:
@@ -162,7 +178,24 @@ def choose_flags(tables: Tables) -> tuple[UInt8Array, list[str], str]:
         if (flags[tables.sync & read] & _KEY).all():
             flags[tables.sync] |= _KEY
         notes.append("from-key-frames")
-    return flags, notes, "" if flags[0] & _KEY else "the first packet is no key packet"
+    why = "" if flags[0] & _KEY else "the first packet is no key packet"
+    return flags, notes, why or _why_changed(tables, flags)
+
+
+def _why_changed(tables: Tables, flags: UInt8Array) -> str:
+    """Return why decoding cannot start at a key packet: parameter sets changed before it, and it brings none."""
+    changed = False
+    for head, is_key in zip(tables.heads, (flags & _KEY).tolist(), strict=True):
+        if head is None:
+            continue
+        try:
+            brings = changes_parameters(tables.codec, tables.extradata, head, whole=False)
+        except FormatError:
+            brings = False
+        if changed and is_key and not brings:
+            return "parameter sets change inside the stream"
+        changed |= brings
+    return ""
 
 
 @dataclass(slots=True)
@@ -172,6 +205,7 @@ class Indexing:
     file: FileReader
     tables: Tables
     limits: Limits
+    hdr: str = "tonemap"
 
     def indexed(self, proof: Proof) -> IndexedVideo:
         """Return the index."""
@@ -179,27 +213,20 @@ class Indexing:
         flags, notes, why = choose_flags(tables)
         flags[0] |= _KEY
         frames = self._frames(flags)
-        flags = np.where(frames < 0, flags | _HIDDEN_index_video, flags & ~_HIDDEN_index_video)
+        flags = np.where(frames < 0, flags | _HIDDEN, flags & ~_HIDDEN)
         checksums = np.zeros(len(flags), np.uint32) if tables.checksums is None else tables.checksums
         try:
             records = packet_records(tables.offsets, tables.sizes, checksums, frames, flags)
             PacketTable(records)
         except FormatError as error:
             raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
-        first = self._first(records, proof)
-        range_, matrix = colours_of(first)
+        first, aspect = self._first(records, proof)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
-        info = StreamInfo(
-            codec=tables.codec,
-            width=first.width,
-            height=first.height,
-            num_frames=int((frames >= 0).sum()),
-            fps=tables.rate,
-            extradata=tables.extradata,
-            range=range_,
-            matrix=matrix,
-            flags=flag,
-        )
+        count = int((frames >= 0).sum())
+        info = StreamInfo(tables.codec, 2, 2, count, tables.rate, tables.extradata, flags=flag)
+        info, shown = present(info, first, tables.declared, aspect, hdr=self.hdr)
+        times = shown_times(tables.pts.tolist(), records["frame"].astype(np.int64))
+        info = with_times(info, times, tables.time_base)
         if proof is Proof.SAMPLE and not Comparison(self.file, tables).ends_alike():
             raise SourceError(
                 "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -216,14 +243,15 @@ class Indexing:
                     reason=Reason.NO_INDEX,
                     hint=ENCODE_HINT,
                 )
-        notes = [*tables.notes, *notes]
-        seconds = frame_seconds(tables.pts.tolist(), records["frame"].astype(np.int64), tables.time_base)
-        return IndexedVideo(info, records, first.format.name, tables.container, tuple(notes), seconds=seconds)
+        notes = [*shown, *tables.notes, *notes]
+        return IndexedVideo(
+            info, records, first.format.name, tables.container, tuple(notes), (), times, tables.time_base
+        )
 
     def _frames(self, flags: UInt8Array) -> IntArray:
         """Return the frame that each packet shows, in display order, -1 for none; int64 [P]."""
         tables = self.tables
-        shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN_index_video) == 0))
+        shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN) == 0))
         if not len(shown):
             raise SourceError(f"none of the {len(flags)} packets shows a frame", reason=Reason.NO_FRAMES)
         order = shown[np.argsort(tables.pts[shown], kind="stable")]
@@ -237,14 +265,16 @@ class Indexing:
         frames[order] = np.arange(len(order))
         return frames
 
-    def _first(self, records: RecordArray, proof: Proof) -> VideoFrame:
-        """Decode the first frame that is shown; without proof as much of it as was read anyway."""
+    def _first(self, records: RecordArray, proof: Proof) -> tuple[VideoFrame, Fraction | None]:
+        """Return the first shown frame, without proof as much as was read anyway, and the shape of its pixels."""
         compared, head = Comparison(self.file, self.tables), self.tables.heads[0]
-        if proof is Proof.NONE and head is not None and (begun := compared.begun(head)) is not None:
-            return begun
-        for _, frame in compared.decoded(PacketTable(records).plan([0]).packets, records):
-            return frame
-        raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
+        first = compared.begun(head) if proof is Proof.NONE and head is not None else None
+        if first is None:
+            decoded = compared.decoded(PacketTable(records).plan([0]).packets, records)
+            first = next((frame for _, frame in decoded), None)
+        if first is None:
+            raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
+        return first, self.tables.aspect or compared.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[RecordArray, str]:
         """Compare some frames; return the records as far as they are proven, and why the stream is decoded whole."""

@@ -24,7 +24,6 @@ import av
 import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
-from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -33,13 +32,15 @@ from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, MissingDependency, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
-from fastvid.format.mp4 import frame_rate
+from fastvid.format.mp4 import find_box, frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, check_fragments, tagged
+from fastvid.media.timing import Reason, tagged
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.
@@ -88,9 +89,6 @@ def frame_digest(frame: VideoFrame) -> bytes:
     return digest.digest()
 
 
-ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
-"""The hint for a video whose packets cannot be used unchanged."""
-
 # Codecs by FFmpeg's name.
 _CODECS: Final = {codec.label: codec for codec in Codec}
 
@@ -103,7 +101,7 @@ class Playback:
     extradata: bytes = b""
     rate: Fraction = Fraction(25)  # frames per second according to the container
     time_base: Fraction = Fraction(1, 1000)  # seconds per tick
-    aspect: Fraction = Fraction(1)  # width of a pixel divided by its height
+    aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg knows it
     packets: list[memoryview] = field(default_factory=list)
     positions: list[int | None] = field(default_factory=list)
     pts: list[int | None] = field(default_factory=list)
@@ -112,7 +110,6 @@ class Playback:
     discard: list[bool] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # hashes of the shown frames, in display order
     first: VideoFrame | None = None
-    second_fields: int = 0
 
 
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
@@ -120,8 +117,12 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
 
     `limits`: limits on the size and number of frames.
     """
+
+    def read(at: int, count: int) -> bytes:
+        return data[at : at + count]
+
     if container == "mov":
-        check_fragments(lambda at, count: data[at : at + count], len(data))
+        check_fragments(read, len(data))
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         codec = decoded_codec(stream)
@@ -131,9 +132,10 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
         played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
         rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         played.rate = rate.limit_denominator(100_000)
-        played.aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
+        played.aspect = fraction(stream.sample_aspect_ratio)
+        demuxed = Demuxed(container, source, stream)
         try:
-            _read(source, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
+            _read(demuxed, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
             raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
@@ -142,12 +144,7 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
             ) from error
         if not played.packets:
             raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
-        demuxed = len(played.packets) + played.second_fields
-        if container == "mov" and not unpack and demuxed < stream.frames:
-            raise SourceError(
-                f"file contains {demuxed} of the {stream.frames} packets that its header counts",
-                reason=Reason.TRUNCATED,
-            )
+        demuxed.check(read, len(data))
         if played.first is None:
             raise SourceError(f"none of the {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
     return played
@@ -170,10 +167,10 @@ def check_pixels(width: int, height: int, limits: Limits) -> None:
         )
 
 
-def _read(source: InputContainer, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
     fields = FieldPairs(played.codec.label, played.extradata)
     splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
-    for demuxed in source.demux(stream):
+    for demuxed in packets_of:
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
             _take(packet, stream, played, limits, fields)
@@ -187,7 +184,6 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
         if joined:
             data = bytes(played.packets.pop()) + data
             played.durations[-1] += packet.duration or 0
-            played.second_fields += 1
         # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
         played.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
         if not joined:
@@ -204,6 +200,8 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
             raise SourceError(f"decoder reports errors in frame {number}", reason=Reason.DAMAGED)
         played.first = played.first or frame
         size = (played.first.width, played.first.height)
+        if frame.interlaced_frame and not played.first.interlaced_frame:
+            played.first = frame  # what describes the stream
         if (frame.width, frame.height) != size:
             raise SourceError(
                 f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
@@ -213,7 +211,6 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
         played.digests.append(frame_digest(frame))
 
 
-_RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
 HEADER_WINDOW: Final = 4096
 # MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
@@ -232,8 +229,16 @@ class IndexedVideo:
     container: str
     notes: tuple[str, ...]
     digests: tuple[bytes, ...] = ()  # digests of its frames in display order
-    # when each frame is shown, since the first one, float64 [N]; None if the container does not tell.
-    seconds: FloatArray | None = None
+    times: IntArray | None = None  # when each frame is shown, in ticks, int64 [N]; None if the container does not tell
+    tick: Fraction = Fraction(1)  # seconds per tick
+
+    @property
+    def seconds(self) -> FloatArray | None:
+        """When each frame is shown, since the first one, float64 [N]; None if the container does not tell."""
+        if self.times is None:
+            return None
+        seconds: FloatArray = (self.times - self.times[0]) * self.tick.numerator / self.tick.denominator
+        return seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,27 +251,19 @@ class NumberedPackets:
     whole: str
 
 
-def index_video(data: bytes, limits: Limits) -> IndexedVideo:
+def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
-    `limits`: limits on the size and number of frames.
+    `limits`: limits on the size and number of frames. `hdr`: see `fastvid.media.describe.present`.
     """
     container = sniff(data[:HEAD_BYTES])
     played = play(data, container, limits)
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    range_, matrix = colours_of(first)
-    info = StreamInfo(
-        codec=played.codec,
-        width=first.width,
-        height=first.height,
-        num_frames=len(played.digests),
-        fps=played.rate,
-        extradata=played.extradata,
-        range=range_,
-        matrix=matrix,
-    )
+    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
+    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
+    info, shown = present(info, first, said, played.aspect, hdr=hdr)
     numbered = number_packets(played)
     info, notes = _rate(played, info, numbered.frames)
     sizes = [len(packet) for packet in played.packets]
@@ -280,40 +277,33 @@ def index_video(data: bytes, limits: Limits) -> IndexedVideo:
     if whole:
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
         notes.append(f"whole: {whole}")
-    notes = [*_differences(played, info, first), *notes]
-    digests, seconds = tuple(played.digests), frame_seconds(played.pts, numbered.frames, played.time_base)
-    return IndexedVideo(info, records, first.format.name, container, tuple(notes), digests, seconds)
+    notes = [*shown, *_differences(played, info, first), *notes]
+    times = shown_times(played.pts, numbered.frames)
+    info = with_times(info, times, played.time_base)
+    return IndexedVideo(
+        info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
+    )
 
 
-def frame_seconds(pts: Sequence[int | None], frames: IntArray, time_base: Fraction) -> FloatArray | None:
-    """Return when each frame is shown, since the first one, float64 [N]; None if times are missing or disordered.
+def moov_of(data: bytes) -> bytes | None:
+    """Return the body of an MP4's tables; None if there are none."""
+    try:
+        return bytes(find_box(memoryview(data), b"moov", "file"))
+    except FormatError:
+        return None
 
-    `frames`: the frame that each packet shows, -1 for none, int64 [P]. `time_base`: seconds per tick.
+
+def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:
+    """Return when each frame is shown, in ticks, int64 [N]; None if times are missing or disordered.
+
+    `frames`: the frame that each packet shows, -1 for none, int64 [P].
     """
     shown = np.flatnonzero(frames >= 0)
     times = [pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
     if None in times:
         return None
     known = np.asarray(times, np.int64)
-    if (np.diff(known) <= 0).any():
-        return None
-    seconds: FloatArray = (known - known[0]) * float(time_base)
-    return seconds
-
-
-def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
-    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
-    if min(frame.width, frame.height) < 2:
-        raise SourceError(
-            f"{frame.width}x{frame.height} pixels are too few: cropping to even sizes leaves nothing",
-            reason=Reason.BAD_SHAPE,
-        )
-    if frame.format.is_rgb:
-        raise SourceError(f"its pictures are {frame.format.name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-    full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
-    matrix = int(frame.colorspace)
-    known = matrix in list(Matrix) and matrix != Matrix.RGB
-    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if known else Matrix.UNKNOWN
+    return None if (np.diff(known) <= 0).any() else known
 
 
 def number_packets(played: Playback) -> NumberedPackets:
@@ -464,17 +454,11 @@ def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
     """Yield why a stream does not conform to what fastvid's profiles write."""
-    if info.width % 16 or info.height % 16:
+    if frame.width % 16 or frame.height % 16:
         yield "size"
     if frame.format.name not in ("yuv420p", "yuvj420p"):
         yield f"pixels-{frame.format.name}"
     if info.range is not Range.LIMITED or info.matrix not in (Matrix.SMPTE170M, Matrix.BT470BG):
         yield f"colour-{info.range.name.lower()}-{info.matrix.name.lower()}"
-    if frame.rotation:
-        yield f"rotated-{frame.rotation % 360}"
-    if played.aspect != 1:
-        yield "pixel-aspect"
-    if frame.interlaced_frame:
-        yield "interlaced"
     if any(played.discard):
         yield "edit-list"

@@ -38,7 +38,8 @@ from fastvid.format.mp4 import Track, read_track
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.prove import ENCODE_HINT, NumberedPackets, Playback
+from fastvid.media.describe import ENCODE_HINT
+from fastvid.media.prove import NumberedPackets, Playback
 from fastvid.media.timing import Reason
 
 # Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
@@ -270,7 +271,7 @@ def play_stream(
 
 def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
     """Yield the promises that a decoded frame breaks; a stream that does not conform promises only its size."""
-    info = stream.info
+    info = stream.info.decoded
     if (frame.width, frame.height) != (info.width, info.height):
         yield "shape", f"has {frame.width}x{frame.height} pixels, but {info.width}x{info.height} in the index"
     if not stream.conforms:
@@ -324,7 +325,7 @@ class SampleChecker:
             return [("index", f"the MP4's tables are broken: {error.message}")]
         if indexed is None:
             return list(play_stream(data))
-        info = indexed.info
+        info = indexed.info.decoded
         stream, wanted = Promised.of(track, info, name), _choose(key, info.num_frames)
         chosen, kept = set(wanted.tolist()), dict[int, Planes]()
 
@@ -347,7 +348,7 @@ class SampleChecker:
         kept: Mapping[int, Planes],
     ) -> Iterator[Finding]:
         """Decode the chosen frames from planned packets and compare them."""
-        info = indexed.info
+        info = indexed.info.decoded
         sides = (info.height & ~1, info.width & ~1)
         box = Box(0, 0, *sides)
         try:

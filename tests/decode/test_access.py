@@ -6,7 +6,6 @@ import itertools
 import pickle
 import threading
 from fractions import Fraction
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,10 +15,13 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.pictures import frames_at, shown_at
+from fastvid.decode.pictures import frames_at
 from fastvid.decode.request import ClipRequest
 from fastvid.decode.video import decode_frames
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
+from fastvid.format.packets import StreamInfo
+from fastvid.format.presentation import Times
+from fastvid.format.schema import Codec
 from fastvid.storage import LocalStorage
 from fastvid.storage.objects import ObjectStorage
 from tests.datasets import pack
@@ -320,8 +322,9 @@ def test_frames_that_are_no_indices_are_refused(folder, frames, message):
 
 def test_frames_are_chosen_by_time(folder):
     video = fastvid.open(folder)["intra"]
-    # 25 frames per second: a frame is shown for 0.04 s. As a fraction, the double 1.2 is below 30 / 25.
-    for second, frame in ((0, 0), (0.0399, 0), (0.04, 1), (1.2, 30), (1.2399, 30), (2.7999, 69), (np.float64(0.28), 7)):
+    # 25 frames per second: a frame is shown for 0.04 s. As a fraction, the double 1.2 is below 30 / 25. Times are often
+    # rounded, so one that is up to a millisecond early means the frame that follows.
+    for second, frame in ((0, 0), (0.0389, 0), (0.0391, 1), (0.04, 1), (1.2, 30), (1.2389, 30), (2.7999, 69)):
         batch = video.frames(seconds=second)
         assert read_numbers(batch.data[..., 1]) == batch.frames.tolist() == [frame], second
     assert video.frames(seconds=[2.0, 0.5, 2.0]).frames.tolist() == [50, 12, 50]
@@ -339,13 +342,29 @@ def test_frames_are_chosen_by_time(folder):
 
 @given(st.fractions(Fraction(1, 10), 300, max_denominator=1001), st.integers(1, 10**7), st.integers(0, 10**7))
 def test_the_time_of_a_frame_leads_back_to_it(fps, num_frames, frame):
-    info = SimpleNamespace(fps=fps, num_frames=num_frames)
+    info = StreamInfo(Codec.H264, 16, 16, num_frames, fps)
     frame %= num_frames
-    times = shown_at(info, np.array([frame]))
+    times = info.seconds(np.array([frame]))
     assert times[0] == float(frame / fps)
-    assert frames_at(info, times).tolist() == [frame]
-    if frame:  # and a little earlier the frame before is shown
-        assert frames_at(info, np.nextafter(times, 0)).tolist() == [frame - 1]
+    early = min(0.001, float(1 / fps) / 2)  # a time with three decimals means the frame that is shown next
+    assert frames_at(info, np.maximum(times - 0.9 * early, 0)).tolist() == [frame]
+    if frame:
+        assert frames_at(info, times - 1.1 * early).tolist() == [frame - 1]
+
+
+@given(st.lists(st.integers(1, 5000), min_size=2, max_size=50), st.data())
+def test_times_of_frames_that_last_differently(steps, data):
+    ticks = np.cumsum([0, *steps])
+    tick, fps = Fraction(1, 1000), Fraction(len(ticks)) * 1000 / (int(ticks[-1]) + 40)
+    info = StreamInfo(Codec.H264, 16, 16, len(ticks), fps, times=Times.of(ticks, tick, fps))
+    frame = data.draw(st.integers(0, len(ticks) - 1))
+    seconds = info.seconds(np.arange(len(ticks)))
+    if info.times is not None:
+        assert seconds.tolist() == [time / 1000 for time in ticks.tolist()]
+    assert info.frames_at(seconds[[frame]]).tolist() == [frame]
+    shown = info.frames_at(seconds[[frame]] + 0.01)[0]  # the last that has begun, or begins within a millisecond
+    assert seconds[shown] <= seconds[frame] + 0.011
+    assert shown == len(ticks) - 1 or seconds[shown + 1] > seconds[frame] + 0.01
 
 
 def test_a_video_has_its_row_of_the_annotations(folder):

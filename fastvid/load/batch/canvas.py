@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fastvid.decode.colours import Layout, Pixels, empty_batch
-from fastvid.decode.pyav import SLACK, Recutter
-from fastvid.decode.request import DecoderOutput, Planes, Rgb
+from fastvid.decode.pyav import Recutter
+from fastvid.decode.request import SLACK, DecoderOutput, Planes, Rgb
 from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
 from fastvid.load.after.chain import TransformChain

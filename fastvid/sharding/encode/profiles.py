@@ -19,8 +19,9 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
+from fastvid.media.describe import HDR_TRANSFERS
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
-from fastvid.media.probe import HDR_TRANSFERS, SourceInfo
+from fastvid.media.probe import SourceInfo
 from fastvid.media.timing import COLOUR, Reason
 from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 
@@ -148,8 +149,8 @@ def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: L
     source = ffmpeg.input(
         source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
     )
-    # Renumber the frames: the null muxer warns about equal timestamps, which are no sign of damaged frames.
-    picture = source["V:0"].filter("settb", "1").filter("setpts", "N")
+    # Renumber the frames, far apart for a clock of any rate: the null muxer reports equal times as errors.
+    picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
     return [build.path, *_QUIET, *command]
 

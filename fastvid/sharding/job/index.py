@@ -287,7 +287,7 @@ def rebuild(
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-            Job(LocalStorage(folder), work, how).run(how.open_engine(settings))
+            Job(work, how, records=LocalStorage(folder)).run(how.open_engine(settings))
     if is_old:
         upgrade_records(storage, head)
     _add_facts(storage)

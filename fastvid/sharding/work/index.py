@@ -25,16 +25,18 @@ import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.in_place import proved_info
-from fastvid.format.mp4 import index_mp4, read_track
+from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
+from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
+from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import BLOCK, FileReader
-from fastvid.media.index_video import Proof, cut_index, frames_between, index_in_place
+from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import ENCODE_HINT, IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
 from fastvid.media.remux import Promised, Remuxer, broken_tables
-from fastvid.media.timing import Reason
+from fastvid.media.timing import Reason, clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
@@ -81,9 +83,10 @@ def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcom
 def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     """An index as it travels."""
     info = asdict(found.info)
-    extradata = info.pop("extradata")
+    extradata, times = info.pop("extradata"), info.pop("times")
     meta = info | {"fps": str(found.info.fps), "pix_fmt": found.pix_fmt, "container": found.container}
-    return EncodedSample(key, meta, {"records": found.records.tobytes(), "extradata": extradata})
+    data = {"records": found.records.tobytes(), "extradata": extradata, "times": times["data"] if times else b""}
+    return EncodedSample(key, meta, data)
 
 
 def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
@@ -99,6 +102,8 @@ def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void
         range=Range(meta.pop("range")),
         matrix=Matrix(meta.pop("matrix")),
         flags=StreamFlag(meta.pop("flags")),
+        coded=coded_of(meta.pop("coded")),
+        times=Times(sample.streams["times"]) if sample.streams["times"] else None,
     )
     return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
 
@@ -172,11 +177,7 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
         found = cut_index(found, *task.frames)
     elif task.start is not None or task.end is not None:
         first, count = frames_between(found, task.start, task.end)
-        rate = float(found.info.fps)
-        start = first / rate if found.seconds is None else float(found.seconds[first])
-        stop = first + count
-        known = found.seconds is not None and stop < len(found.seconds)
-        end = float(found.seconds[stop]) if found.seconds is not None and known else start + count / rate
+        start, end = clip_seconds(found, first, count)
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
@@ -275,13 +276,7 @@ def _ranges(
     seconds: npt.NDArray[np.float64], step: float, start: float | None, end: float | None, max_seconds: float
 ) -> Iterator[tuple[int, int]]:
     """The frames of each part, half-open; the fewest parts of about equal numbers of frames that keep the bound."""
-    # A frame belongs to a clip when it is shown at most half a step before it begins.
-    first = 0 if start is None else int(np.searchsorted(seconds, start - step / 2))
-    last = len(seconds) if end is None else int(np.searchsorted(seconds, end - step / 2))
-    if first >= last:
-        raise SourceError(
-            f"the clip {start} s to {end} s is not in {seconds[-1] + step:.2f} s of video", reason=Reason.OUT_OF_RANGE
-        )
+    first, last = clip_frames(seconds, step, start, end)
     count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
     yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
 
@@ -310,7 +305,7 @@ def _agrees(video: bytes, found: IndexedVideo) -> bool:
     """Whether the index that a shard computes from an MP4 and its sample's JSON is the one that was proved."""
     try:
         info, records = index_mp4(video, whole=bool(found.info.flags & StreamFlag.WHOLE))
-        info = proved_info(replace(info, fps=found.info.fps), _proved(found))
+        info = settled(proved_info(replace(info, fps=found.info.fps), _proved(found)))
     except FormatError:
         return False
     return info == found.info and np.array_equal(records, found.records)
@@ -324,6 +319,7 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
         "color_range": info.range.name.lower(),
         "color_matrix": info.matrix.name.lower(),
         "whole": bool(info.flags & StreamFlag.WHOLE),
+        **({} if info.coded is None else {"coded": asdict(info.coded)}),
     }
 
 

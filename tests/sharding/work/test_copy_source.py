@@ -64,10 +64,11 @@ def check(dataset, key, wanted):
     shard = dataset.shard(int(shards[0]))
     start, size = shard.member(int(rows[0]))
     data = bytes(shard.storage.map(shard.data)[start : start + size])
-    sides = (video.height, video.width)
+    info = video.info.decoded
+    sides = (info.height, info.width)
     box, rng = Box(0, 0, *sides), np.random.default_rng(0)
     for frames in ([0], [len(wanted) - 1], *rng.integers(0, len(wanted), (4, 3)).tolist()):
-        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), video.info, video.table, reader_of(data))
+        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), info, video.table, reader_of(data))
         out = Planes.packed(np.empty(Planes.nbytes(len(frames), box), np.uint8), len(frames), box)
         assert PyAvDecoder().decode([clip], [out]) == [None]
         for place, number in enumerate(frames):
@@ -161,6 +162,18 @@ def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
     assert hidden > 5
     assert dataset.column("start_seconds").to_pylist() == pytest.approx([0.52] * len(names), abs=0.002)
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
+
+
+def test_slow_frames_and_jumps_of_the_clock_are_no_damage(tmp_path):
+    made = {
+        "slow.mp4": make(tmp_path / "in" / "slow.mp4", *X264, rate="1/2", frames=12),
+        "jump.mkv": make(tmp_path / "in" / "jump.mkv", "-vf", r"setpts=(N/25+40*gte(N\,9))/TB", *X264, frames=20),
+    }
+    report = run_job(str(tmp_path / "in"), str(tmp_path / "out"), profile="copy", workers=1)
+    assert (report.packed, report.rejected) == (2, {})
+    dataset = fastvid.open(tmp_path / "out")
+    for video, source in zip(dataset, dataset.column("source_id").to_pylist(), strict=True):
+        check(dataset, video.key, frames_of(str(made[source])))
 
 
 def test_long_videos_become_parts_without_loss(raw, tmp_path):

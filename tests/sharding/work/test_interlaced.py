@@ -1,4 +1,4 @@
-"""Interlaced H.264 of camcorders and broadcasters: every frame is packed once, deinterlaced, copied or indexed."""
+"""Interlaced H.264 of camcorders and broadcasters: every frame is packed once, deinterlaced."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import av
 import numpy as np
 import pytest
 
+from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import index_video
 from fastvid.media.timing import Reason
@@ -66,19 +67,15 @@ def test_field_coded_video_is_packed_frame_by_frame(suffix, field_coded):
 
 
 @pytest.mark.parametrize("suffix", ["h264", *CONTAINERS])
-def test_field_coded_video_is_copied_without_a_change(suffix, field_coded, pictures):
-    (whole,) = pack(field_coded[suffix], profile=PROFILES["copy"]).samples
-    assert np.array_equal(shown(whole.streams["rgb"]), pictures)
-    (clip,) = pack(field_coded[suffix], 0.4, 0.8, PROFILES["copy"]).samples
-    assert np.array_equal(shown(clip.streams["rgb"]), pictures[10:20])
-    # Both fields of a key frame are one packet, so a clip does not need the whole file.
-    assert not whole.meta["proved"]["whole"]
-
-
-def test_field_coded_mp4_is_indexed_where_it_lies(field_coded):
-    found = index_video(field_coded["mp4"].read_bytes(), Limits())
-    assert (found.info.num_frames, found.info.fps) == (FRAMES, 25)
-    assert "interlaced" in found.notes
+def test_fields_are_neither_copied_nor_indexed_in_place(suffix, field_coded, videos, tmp_path):
+    """Packets cannot be deinterlaced, and woven fields are not what a player shows."""
+    paths = [field_coded[suffix], *([mixed(videos, tmp_path, suffix)] if suffix in CONTAINERS else [])]
+    for path in paths:
+        copied = pack(path, profile=PROFILES["copy"])
+        assert copied.reason is Reason.NO_INDEX
+        assert "interlaced" in copied.message
+        with pytest.raises(SourceError, match=r"interlaced|not contiguous"):
+            index_video(path.read_bytes(), Limits())
 
 
 def test_lost_fields_are_noticed(field_coded, pictures, tmp_path):
@@ -91,22 +88,20 @@ def test_lost_fields_are_noticed(field_coded, pictures, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", sorted(CONTAINERS))
-def test_interlaced_macroblocks_are_packed_and_copied(suffix, videos, tmp_path):
-    path = mixed(videos, tmp_path, suffix)
-    encoded, copied = pack(path), pack(path, profile=PROFILES["copy"])
+def test_interlaced_macroblocks_are_packed(suffix, videos, tmp_path):
+    encoded = pack(mixed(videos, tmp_path, suffix))
     assert "deinterlaced" in encoded.warnings
-    for outcome in (encoded, copied):
-        assert numbers(outcome.samples[0].streams["rgb"]) == list(range(70))
+    assert numbers(encoded.samples[0].streams["rgb"]) == list(range(70))
 
 
 @pytest.mark.parametrize("suffix", sorted(CONTAINERS))
 def test_telecine_keeps_every_frame_and_its_order(suffix, videos, tmp_path):
     # 3:2 pulldown: of five frames two mix fields of neighbours. The first frame is a whole one.
     path = mixed(videos, tmp_path, suffix, "telecine=first_field=top:pattern=23")
-    encoded, copied = pack(path), pack(path, profile=PROFILES["copy"])
+    encoded = pack(path)
     assert "deinterlaced" in encoded.warnings
     found = numbers(encoded.samples[0].streams["rgb"])
-    assert len(found) == len(numbers(copied.samples[0].streams["rgb"])) == look(path).timing.shown
+    assert len(found) == look(path).timing.shown
     assert found == sorted(found)
     assert {found[0], found[-1]} <= {0, 69}
 
@@ -120,6 +115,5 @@ def test_deinterlaced_motion_has_no_comb(videos, tmp_path):
         lines = frames.astype(np.int64)
         return float(np.abs(2 * lines[:, 1:-1] - lines[:, :-2] - lines[:, 2:]).mean())
 
-    (kept,) = pack(path, profile=PROFILES["copy"]).samples
     (made,) = pack(path, profile=PROFILES["compact"].changed(short_side=192)).samples
-    assert comb(shown(made.streams["rgb"])) < 0.6 * comb(shown(kept.streams["rgb"]))
+    assert comb(shown(made.streams["rgb"])) < 0.6 * comb(shown(path.read_bytes()))

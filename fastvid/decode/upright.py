@@ -1,0 +1,140 @@
+"""Decode clips whose decoded pictures are not the shown ones: turned, mirrored, cut or stretched by their container.
+
+The one place where that is undone, for every decoder: it is given the part of the decoded pictures that the crop shows,
+and an output of that shape. Turning and mirroring then are views of the output, which cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from av.video.frame import VideoFrame
+from av.video.reformatter import Interpolation
+
+from fastvid.decode.request import (
+    SLACK,
+    Box,
+    DecoderOutput,
+    DevicePlanes,
+    DeviceRgb,
+    EncodedClip,
+    Levels,
+    Planes,
+    Rgb,
+)
+from fastvid.errors import FastvidError
+from fastvid.format.presentation import Coded
+
+Decode = Callable[[Sequence[EncodedClip], Sequence[DecoderOutput]], list[FastvidError | None]]
+"""Decodes clips as `fastvid.decode.request.Decoder.decode` does, but knows only decoded pictures."""
+
+
+def decode_upright(
+    decode: Decode, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
+) -> list[FastvidError | None]:
+    """Decode clips with a function that knows only decoded pictures."""
+    if all(clip.info.coded is None for clip in clips):
+        return decode(clips, outputs)
+    prepared = [_prepare(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+    errors = decode([clip for clip, _, _ in prepared], [output for _, output, _ in prepared])
+    for (_, _, finish), error in zip(prepared, errors, strict=True):
+        if error is None:
+            finish()
+    return errors
+
+
+def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:
+    """Return a clip of decoded pictures, an output of its shape, and what finishes the wanted output."""
+    coded, request = clip.info.coded, clip.request
+    if coded is None:
+        return clip, output, _nothing
+    box = request.box
+    cut = Box(*coded.cut((clip.info.height, clip.info.width), (box.y, box.x, box.height, box.width)))
+    size = request.size[::-1] if coded.turn % 2 else request.size
+    flip = request.flip and isinstance(output, Planes | Levels | DevicePlanes)  # they are flipped later
+    inner = replace(clip, info=clip.info.decoded, request=replace(request, box=cut, size=size, flip=flip))
+    if isinstance(output, Rgb):
+        data = output.data[..., ::-1] if request.flip else output.data
+        return inner, Rgb(_coded_view(data, coded)), _nothing
+    if isinstance(output, DeviceRgb | DevicePlanes):
+        return inner, *_on_device(output, coded, cut, request.flip, size)
+    views = [_coded_view(plane, coded) for plane in output.arrays]
+    if views[0].shape[1:] == (cut.height, cut.width):
+        return inner, type(output)(*views), _nothing
+    assert isinstance(output, Planes)
+    count = len(request.frames)
+    buffer = np.empty(Planes.nbytes(count, cut) + SLACK, np.uint8)
+    whole = Planes.packed(buffer, count, cut)
+    return inner, whole, lambda: _stretch(whole, views)
+
+
+def _nothing() -> None:
+    pass
+
+
+def _coded_view(data: npt.NDArray[Any], coded: Coded) -> npt.NDArray[Any]:
+    """Return a view of shown pictures, [..., H, W], into which decoded ones are written."""
+    turned = np.rot90(data, coded.turn, axes=(-2, -1))  # counterclockwise
+    return turned[..., ::-1] if coded.mirror else turned
+
+
+def _stretch(planes: Planes, targets: Sequence[npt.NDArray[Any]]) -> None:
+    """Write frames at another size, because their pixels are not square."""
+    height, width = targets[0].shape[1:]
+    for number, arrays in enumerate(zip(*planes.arrays, strict=True)):
+        frame = VideoFrame.from_dlpack(arrays, format="yuv420p")
+        frame = frame.reformat(width, height, interpolation=Interpolation.BILINEAR, threads=1)
+        plane: Any  # supports the buffer protocol, which the stubs omit
+        for plane, target in zip(frame.planes, targets, strict=True):
+            target[number] = np.ndarray(target.shape[1:], np.uint8, plane, 0, (plane.line_size, 1))
+
+
+def _on_device(
+    output: DeviceRgb | DevicePlanes, coded: Coded, cut: Box, flip: bool, size: tuple[int, int]
+) -> tuple[DecoderOutput, Callable[[], None]]:
+    """Return an output on the same device for decoded pictures, and what copies it, upright, to the wanted one."""
+    import torch
+
+    if isinstance(output, DeviceRgb):
+        inner: DeviceRgb | DevicePlanes = DeviceRgb(output.data.new_empty((*output.data.shape[:2], *size)))
+    else:
+        shape = (len(output.y), cut.height, cut.width)
+        half = (len(output.y), cut.height // 2, cut.width // 2, 2)
+        inner = DevicePlanes(output.y.new_empty(shape), output.uv.new_empty(half))
+
+    def finish() -> None:
+        if output.writable is not None:
+            torch.cuda.current_stream().wait_event(output.writable)
+        for data, target, row in _pairs(inner, output):
+            shown = data.flip(row + 1) if coded.mirror else data
+            shown = torch.rot90(shown, -coded.turn, (row, row + 1))
+            if flip and isinstance(output, DeviceRgb):
+                shown = shown.flip(row + 1)
+            target.copy_(shown if shown.shape == target.shape else _resized(shown, target.shape))
+            if target.is_cuda:
+                torch.cuda.current_stream(target.device).synchronize()
+
+    return inner, finish
+
+
+def _pairs(inner: DeviceRgb | DevicePlanes, output: DeviceRgb | DevicePlanes) -> list[tuple[Any, Any, int]]:
+    """Return tensors of decoded and of shown pictures, and which of their dimensions counts rows."""
+    if isinstance(inner, DeviceRgb) and isinstance(output, DeviceRgb):
+        return [(inner.data, output.data, 2)]
+    assert isinstance(inner, DevicePlanes)
+    assert isinstance(output, DevicePlanes)
+    return [(inner.y, output.y, 1), (inner.uv, output.uv, 1)]
+
+
+def _resized(data: Any, shape: tuple[int, ...]) -> Any:
+    """Return planes, [T, h, w] or [T, h, w, 2], at the size of others."""
+    import torch
+
+    planes = data[:, None] if data.ndim == 3 else data.permute(0, 3, 1, 2)
+    resized = torch.nn.functional.interpolate(planes.float(), shape[1:3], mode="bilinear", antialias=True)
+    resized = resized.add_(0.5).clamp_(0, 255).byte()
+    return resized[:, 0] if data.ndim == 3 else resized.permute(0, 2, 3, 1)

@@ -1,0 +1,168 @@
+"""How the decoded pictures of a stream become those that a player shows, and when it shows each of them.
+
+Everything else in fastvid speaks of shown pictures: upright, with square pixels, without what a container cuts off.
+Only what decodes knows of others, and only the tables of a stream know its times.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+
+from fastvid.runtime.arrays import FloatArray, IntArray
+
+EARLY: Final = 1e-3
+"""Seconds by which a frame may be shown later than a time that means it, at most half of its duration: people and
+tables write times with two or three decimals."""
+
+# Seconds per tick as numerator and denominator, before the compressed steps.
+_TICK: Final = struct.Struct("<QQ")
+# A clock of at most so many seconds a tick may round the times of a constant rate by a tick; a coarser one is exact.
+_FINE: Final = Fraction(1, 1000)
+_EXACT: Final = 1e-6
+_MOST_FRAMES: Final = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """What a decoder returns where players show something else: they cut it, mirror it, turn it, then stretch it."""
+
+    width: int  # of decoded pictures, in pixels
+    height: int
+    crop: tuple[int, int, int, int]  # first row and column, height and width of what is shown of them
+    turn: int = 0  # quarter turns clockwise, 0 to 3
+    mirror: bool = False  # whether left and right are exchanged before the turn
+
+    def check(self) -> None:
+        """Raise a ValueError for a part that is not inside the decoded pictures, or an impossible turn."""
+        y, x, height, width = self.crop
+        if min(height, width) < 2 or y + height > self.height or x + width > self.width or self.turn > 3:
+            raise ValueError(f"pictures of {self.width}x{self.height} are shown as {self}")
+
+    def cut(self, shown: tuple[int, int], box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+        """Return where a box of the shown pictures lies in the decoded ones; all its numbers are even.
+
+        Boxes are given as first row, first column, height and width. `shown`: height and width of the shown pictures.
+        """
+        top, left, height, width = self.crop
+        upright = (width, height) if self.turn % 2 else (height, width)
+        (y, h), (x, w) = (
+            _scaled(start, size, whole, now)
+            for start, size, whole, now in zip(box[:2], box[2:], shown, upright, strict=True)
+        )
+        if self.turn == 1:
+            y, x, h, w = height - x - w, y, w, h
+        elif self.turn == 2:
+            y, x = height - y - h, width - x - w
+        elif self.turn == 3:
+            y, x, h, w = x, width - y - h, w, h
+        if self.mirror:
+            x = width - x - w
+        return _even(top + y, h, self.height), _even(left + x, w, self.width), h, w
+
+
+def coded_of(record: Mapping[str, Any] | None) -> Coded | None:
+    """Return what a record of JSON says of decoded pictures; raise ValueError, KeyError or TypeError for nonsense."""
+    if record is None:
+        return None
+    y, x, height, width = map(int, record["crop"])
+    coded = Coded(
+        int(record["width"]), int(record["height"]), (y, x, height, width), int(record["turn"]), bool(record["mirror"])
+    )
+    coded.check()
+    return coded
+
+
+def _scaled(start: int, size: int, whole: int, now: int) -> tuple[int, int]:
+    """Return an interval of `whole` pixels as one of `now` pixels, with even ends."""
+    if whole & ~1 == now & ~1:
+        return start, size
+    begin, end = (2 * round(at * now / whole / 2) for at in (start, start + size))
+    begin = min(begin, (now & ~1) - 2)
+    return begin, max(min(end, now & ~1), begin + 2) - begin
+
+
+def _even(start: int, size: int, whole: int) -> int:
+    return max(0, min(start, whole - size)) & ~1
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The times of the frames of a stream that has no constant rate."""
+
+    data: bytes
+
+    @classmethod
+    def pack(cls, ticks: Sequence[int] | IntArray, tick: Fraction) -> Times:
+        """Pack times in ticks of `tick` seconds, ascending, counted from the first frame."""
+        steps = np.diff(np.asarray(ticks, np.int64)).astype("<i8")
+        return cls(_TICK.pack(tick.numerator, tick.denominator) + zlib.compress(steps.tobytes()))
+
+    @classmethod
+    def of(cls, pts: IntArray, tick: Fraction, fps: Fraction) -> Times | None:
+        """Return the times of frames, as in `pack`; None if the rate explains them as far as their clock is exact."""
+        ticks = pts - pts[0]
+        exact = np.arange(len(ticks)) * float(1 / (fps * tick))
+        rounding = 1.0 if tick <= _FINE else _EXACT
+        return None if (np.abs(ticks - exact) <= rounding).all() else cls.pack(ticks, tick)
+
+    def check(self, num_frames: int) -> None:
+        """Raise a ValueError unless these are the ascending times of so many frames."""
+        seconds = self.seconds()
+        if len(seconds) != num_frames or (np.diff(seconds) <= 0).any():
+            raise ValueError(f"{len(seconds)} times, or not ascending, for {num_frames} frames")
+
+    @property
+    def tick(self) -> Fraction:
+        """Seconds per tick."""
+        return _unpacked(self.data)[0]
+
+    def ticks(self) -> IntArray:
+        """Return when each frame is shown since the first one in ticks, int64 [N], read-only."""
+        return _unpacked(self.data)[1]
+
+    def seconds(self) -> FloatArray:
+        """Return when each frame is shown since the first one, float64 [N]."""
+        tick, ticks = _unpacked(self.data)
+        seconds: FloatArray = ticks * tick.numerator / tick.denominator
+        return seconds
+
+    def frames_at(self, seconds: FloatArray, nominal: float) -> IntArray:
+        """Return the frames shown at times, int64 [T]; see `StreamInfo.frames_at`.
+
+        `nominal`: seconds that a frame lasts on average.
+        """
+        times = self.seconds()
+        # At most half of what the frame before lasts, too, so that the time of a frame leads back to it.
+        before = np.append(nominal, np.diff(times)) / 2
+        begins = times - np.minimum(np.minimum(EARLY, before), half_durations(times, nominal))
+        return np.clip(np.searchsorted(begins, seconds, side="right") - 1, 0, len(times) - 1).astype(np.int64)
+
+
+def half_durations(seconds: FloatArray, nominal: float) -> FloatArray:
+    """Return half of what each frame lasts, of its own or the nominal duration whichever is less, float64 [N]."""
+    own = np.append(np.diff(seconds), nominal)
+    halves: FloatArray = np.minimum(own, nominal) / 2
+    return halves
+
+
+# Kept: a clip of a video is followed by others of it.
+@lru_cache(maxsize=1024)
+def _unpacked(data: bytes) -> tuple[Fraction, IntArray]:
+    try:
+        numerator, denominator = _TICK.unpack_from(data)
+        steps = np.frombuffer(zlib.decompressobj().decompress(data[_TICK.size :], 8 * _MOST_FRAMES), "<i8")
+    except (struct.error, zlib.error, ValueError) as error:
+        raise ValueError(f"its times cannot be read: {error}") from error
+    if not denominator or not numerator:
+        raise ValueError("its times have no clock")
+    ticks = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])
+    ticks.setflags(write=False)
+    return Fraction(numerator, denominator), ticks

@@ -1,0 +1,208 @@
+"""What a player makes of a stream's decoded pictures, and when it shows them: the one description of a foreign video.
+
+The container says how pictures are cut, turned and stretched; the first frame says the rest. MP4s are read by
+themselves, because FFmpeg's demuxers tell nothing of cut pictures in the versions in use.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Final
+
+from av.video.frame import VideoFrame
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.mp4 import Declared, declared_by_mp4
+from fastvid.format.packets import StreamInfo
+from fastvid.format.presentation import Coded, Times
+from fastvid.format.schema import Matrix, Range
+from fastvid.media.demuxer import side_data
+from fastvid.media.timing import Reason
+from fastvid.runtime.arrays import IntArray
+
+ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
+"""The hint for a video whose packets cannot be used unchanged."""
+
+HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
+"""Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
+
+_RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
+# A larger ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
+_MOST_ASPECT: Final = 8
+_NEAR_TURN: Final = 1  # degrees
+# EBML identifiers (RFC 8794, RFC 9559): Segment, Tracks, TrackEntry, Video, and what Video cuts off.
+_SEGMENT, _TRACKS, _ENTRY, _VIDEO = 0x18538067, 0x1654AE6B, 0xAE, 0xE0
+_CROPS: Final = {0x54BB: 0, 0x54CC: 1, 0x54AA: 2, 0x54DD: 3}  # top, left, bottom, right
+_HEAD: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Orientation:
+    """How a display matrix turns pictures."""
+
+    turn: int  # quarter turns clockwise
+    mirror: bool  # whether left and right are exchanged before
+    is_exact: bool  # whether it turns by quarters
+
+    @classmethod
+    def of(cls, matrix: bytes | None) -> Orientation:
+        """Read a matrix as FFmpeg returns it: nine 32-bit numbers, little-endian."""
+        if matrix is None or len(matrix) < 36:
+            return cls(0, False, True)
+        a, b, _, c, d = struct.unpack("<5i", matrix[:20])  # 16.16 fixed point; x' = ax + cy, y' = bx + dy
+        scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
+        if not scale_x or not scale_y:
+            return cls(0, False, True)
+        mirror = a * d - b * c < 0
+        sign = -1 if mirror else 1
+        degrees = math.degrees(math.atan2(sign * b / scale_y, sign * a / scale_x))
+        turn = round(degrees / 90)
+        return cls(turn % 4, mirror, abs(degrees - 90 * turn) <= _NEAR_TURN)
+
+
+def declared(container: str, read: Callable[[int, int], bytes], moov: bytes | None = None) -> Declared:
+    """Return how a container says that its pictures are shown; nothing of containers that FFmpeg tells of.
+
+    `read`: returns bytes of the file by offset and size. `moov`: the body of an MP4's tables.
+    """
+    try:
+        if container == "mov" and moov is not None:
+            return declared_by_mp4(memoryview(moov))
+        if container == "matroska":
+            return Declared(margins=_matroska_margins(read(0, _HEAD)))
+    except (FormatError, struct.error, IndexError):
+        pass  # what reads the tables says what is wrong with them
+    return Declared()
+
+
+def present(
+    info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = "tonemap"
+) -> tuple[StreamInfo, tuple[str, ...]]:
+    """Return a stream's description with what its first frame and its container say of its pictures; and notes.
+
+    `aspect`: width of a pixel divided by its height as FFmpeg knows it, None if unknown. `hdr`: "tonemap" refuses high
+    dynamic range, of which only an encoder makes pictures of the usual one; "keep" delivers its values.
+    """
+    _refuse(frame, hdr)
+    turned = Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX"))
+    if not turned.is_exact:
+        raise _unusable("its pictures are shown turned by an angle")
+    crop = said.crop(frame.height, frame.width)
+    aspect = said.aspect(frame.height, frame.width) or aspect or Fraction(1)
+    if not Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT:
+        aspect = Fraction(1)
+    height, width = crop[2:]
+    if aspect != 1:
+        width = max(2, 2 * round(width * aspect / 2))
+    if turned.turn % 2:
+        height, width = width, height
+    coded = Coded(frame.width, frame.height, crop, turned.turn, turned.mirror)
+    plain = Coded(frame.width, frame.height, (0, 0, frame.height, frame.width))
+    range_, matrix = colours_of(frame)
+    info = replace(
+        info,
+        width=width,
+        height=height,
+        range=range_,
+        matrix=matrix,
+        coded=None if coded == plain and aspect == 1 else coded,
+    )
+    return info, tuple(_notes(frame, coded, aspect))
+
+
+def _refuse(frame: VideoFrame, hdr: str) -> None:
+    if frame.interlaced_frame:
+        raise _unusable("its pictures are interlaced, and packets cannot be deinterlaced")
+    transfer = HDR_TRANSFERS.get(int(frame.color_trc))
+    if transfer and hdr != "keep":
+        raise SourceError(
+            f"its pictures have high dynamic range ({transfer}), which only encoding tone-maps",
+            reason=Reason.HDR,
+            hint=f"{ENCODE_HINT}; or deliver its values as they are: --hdr keep",
+        )
+
+
+def _unusable(message: str) -> SourceError:
+    return SourceError(message, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+
+
+def _notes(frame: VideoFrame, coded: Coded, aspect: Fraction) -> Iterator[str]:
+    if coded.turn:
+        yield f"rotated-{90 * coded.turn}"
+    if coded.mirror:
+        yield "mirrored"
+    if coded.crop != (0, 0, coded.height, coded.width):
+        yield "cropped"
+    if aspect != 1:
+        yield "pixel-aspect"
+    if (coded.crop[2] | coded.crop[3]) & 1:
+        yield "odd-size"
+    if int(frame.color_trc) in HDR_TRANSFERS:
+        yield "hdr-kept"
+
+
+def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
+    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
+    if min(frame.width, frame.height) < 2:
+        raise SourceError(
+            f"{frame.width}x{frame.height} pixels are too few: cropping to even sizes leaves nothing",
+            reason=Reason.BAD_SHAPE,
+        )
+    if frame.format.is_rgb:
+        raise _unusable(f"its pictures are {frame.format.name}")
+    full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
+    matrix = int(frame.colorspace)
+    known = matrix in list(Matrix) and matrix != Matrix.RGB
+    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if known else Matrix.UNKNOWN
+
+
+def with_times(info: StreamInfo, pts: IntArray | None, tick: Fraction) -> StreamInfo:
+    """Return a stream's description with the times of its frames, unless a constant rate explains them.
+
+    `pts`: times of the shown frames in ticks, ascending, int64 [N]; None if they are not known. `tick`: seconds.
+    """
+    if pts is None:
+        return replace(info, times=None)
+    return replace(info, times=Times.of(pts, tick, info.fps))
+
+
+def _matroska_margins(head: bytes) -> tuple[int, int, int, int]:
+    """Return the rows and columns that a Matroska file cuts off: top, left, bottom, right."""
+    margins = [0, 0, 0, 0]
+    for kind, body in _elements(memoryview(head), (_SEGMENT, _TRACKS, _ENTRY, _VIDEO)):
+        if kind in _CROPS:
+            margins[_CROPS[kind]] = int.from_bytes(body, "big")
+        elif kind == _VIDEO and any(margins):
+            break  # another video track
+    top, left, bottom, right = margins
+    return top, left, bottom, right
+
+
+def _elements(view: memoryview, inside: tuple[int, ...]) -> Iterator[tuple[int, memoryview]]:
+    """Yield EBML elements and, of containers that are named, what they contain; what is cut ends at the cut."""
+    at = 0
+    while at + 2 <= len(view):
+        kind, at = _number(view, at, keep_marker=True)
+        size, at = _number(view, at, keep_marker=False)
+        body = view[at : at + size]
+        yield kind, body
+        if kind in inside:
+            yield from _elements(body, inside)
+        at += size
+
+
+def _number(view: memoryview, at: int, *, keep_marker: bool) -> tuple[int, int]:
+    """Return a variable-length number and where it ends; a size of all ones, unknown, is as long as possible."""
+    first = view[at]
+    length = 9 - first.bit_length()
+    if length > 8:
+        raise FormatError("EBML number of more than eight bytes")
+    value = int.from_bytes(view[at : at + length], "big")
+    if not keep_marker:
+        value &= (1 << 7 * length) - 1
+        value = 1 << 62 if value == (1 << 7 * length) - 1 else value
+    return value, at + length
