@@ -50,9 +50,10 @@ def find_tables(root: str) -> list[str]:
     """Return a Parquet file, or those below a folder without videos; none for other roots."""
     if not os.path.isdir(root):
         return [root] if root.endswith(PARQUET) and os.path.isfile(root) else []
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
-    files = sorted(path for path in found if path.endswith(PARQUET))
-    return [] if not files or has_videos(root) else files
+    if has_videos(root):
+        return []
+    found = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return sorted(path for path in found if path.endswith(PARQUET))
 
 
 def table_sources(
