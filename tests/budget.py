@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_980,
     "media": 2_339,
     "storage": 1_859,
-    "sharding": 11_134,
+    "sharding": 11_140,
     "load": 6_204,
     "train": 7_396,
     "models": 1_149,
