@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_337,
     "storage": 1_628,
     "sharding": 11_020,
-    "load": 6_168,
+    "load": 6_186,
     "train": 7_396,
     "models": 1_149,
     "cli": 1_453,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_984
+TESTS: Final = 55_005
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
