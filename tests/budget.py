@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_337,
     "storage": 1_628,
     "sharding": 11_020,
-    "load": 6_168,
+    "load": 6_154,
     "train": 7_396,
     "models": 1_149,
     "cli": 1_453,
