@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_980,
     "media": 2_339,
     "storage": 1_859,
-    "sharding": 11_140,
+    "sharding": 11_141,
     "load": 6_204,
     "train": 7_396,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_303
+TESTS: Final = 55_305
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
