@@ -21,12 +21,13 @@ from typing import Any, Final
 
 import av
 import numpy as np
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
 from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
-from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
+from fastvid.format.mp4 import BOX_HEADER, Declared, Track, frame_rate, read_box, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
@@ -201,7 +202,6 @@ class FileReader(io.RawIOBase):
 
 # A demuxed packet's first bytes that are kept.
 _KEPT_HEAD: Final = 4096
-_MOST_MOOV: Final = 1 << 30
 # Bytes read with the header of a box: the tables of several minutes of video.
 _TABLES_AHEAD: Final = 1 << 18
 
@@ -238,28 +238,19 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
         else:
             return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
-    return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
+    tables = _Demuxed(file, container, limits).tables()
+    said = replace(declared(container, file.part, moov), colours=tables.declared.colours)
+    return replace(tables, declared=said)
 
 
 def _moov(file: FileReader) -> bytes:
     """Return the body of the file's ``moov`` box."""
-    position = 0
-    while position + 8 <= file.size:
+
+    def read(at: int, count: int) -> bytes:
         # Boxes behind the frames are the tables and little else: read them at once.
-        head = file.part(position, 16, ahead=_TABLES_AHEAD if position else 0)
-        size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if size == 1:
-            size, start = int.from_bytes(head[8:16], "big"), 16
-        elif size == 0:
-            size = file.size - position
-        if size < start or position + size > file.size:
-            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds the file")
-        if name == b"moov":
-            if size > _MOST_MOOV:
-                raise FormatError(f"MP4 has tables of {size} bytes")
-            return file.part(position + start, size - start)
-        position += size
-    raise FormatError("MP4 has no moov box")
+        return file.part(at, count, ahead=_TABLES_AHEAD if at and count <= BOX_HEADER else 0)
+
+    return read_box(read, file.size, b"moov")
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -321,6 +312,8 @@ class _Demuxed:
                 message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
             time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
+            names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+            primaries, transfer, matrix, range_ = map(int, names)
             nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
@@ -345,6 +338,7 @@ class _Demuxed:
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
             aspect=aspect,
+            declared=Declared(colours=(primaries, transfer, matrix, range_)),
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
@@ -400,11 +394,18 @@ class Comparison:
         self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
+    def _context(self) -> VideoCodecContext:
+        """Open a decoder that knows what the container says of colours, as FFmpeg's demuxers tell theirs."""
+        context = open_context(self.tables.codec, self.tables.extradata)
+        if (colours := self.tables.declared.colours) is not None:
+            context.color_primaries, context.color_trc, context.colorspace, context.color_range = colours
+        return context
+
     def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
         """Decode packets; yield their numbers and frames, in display order."""
         chosen = records[packets]
         places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
-        context = open_context(self.tables.codec, self.tables.extradata)
+        context = self._context()
         try:
             data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
             for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
@@ -418,7 +419,7 @@ class Comparison:
 
         None if the decoder makes nothing of it. Its pixels mean nothing.
         """
-        context = open_context(self.tables.codec, self.tables.extradata)
+        context = self._context()
         context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
         try:
             packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))

@@ -263,9 +263,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
-    info, shown = present(info, first, said, played.aspect, hdr=hdr)
+    info, shown = described(played, data, container, hdr=hdr)
     numbered = number_packets(played)
     info, notes = _rate(played, info, numbered.frames)
     sizes = [len(packet) for packet in played.packets]
@@ -285,6 +283,16 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
+
+
+def described(
+    played: Playback, data: bytes, container: str, *, hdr: str = "tonemap"
+) -> tuple[StreamInfo, tuple[str, ...]]:
+    """Describe the stream of a file, see `fastvid.media.describe.present`."""
+    assert played.first is not None
+    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
+    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
+    return present(info, played.first, said, played.aspect, hdr=hdr)
 
 
 def moov_of(data: bytes) -> bytes | None:

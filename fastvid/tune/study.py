@@ -79,7 +79,7 @@ def build_comparison(
     build: FfmpegBuild, profile: Profile, info: SourceInfo, source_url: str, encoded_url: str, limits: Limits
 ) -> list[str]:
     """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
-    source = ffmpeg.input(source_url, **input_options(info, limits))
+    source = ffmpeg.input(source_url, **input_options(build, info, limits))
     # Compare in limited range: all profiles but those of full-range codecs write it, and those are converted below.
     reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
     encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]

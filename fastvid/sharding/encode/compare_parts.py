@@ -149,6 +149,8 @@ def _alike(end: PartEnd, frame: VideoFrame, info: SourceInfo, size: Geometry) ->
     made = _thumbnail(end.picture.to_ndarray()[: end.picture.height])
     tilted = side_data(frame, "DISPLAYMATRIX") is not None
     scaled = size.scaled[::-1] if tilted and info.turned else size.scaled
+    top, left, height, width = info.crop
+    whole = round(scaled[0] * info.width / width), round(scaled[1] * info.height / height)
     luma = frame.reformat(
         *scaled,
         format="yuv420p",

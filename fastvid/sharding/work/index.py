@@ -34,7 +34,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
 from fastvid.media.remux import Promised, Remuxer, broken_tables
 from fastvid.media.timing import Reason
 from fastvid.runtime import faults
@@ -231,7 +231,7 @@ class CopiedSource:
         if source.size > limits.output_bytes:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
         self._data, self._container, self._limits = _contents(source), source.container, limits
-        self._remuxer: tuple[Playback, Remuxer] | None = None
+        self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
 
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
@@ -246,7 +246,7 @@ class CopiedSource:
             found = _as_it_is(data, limits) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-        played, muxer = self._remuxer = self._remuxer or self._play()
+        played, muxer, shown = self._remuxer = self._remuxer or self._play()
         seconds = muxer.seconds
         made = []
         if frames is not None:
@@ -261,6 +261,9 @@ class CopiedSource:
         for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits)
+            # The muxer writes not all that the source's container says.
+            info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
+            found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise SourceError(
                     "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -269,11 +272,12 @@ class CopiedSource:
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made
 
-    def _play(self) -> tuple[Playback, Remuxer]:
+    def _play(self) -> tuple[Playback, Remuxer, StreamInfo]:
         played = play(self._data, self._container, self._limits, unpack=True)
+        shown, _ = described(played, self._data, self._container)
         numbered = number_packets(played)
         whole = bool(numbered.whole or why_decode_whole(played, numbered))
-        return played, Remuxer(self._data, self._container, played, numbered, whole=whole)
+        return played, Remuxer(self._data, self._container, played, numbered, whole=whole), shown
 
 
 def _ranges(
