@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from torch import nn
+from torch import cuda, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
@@ -32,11 +32,12 @@ class SaveState(TrainerCallback):
 
 def main(url, out, crop=112, **arguments):
     # The arguments start the process group, from which the loader learns its rank. The loader resumes by itself.
-    args = TrainingArguments(out, ignore_data_skip=True, report_to="none", **{"save_steps": 10} | arguments)
-    frames, spatial = fastvid.Segments(8), fastvid.RandomResizedCrop(crop)
-    clips = fastvid.ClipLoader(
-        fastvid.open(url), frames=frames, spatial=spatial, global_batch_size=4, device=args.device
-    )
+    # Without use_cpu, the Trainer of a machine without GPUs ignores the group, and each rank trains a model of its own.
+    arguments = {"save_steps": 10, "report_to": "none", "use_cpu": not cuda.is_available()} | arguments
+    args = TrainingArguments(out, ignore_data_skip=True, **arguments)
+    rules = {"frames": fastvid.Segments(8), "spatial": fastvid.RandomResizedCrop(crop)}
+    clips = fastvid.ClipLoader(fastvid.open(url), **rules, global_batch_size=4, device=args.device)
+    assert clips.world.size == args.world_size, "the loader and the Trainer differ in the number of ranks"
     model = nn.Sequential(nn.AdaptiveAvgPool3d((2, 8, 8)), nn.Flatten(), nn.Linear(384, len(clips.dataset.classes)))
     last = get_last_checkpoint(out) if Path(out).exists() else None
     if last is not None:

@@ -17,15 +17,15 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_254,
-    "decode": 2_851,
-    "media": 2_112,
+    "format": 3_543,
+    "decode": 2_980,
+    "media": 2_337,
     "storage": 1_628,
-    "sharding": 11_004,
+    "sharding": 11_020,
     "load": 6_204,
-    "train": 7_545,
+    "train": 7_396,
     "models": 1_149,
-    "cli": 1_450,
+    "cli": 1_453,
     "report": 497,
     "runtime": 495,
     "demo": 466,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_880
+TESTS: Final = 55_259
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -65,7 +65,7 @@ class Steps:
         if not fused:
             for group in self.replica.optimizer.param_groups:
                 group |= {"fused": False, "foreach": False}
-        self._stepper = Stepper.of(config, member, strategy)
+        self._stepper = Stepper(config, member, strategy)
 
     def __call__(self, batch: Any) -> Any:
         """Train on a batch and return the sums of the task, one vector."""

@@ -136,7 +136,7 @@ class _Rank:
         if self.member.world.size > 1:
             dist.barrier()
 
-    def _loader(self, member: Member) -> assemble.Labelled:
+    def _loader(self, member: Member) -> assemble.Loader:
         size = self.plan.clips * member.world.size
         data = replace(self.config.data, global_batch_size=size, last="drop")
         return assemble.train_loader(replace(self.config, data=data), self.dataset, member)
@@ -185,7 +185,7 @@ class _Rank:
         agreed.prepare(replica)
         # As in the trainer, batches pass through the strategy, which starts its rounds.
         stepped = iter(next(agreed.rounds(replica, _EndlessLoader(batches), 1)).batches)
-        stepper = Stepper.of(self.config, member, agreed)
+        stepper = Stepper(self.config, member, agreed)
         rounds = -(-self.plan.steps // strategy.k)
         found = []
         warmup = -(-self.plan.warmup // strategy.k)
@@ -234,7 +234,7 @@ class _EndlessLoader:
         return self.batches
 
 
-def _forever(loader: assemble.Labelled) -> Iterator[Batch]:
+def _forever(loader: assemble.Loader) -> Iterator[Batch]:
     while True:
         yield from loader
 

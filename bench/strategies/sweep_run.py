@@ -147,9 +147,7 @@ class _Sweep:
         def replica() -> Any:
             made = self._task.model()
             made.register_forward_pre_hook(self._compute)
-            schedule = Schedule.of(
-                optim, epochs=spec.epochs, samples_per_epoch=spec.clips, global_batch_size=spec.batch
-            )
+            schedule = Schedule(optim, epochs=spec.epochs, samples_per_epoch=spec.clips, global_batch_size=spec.batch)
             return Replica(made, make_optimizer(made, optim), schedule)
 
         return SweepModel(config, replica, self._batches)

@@ -75,7 +75,7 @@ class ToyTask:
         spec = self.spec
         config = config_of(spec)
         model = self.model()
-        schedule = Schedule.of(
+        schedule = Schedule(
             config.optim,
             epochs=1,
             samples_per_epoch=spec.clips // spec.batch * spec.batch,

@@ -165,7 +165,7 @@ class _TrainerLoop:
         self.model = _model(args)
         self.loader = MemoryLoader(config, args.steps, args.side)
         samples = args.steps * args.batch
-        schedule = Schedule.of(config.optim, epochs=1000, samples_per_epoch=samples, global_batch_size=args.batch)
+        schedule = Schedule(config.optim, epochs=1000, samples_per_epoch=samples, global_batch_size=args.batch)
         recorder = Recorder(Path(config.run.out) / METRICS_FILE)
         replica = Replica(self.model, sgd(self.model, config.optim), schedule)
         self.trainer = Trainer(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import shutil
 import unicodedata
-from collections import Counter
-from collections.abc import Mapping
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from fastvid.cli.files import write_file
 from fastvid.media.timing import MEANING, Reason
 from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
-from fastvid.sharding.page.summary import ClassCount, Summary, describe, summarize
+from fastvid.sharding.page.summary import ClassCount, Summary, Totals, describe, summarize
 
 _NAME: Final = 12  # width of the name column in characters
 _BLOCKS: Final = " ▏▎▍▌▋▊▉█"
@@ -63,8 +62,7 @@ def _text(summary: Summary, top: int) -> str:
     lines.append(_row("samples", f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}"))
     if summary.num_samples:
         lines += [_row(name, value) for name, value in describe(summary).items()]
-    for name, values in summary.split_columns.items():
-        lines.append(_row(name, _plain(_split(values, summary.split_seconds[name]))))
+    lines += [_row(name, _plain(_split(totals))) for name, totals in summary.splits.items()]
     if summary.columns:
         lines += ["", *_columns(summary, width)]
     if summary.is_labelled:
@@ -74,12 +72,13 @@ def _text(summary: Summary, top: int) -> str:
     return "\n".join(lines)
 
 
-def _split(values: Counter[str], seconds: Mapping[str, float]) -> str:
+def _split(totals: Totals) -> str:
+    every = sum(total.samples for total in totals.values())
     parts = [
-        f"{name} {count(number)} ({percent(number, values.total())}, {duration(seconds[name])})"
-        for name, number in values.most_common(_SPLITS)
+        f"{name} {count(total.samples)} ({percent(total.samples, every)}, {duration(total.seconds)})"
+        for name, total in islice(totals.items(), _SPLITS)
     ]
-    more = len(values) - len(parts)
+    more = len(totals) - len(parts)
     return ", ".join([*parts, f"{count(more)} more"] if more else parts)
 
 
@@ -125,7 +124,7 @@ def _shortened(name: str, width: int) -> str:
 def _by_split(c: ClassCount) -> str:
     if len(c.splits) < 2:
         return ""
-    return _plain(" (" + ", ".join(f"{name} {count(number)}" for name, number in c.splits.items()) + ")")
+    return _plain(" (" + ", ".join(f"{name} {count(total.samples)}" for name, total in c.splits.items()) + ")")
 
 
 def _ledger(summary: Summary) -> list[str]:

@@ -23,7 +23,7 @@ from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.job.job import JobReport, run_job, transcode_dataset
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.restore import are_own, restore_dataset
-from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
+from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
 from fastvid.sharding.sources.tars import is_tar
 from fastvid.storage import open_storage
@@ -363,6 +363,9 @@ def _rebuild(dataset: str, root: str | None, workers: int | None) -> int:
     if found.shards or not shards:
         again = things(len(found.shards), "shard")
         print(f"{things(found.changed, 'file')} changed; indexed {again} again: generation {found.generation}")
+    source, gained = new_episodes(dataset)
+    if gained:
+        print(f"{gained:+} episodes in {source} since: `fastvid index lerobot:{source} --out NEW` indexes all")
     return 0
 
 

@@ -229,12 +229,14 @@ def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
 
 
 def pack_index(
-    samples: Sequence[IndexedSample], streams: tuple[str, ...], tar_sha256: str
+    samples: Sequence[IndexedSample], streams: tuple[str, ...], tar_sha256: str, *, described: bool = False
 ) -> tuple[bytes, RecordArray]:
-    """Return the bytes of a `.pkt`, and its STREAM_DTYPE rows [N], one per video stream."""
+    """Return the bytes of a `.pkt`, and its STREAM_DTYPE or DESCRIBED_DTYPE rows [N], one per video stream.
+
+    `described`: whether to say of each stream how it is shown, also if each is shown as it is coded.
+    """
     flat = [stream for sample in samples for stream in sample.streams]
-    # What a profile encoded needs no description: it is coded as it is shown, at a constant rate.
-    described = not all(stream.info.flags & StreamFlag.CONFORMS for stream in flat)
+    described = described or any(stream.info.coded or stream.info.times for stream in flat)
     rows = np.zeros(len(samples) * len(streams), dtype=DESCRIBED_DTYPE if described else STREAM_DTYPE)
     places: dict[bytes, int] = {}
     section, packets, first = bytearray(), [], 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -40,9 +40,7 @@ _CODECS: Final = {
 _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
 # Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
 _VISUAL_ENTRY: Final = 78
-BOX_HEADER: Final = 16
-"""Bytes of the longest box header."""
-_MOST_TABLES: Final = 1 << 30
+_BOX_HEADER: Final = 16  # bytes of the longest box header
 # Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
 _ESDS_JPEG: Final = 0x6C
 # Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
@@ -130,8 +128,12 @@ def settled(info: StreamInfo) -> StreamInfo:
 
 
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
-    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks."""
-    ticks = int(pts[-1] - pts[0]) + last if len(pts) else 0
+    """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks.
+
+    Muxers write too short a duration of the last frame, of which they know no next one: at least the usual one counts.
+    """
+    usual = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    ticks = int(pts[-1] - pts[0]) + max(last, usual) if len(pts) else 0
     if ticks <= 0:
         return Fraction(25)
     return (Fraction(len(pts)) * timescale / ticks).limit_denominator(100_000)
@@ -265,6 +267,11 @@ def _colour_codes(inner: dict[bytes, memoryview]) -> tuple[int, int, int, int] |
     return (vpcc[7], vpcc[8], vpcc[9], 1 + (vpcc[6] & 1)) if len(vpcc) >= 10 else None
 
 
+def packet_places(moov: memoryview, file_size: int) -> tuple[IntArray, IntArray]:
+    """Return the first byte and the size of each packet of the first video track, int64 [P]; all are in the file."""
+    return _packets(_sample_tables(_find_track(moov, b"vide", "video")[1])[0], file_size)
+
+
 def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview, memoryview, int]:
     """Return the first track of a kind, its media box, and the movie's ticks per second."""
     movie_scale = _timescale(find_box(moov, b"mvhd", "moov"))
@@ -312,26 +319,6 @@ def boxes(view: memoryview) -> Iterator[tuple[bytes, memoryview]]:
             raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds its parent")
         yield name, view[position + header : position + size]
         position += size
-
-
-def read_box(read: Callable[[int, int], bytes], file_size: int, wanted: bytes) -> bytes:
-    """Return the body of the first box of a file with a name; `read` returns bytes by offset and size."""
-    position = 0
-    while position + 8 <= file_size:
-        head = read(position, BOX_HEADER)
-        size, name, start = int.from_bytes(head[:4], "big"), head[4:8], 8
-        if size == 1:
-            size, start = int.from_bytes(head[8:16], "big"), 16
-        elif size == 0:
-            size = file_size - position
-        if size < start or position + size > file_size:
-            raise FormatError(f"MP4 box {name!r} of {size} bytes exceeds the file")
-        if name == wanted:
-            if size > _MOST_TABLES:
-                raise FormatError(f"MP4 has tables of {size} bytes")
-            return read(position + start, size - start)
-        position += size
-    raise FormatError(f"MP4 has no {wanted.decode()} box")
 
 
 def find_box(view: memoryview, wanted: bytes, parent: str) -> memoryview:
@@ -531,7 +518,7 @@ def load_track(reader: BlockReader) -> AudioTrack:
     """Read the audio track of an M4A, of whose bytes only the tables are read."""
     at = 0
     while at + 8 <= reader.size:
-        header = reader.bytes(at, min(BOX_HEADER, reader.size - at))
+        header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
         size, name = int.from_bytes(header[:4], "big"), bytes(header[4:8])
         size = int.from_bytes(header[8:16], "big") if size == 1 else size or reader.size - at
         if size < 8:

@@ -13,6 +13,8 @@ Instead of a tar a shard may have a list of videos that the dataset does not con
 
 from __future__ import annotations
 
+import functools
+import logging
 import threading
 import zlib
 from collections import OrderedDict
@@ -59,7 +61,6 @@ from fastvid.format.tar import (
     BlockReader,
     StreamReader,
     TarDigest,
-    TarMember,
     read_members,
     sample_groups,
     to_json,
@@ -70,6 +71,8 @@ from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
 from fastvid.storage.urls import copy_file, open_file
+
+_log = logging.getLogger(__name__)
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
 # Rows of streams by their size: those of version 2.0, and those with a description.
@@ -420,10 +423,6 @@ class Shard:
 
 _LAST: Final = {FLOW: 1, AUDIO: 2}
 
-Indexer = Callable[[memoryview, str, Sequence[TarMember], tuple[str, ...]], IndexedSample | None]
-"""Indexes one sample, given the tar, the sample's key, its members and the wanted streams. None omits the sample from
-the sidecars; it stays in the tar."""
-
 
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the tar members of a sample by suffix: its JSON, its pictures or cameras, its flow, then its sound."""
@@ -460,7 +459,7 @@ def write_in_place(
     """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
     listed = pack_files(files)
     digest = TarDigest(len(listed), sha256(listed), len(samples))
-    pkt, rows = pack_index(samples, streams, digest.sha256)
+    pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
     storage.write(f"{stem}.files", listed)
     faults.reach("sidecar")
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
@@ -473,29 +472,28 @@ def index_shard(
     stem: str,
     *,
     streams: tuple[str, ...] = (PICTURES,),
-    indexer: Indexer | None = None,
+    samples: Sequence[IndexedSample] | None = None,
     tar_sha256: str | None = None,
 ) -> list[IndexedSample]:
     """Derive the sidecars of a tar from its bytes and write them.
 
-    `indexer`: indexes samples of tars that other tools wrote; by default `index_sample`, for fastvid's own.
+    `samples`: those of a tar that another tool wrote; by default they are read, as fastvid writes them.
     """
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))
-    samples = []
-    for key, group in sample_groups(members):
-        try:
-            sample = (indexer or index_sample)(view, key, group, streams)
-        except FastvidError as error:
-            raise error.at(shard=stem, key=key) from error
-        if sample is not None:
-            samples.append(sample)
+    if samples is None:
+        samples = []
+        for key, group in sample_groups(members):
+            try:
+                samples.append(index_sample(view, key, group, streams))
+            except FastvidError as error:
+                raise error.at(shard=stem, key=key) from error
     storage.write(f"{stem}.idx", wds2idx(members))
     faults.reach("sidecar")
     pkt, rows = pack_index(samples, streams, tar_sha256 or sha256(view))
     storage.write(f"{stem}.parquet", facts_parquet(samples, rows))
     storage.write(f"{stem}.pkt", pkt)
-    return samples
+    return list(samples)
 
 
 MEMORY: Final = 256 * 2**20
@@ -550,6 +548,16 @@ class OpenShards:
         self._bytes += shard.nbytes - before
 
 
+@functools.cache
+def _warn_of_undescribed(url: str) -> None:
+    """Warn once of a dataset in place that fastvid 0.2 indexed."""
+    _log.warning(
+        "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
+        " constant rate; run `fastvid index DIR` to learn how they are shown",
+        url,
+    )
+
+
 def open_shard(
     storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
 ) -> Shard:
@@ -565,6 +573,8 @@ def open_shard(
             shard=record.name,
             hint="run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR",
         )
+    if place is not None and not shard.is_described:
+        _warn_of_undescribed(storage.url)
     if (size := storage.size(shard.data)) != record.bytes:
         raise FormatError(
             f"{record.data} has {size} bytes, the generation lists {record.bytes}",

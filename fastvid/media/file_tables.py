@@ -27,9 +27,10 @@ from av.video.frame import VideoFrame
 from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
-from fastvid.format.mp4 import BOX_HEADER, Declared, Track, frame_rate, read_box, read_moov
+from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
+from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
@@ -43,7 +44,7 @@ from fastvid.media.prove import (
     found_at,
     frame_digest,
 )
-from fastvid.media.timing import Reason, check_fragments
+from fastvid.media.timing import Reason
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -232,7 +233,8 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
     container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
-            moov = _moov(file)
+            # Boxes behind the frames are the tables and little else: read them at once.
+            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
             track = read_moov(memoryview(moov), file.size)
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
@@ -241,16 +243,6 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
     tables = _Demuxed(file, container, limits).tables()
     said = replace(declared(container, file.part, moov), colours=tables.declared.colours)
     return replace(tables, declared=said)
-
-
-def _moov(file: FileReader) -> bytes:
-    """Return the body of the file's ``moov`` box."""
-
-    def read(at: int, count: int) -> bytes:
-        # Boxes behind the frames are the tables and little else: read them at once.
-        return file.part(at, count, ahead=_TABLES_AHEAD if at and count <= BOX_HEADER else 0)
-
-    return read_box(read, file.size, b"moov")
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -302,8 +294,9 @@ class _Demuxed:
             extradata = bytes(context.extradata or b"")
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
             fields = FieldPairs(codec.label, extradata)
+            demuxed = Demuxed(self.container, source, stream)
             try:
-                for packet in source.demux(stream):
+                for packet in demuxed:
                     if packet.size:
                         self._take(packet, fields, kept)
             except MemoryError as error:
@@ -311,6 +304,7 @@ class _Demuxed:
             except av.FFmpegError as error:
                 message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
+            demuxed.check(self.file.part, self.file.size)
             time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
             names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
             primaries, transfer, matrix, range_ = map(int, names)

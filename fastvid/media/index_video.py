@@ -32,8 +32,12 @@ from fastvid.media.file_tables import Comparison, FileReader, Tables, chosen_fra
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times
-from fastvid.media.timing import Reason
-from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
+from fastvid.media.timing import Reason, clip_frames, frame_bounds
+from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
+
+# Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
+_ROUNDED: Final = 2e-3
+_SAME_RATE: Final = 1e-3
 
 
 def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
@@ -58,27 +62,38 @@ def cut_index(found: IndexedVideo, first: int, count: int) -> IndexedVideo:
     outside = (records["frame"] < 0) | (frames < 0) | (frames >= count)
     records["frame"] = np.where(outside, -1, frames)
     records["flags"] |= np.where(outside, _HIDDEN, 0)
-    info = replace(found.info, num_frames=count, flags=found.info.flags | StreamFlag.PART)
+    rate = _own_rate(found, first, count)
+    info = replace(found.info, num_frames=count, fps=rate, flags=found.info.flags | StreamFlag.PART)
     times = None if found.times is None else found.times[first : first + count]
     info = with_times(info, times, found.tick)
     return replace(found, info=info, records=records, times=times, digests=found.digests[first : first + count])
 
 
+def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
+    """Return the mean rate of some frames: that of the whole video, unless it does not explain their times."""
+    start, end = clip_seconds(found, first, count)
+    expected = count / float(found.info.fps)
+    if abs(end - start - expected) <= max(_ROUNDED, expected * _SAME_RATE):
+        return found.info.fps
+    return Fraction(count / (end - start)).limit_denominator(100_000)
+
+
 def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame and the number of frames that are shown from `start` until before `end`, in seconds."""
-    times = found.seconds
-    if times is None:
-        times = np.arange(found.info.num_frames) / float(found.info.fps)
-    # Times are fractions of a clock's ticks; a frame at the bound itself belongs to the part that it begins.
-    slack = 1e-6
-    first = 0 if start is None else int(np.searchsorted(times, start - slack))
-    stop = len(times) if end is None else int(np.searchsorted(times, end - slack))
-    if stop <= first:
-        raise SourceError(
-            f"no frame is shown between {start or 0:g} s and {'the end' if end is None else f'{end:g} s'}",
-            reason=Reason.OUT_OF_RANGE,
-        )
+    """Return the first frame and the number of frames of a clip in seconds, see `clip_frames`."""
+    first, stop = clip_frames(_seconds(found), float(1 / found.info.fps), start, end)
     return first, stop - first
+
+
+def clip_seconds(found: IndexedVideo, first: int, count: int) -> tuple[float, float]:
+    """Return when the first of some frames of a video is shown, and when the last one ends, in seconds."""
+    bounds = frame_bounds(_seconds(found), float(1 / found.info.fps))
+    return float(bounds[first]), float(bounds[first + count])
+
+
+def _seconds(found: IndexedVideo) -> FloatArray:
+    if found.seconds is not None:
+        return found.seconds
+    return np.asarray(np.arange(found.info.num_frames) / float(found.info.fps))
 
 
 SMALL_FILE: Final = 4 << 20

@@ -17,8 +17,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from itertools import pairwise
-from statistics import median_low
 from typing import Any, Final
 
 import av
@@ -30,12 +28,12 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import FieldPairs
-from fastvid.format.mp4 import read_box
 from fastvid.format.presentation import Coded
+from fastvid.media.container import Demuxed, check_fragments, find_moov
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
-from fastvid.media.timing import FrameTiming, RandomAccess, Reason, check_fragments, choose_timing
+from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import IntArray
 
@@ -228,17 +226,8 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
 
 
 _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
-# Containers whose header contains a duration that the muxer writes last, when it is known.
-_DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
-# Containers whose header counts ticks of the video's clock, of which a packet may take several.
-_STEPS_COUNT: Final = frozenset({"avi", "ivf"})
-# Ticks that may be missing: muxers count the last packet differently.
-_SLACK_STEPS: Final = 2
 # Containers without timestamps, for which FFmpeg invents some.
 _RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
-# Seconds and fraction of the header's duration that may be missing: muxers round, and audio may end earlier.
-_SLACK_SECONDS: Final = 1.0
-_SLACK_PART: Final = 0.1
 # Maximum size of a placeholder for a frame of an earlier packet; the smallest real MPEG-4 picture is larger.
 _PLACEHOLDER_BYTES: Final = 2
 
@@ -296,15 +285,19 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
 
     `limits`: limits on its frames.
     """
+
+    def read(at: int, count: int) -> bytes:
+        return os.pread(source.descriptor, count, at)
+
     if source.container == "mov":
-        check_fragments(lambda at, count: os.pread(source.descriptor, count, at), source.size)
+        check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
         scan = _Scan(source.container, container, stream, limits)
         scan.run(whole=whole)
         info = _describe(source, container, stream, scan)
         if whole:
-            _check_whole(source.container, container, stream, scan)
+            scan.demuxed.check(read, source.size)
         return info
 
 
@@ -312,25 +305,16 @@ class _Scan:
     """One pass over the packets that collects counts, times and the first frame."""
 
     def __init__(self, forced: str, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
-        self.container, self.stream, self.limits = container, stream, limits
-        self.packets = 0
+        self.demuxed, self.stream, self.limits = Demuxed(forced, container, stream), stream, limits
         self.shown = 0
         self.pts: list[int | None] = []
-        self.corrupt = 0
         self._codec = stream.codec_context.name
         name, extradata = stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
         self.fields = FieldPairs(name, extradata)
         self.access = RandomAccess(forced, name, extradata)
         self._avi = forced == "avi"
-        self._ends: dict[int, int] = {}
         self.frame: VideoFrame | None = None
         self.error = ""
-
-    @property
-    def last_end(self) -> Fraction:
-        """Latest end of a packet of any stream, in seconds."""
-        bases = {stream.index: fraction(stream.time_base) or 0 for stream in self.container.streams}
-        return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
 
     def run(self, *, whole: bool) -> None:
         stream = self.stream
@@ -342,29 +326,20 @@ class _Scan:
                 reason=Reason.TOO_LARGE,
             )
         try:
-            for packet in self.container.demux():
+            for packet in self.demuxed:
                 if packet.size:
                     self._take(packet)
         except MemoryError as error:
             raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
             if whole:
-                raise SourceError(
-                    f"reading failed after {self.packets} packets: {ffmpeg_message(error)}", reason=Reason.DAMAGED
-                ) from error
+                message = f"reading failed after {self.demuxed.packets} packets: {ffmpeg_message(error)}"
+                raise SourceError(message, reason=Reason.DAMAGED) from error
         if self.frame is None:
             self._decode(None)
 
     def _take(self, packet: Packet[Any]) -> None:
-        if packet.pts is not None:
-            end = packet.pts + (packet.duration or 0)
-            if end > self._ends.get(packet.stream_index, end - 1):
-                self._ends[packet.stream_index] = end
-        if packet.stream_index != self.stream.index:
-            return
-        self.packets += 1
-        self.corrupt += packet.is_corrupt
-        if self.packets > self.limits.max_frames:
+        if self.demuxed.packets > self.limits.max_frames:
             raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
@@ -391,11 +366,11 @@ class _Scan:
 
 
 def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
-    if not scan.packets:
+    if not scan.demuxed.packets:
         raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
     if scan.frame is None:
         cause = f": {scan.error}" if scan.error else ""
-        raise SourceError(f"no frame decodes from {scan.packets} packets{cause}", reason=Reason.NO_FRAMES)
+        raise SourceError(f"no frame decodes from {scan.demuxed.packets} packets{cause}", reason=Reason.NO_FRAMES)
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
@@ -435,35 +410,6 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     )
 
 
-def _check_whole(name: str, container: InputContainer, stream: VideoStream, scan: _Scan) -> None:
-    """Compare the data with the header's counts, in containers whose header is written last."""
-    if scan.corrupt:
-        raise SourceError(f"{scan.corrupt} of {scan.packets} packets are truncated or damaged", reason=Reason.TRUNCATED)
-    if name == "mov" and scan.packets < stream.frames:
-        raise SourceError(
-            f"file contains {scan.packets} of the {stream.frames} packets that its header counts",
-            reason=Reason.TRUNCATED,
-        )
-    if name in _STEPS_COUNT and scan.pts and scan.pts[-1] is not None:
-        times = sorted(t for t in scan.pts if t is not None)
-        # Assume the usual duration for the last frame. An AVI remuxed from an MP4 may take 24 ticks per frame.
-        usual = median_low([after - before for before, after in pairwise(times)] or [1])
-        steps = times[-1] + max(1, usual)
-        if steps < stream.frames - _SLACK_STEPS:
-            raise SourceError(
-                f"file contains {steps} of the {stream.frames} clock ticks that its header counts",
-                reason=Reason.TRUNCATED,
-            )
-    if name in _DURATION_COUNTS and container.duration:
-        promised = Fraction(container.duration, av.time_base)
-        missing = promised - scan.last_end
-        if missing > max(_SLACK_SECONDS, _SLACK_PART * promised):
-            raise SourceError(
-                f"file ends at {float(scan.last_end):.2f} s, its header says {float(promised):.2f} s",
-                reason=Reason.TRUNCATED,
-            )
-
-
 def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
     """Return whether a VP8 or VP9 packet is decoded but never shown."""
     view = memoryview(packet)
@@ -482,7 +428,7 @@ def _moov(source: OpenSource) -> bytes | None:
     if source.container != "mov":
         return None
     try:
-        return read_box(lambda at, count: os.pread(source.descriptor, count, at), source.size, b"moov")
+        return bytes(find_moov(lambda at, count: os.pread(source.descriptor, count, at), source.size))
     except FormatError:
         return None
 

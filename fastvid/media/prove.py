@@ -24,7 +24,6 @@ import av
 import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
-from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -36,11 +35,12 @@ from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import find_box, frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, check_fragments, tagged
+from fastvid.media.timing import Reason, tagged
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.
@@ -110,7 +110,6 @@ class Playback:
     discard: list[bool] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)  # hashes of the shown frames, in display order
     first: VideoFrame | None = None
-    second_fields: int = 0
 
 
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
@@ -118,8 +117,12 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
 
     `limits`: limits on the size and number of frames.
     """
+
+    def read(at: int, count: int) -> bytes:
+        return data[at : at + count]
+
     if container == "mov":
-        check_fragments(lambda at, count: data[at : at + count], len(data))
+        check_fragments(read, len(data))
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         codec = decoded_codec(stream)
@@ -130,8 +133,9 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
         rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         played.rate = rate.limit_denominator(100_000)
         played.aspect = fraction(stream.sample_aspect_ratio)
+        demuxed = Demuxed(container, source, stream)
         try:
-            _read(source, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
+            _read(demuxed, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
             raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
@@ -140,12 +144,7 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
             ) from error
         if not played.packets:
             raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
-        demuxed = len(played.packets) + played.second_fields
-        if container == "mov" and not unpack and demuxed < stream.frames:
-            raise SourceError(
-                f"file contains {demuxed} of the {stream.frames} packets that its header counts",
-                reason=Reason.TRUNCATED,
-            )
+        demuxed.check(read, len(data))
         if played.first is None:
             raise SourceError(f"none of the {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
     return played
@@ -168,10 +167,10 @@ def check_pixels(width: int, height: int, limits: Limits) -> None:
         )
 
 
-def _read(source: InputContainer, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
     fields = FieldPairs(played.codec.label, played.extradata)
     splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
-    for demuxed in source.demux(stream):
+    for demuxed in packets_of:
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
             _take(packet, stream, played, limits, fields)
@@ -185,7 +184,6 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
         if joined:
             data = bytes(played.packets.pop()) + data
             played.durations[-1] += packet.duration or 0
-            played.second_fields += 1
         # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
         played.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
         if not joined:

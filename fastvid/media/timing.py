@@ -25,7 +25,7 @@ by the code.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
@@ -38,7 +38,7 @@ import numpy as np
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
 from fastvid.format.schema import Codec
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import FloatArray, IntArray
 
 MAX_RATE: Final = 60
 
@@ -155,6 +155,40 @@ def _snap(rate: Fraction) -> Fraction:
     return rate.limit_denominator(1001)
 
 
+# Seconds by which times and bounds that are meant to be equal may differ.
+_EQUAL: Final = 1e-6
+
+
+def frame_bounds(seconds: FloatArray, nominal: float) -> FloatArray:
+    """Return when each frame begins, and when the last one ends, in seconds, float64 [N + 1]. It lasts as is usual.
+
+    `seconds`: presentation times of the shown frames, increasing. `nominal`: duration of the only frame of a video.
+    """
+    return np.append(seconds, seconds[-1] + _usual(np.diff(seconds), nominal))
+
+
+def _usual(steps: FloatArray, nominal: float) -> float:
+    return float(np.sort(steps)[(len(steps) - 1) // 2]) if len(steps) else nominal
+
+
+def clip_frames(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:
+    """Return the first frame of the clip from `start` until before `end`, and the frame after its last.
+
+    Annotations are rounded, so both ends go to the nearest frame: a clip begins at the first frame that is shown at
+    `start` - h or later, and ends before the first one at `end` - h. h is half of the frame's own or the usual
+    duration, whichever is less. Arguments: see `frame_bounds`.
+    """
+    bounds = frame_bounds(seconds, nominal)
+    lasts = np.diff(bounds)
+    nearest = seconds + np.minimum(lasts, lasts[-1]) / 2 + _EQUAL
+    first = 0 if start is None else int(np.searchsorted(nearest, start))
+    stop = len(seconds) if end is None else int(np.searchsorted(nearest, end))
+    if first >= stop:
+        clip = f"{start or 0:g} s to {'the end' if end is None else f'{end:g} s'}"
+        raise SourceError(f"the clip {clip} is not in {bounds[-1]:.2f} s of video", reason=Reason.OUT_OF_RANGE)
+    return first, stop
+
+
 # Containers whose packets have reliable presentation times and an index by them. Not MPEG-TS and -PS, whose demuxers
 # guess positions, nor AVI, which stores no presentation times.
 _CONTAINERS: Final = frozenset({"mov", "matroska"})
@@ -245,6 +279,7 @@ class Reason(StrEnum):
     CHANGED = "changed"
     EMPTY = "empty"
     BLOCKED = "blocked"
+    DUPLICATE_NAME = "duplicate-name"
     # Its content
     NOT_VIDEO = "not-video"
     PLAYLIST = "playlist"
@@ -278,6 +313,7 @@ MEANING: dict[Reason, str] = {
     Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
     Reason.EMPTY: "the file is empty",
     Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
+    Reason.DUPLICATE_NAME: "a tar has two members of this name, and the first was taken",
     Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
     Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
     Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",
@@ -317,32 +353,3 @@ def tagged(full_range: bool) -> str:
 def pairs(values: Mapping[str, object]) -> str:
     """Join options in ffmpeg's syntax: ``name=value`` separated by colons."""
     return ":".join(f"{name}={value}" for name, value in values.items())
-
-
-_HEADER: Final = 16
-_CHUNK: Final = 1 << 20
-
-
-def check_fragments(read: Callable[[int, int], bytes], size: int) -> None:
-    """Raise a SourceError if fragments follow a broken box. Other bytes after the last box are padding.
-
-    `read`: returns bytes of the file by offset and size; fewer at its end. `size`: size of the file in bytes.
-    """
-    position, fragmented = 0, False
-    while position + 8 <= size:
-        header = read(position, _HEADER)
-        length, name = int.from_bytes(header[:4], "big"), header[4:8]
-        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
-            length = int.from_bytes(header[8:], "big")
-        if length < 8 or position + length > size:
-            break
-        fragmented |= name == b"moof"
-        position += length
-    if not fragmented:
-        return
-    for start in range(position + 8, size, _CHUNK):
-        if b"moof" in read(start, _CHUNK + 3):
-            raise SourceError(
-                f"{size - position} bytes after a broken box at byte {position} contain fragments that cannot be read",
-                reason=Reason.TRUNCATED,
-            )

@@ -142,7 +142,8 @@ def reindex(
 ) -> Reindexed:
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
-    Keys, labels and other annotations are kept. Without arguments, the shards that list a changed file are indexed.
+    Keys, labels and other annotations are kept. Without arguments, the shards that list a changed file are indexed, and
+    those of fastvid 0.2, which do not say how pictures are turned and when they are shown.
     """
     storage = open_storage(url)
     _, generation = read_generation(storage)
@@ -153,7 +154,9 @@ def reindex(
     place = parse_root(old, root)
     opened = {shard.name: open_shard(storage, generation, generation.shards.index(shard)) for shard in listed}
     changed = {name: _changed(shard, place) for name, shard in opened.items()}
-    chosen = [shard for shard in listed if root is not None or changed[shard.name] or shard.name in (shards or ())]
+    asked = {shard.name for shard in listed if root is not None} | set(shards or ())
+    asked |= {name for name, shard in opened.items() if changed[name] or not shard.is_described}
+    chosen = [shard for shard in listed if shard.name in asked]
     count = sum(changed.values())
     if not chosen:
         return Reindexed(generation.number, {}, count)
@@ -239,7 +242,7 @@ def _index(
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")
-    parts = Job(scratch, files, how).run(how.open_engine(settings))
+    parts = Job(files, how).run(how.open_engine(settings))
     for row in (row for part in parts for row in part.rows):
         if row["status"] != "packed":
             raise FormatError(

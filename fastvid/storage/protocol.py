@@ -222,7 +222,9 @@ class Storage(Protocol):
 
 
 def check_name(name: str, url: str) -> str:
-    """Return `name` after checking that it stays inside its folder."""
+    """Return `name` after checking that it is one and stays inside its folder."""
+    if "\0" in name:
+        raise UsageError(f"name {name!r} contains a NUL byte", file=url)
     if name.startswith("/") or ".." in name.split("/"):
         raise UsageError(f"name {name!r} leads outside its folder", file=url)
     return name

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 import torch.distributed as dist
@@ -447,6 +447,10 @@ def broadcast_tensors(tensors: Sequence[Tensor]) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
+class Interrupted(Exception):
+    """A signal to stop came while a run waited for another process, before its first step."""
+
+
 class StopSignal:
     """Records SIGTERM and SIGINT, so that a run stops after the current step with a checkpoint.
 
@@ -455,12 +459,14 @@ class StopSignal:
     """
 
     _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+    _active: ClassVar[StopSignal | None] = None
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self._before: dict[signal.Signals, object] = {}
 
     def __enter__(self) -> StopSignal:
+        StopSignal._active = self
         for number in self._SIGNALS:
             self._before[number] = signal.signal(number, self._handle)
         return self
@@ -468,7 +474,13 @@ class StopSignal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        StopSignal._active = None
         self._restore()
+
+    @classmethod
+    def pending(cls) -> bool:
+        """Whether the run of this process is to stop, for code that waits for another process."""
+        return cls._active is not None and cls._active.requested
 
     @property
     def requested(self) -> bool:

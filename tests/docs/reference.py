@@ -85,11 +85,11 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         "Strategies": """
             fastvid.train.Strategy fastvid.train.Round fastvid.train.strategies.link.shared_store
             fastvid.train.strategies.link.Listener fastvid.train.strategies.link.open_link
-            fastvid.train.strategies.link.Link
+            fastvid.train.strategies.link.Link fastvid.train.strategies.link.Message
         """,
         "Built-in strategies": """
             fastvid.train.strategies.ddp.Ddp fastvid.train.strategies.kavg.Kavg
-            fastvid.train.strategies.asgd.strategy.Asgd fastvid.train.strategies.relay.sweep.SweepOptions
+            fastvid.train.strategies.asgd.strategy.Asgd fastvid.train.strategies.relay.sweep.Relay
         """,
         "Models and weights": """
             fastvid.models.zoo.names fastvid.models.zoo.build fastvid.models.weights.load_weights

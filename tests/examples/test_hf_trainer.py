@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -45,7 +47,7 @@ def train(example, url, out, stop=None):
             trained.append((batch["epoch"], batch["stop"], content))
             return super().compute_loss(model, batch, **options)
 
-    arguments = {"num_train_epochs": 3, "save_steps": 1, "use_cpu": True, "disable_tqdm": True}
+    arguments = {"num_train_epochs": 3, "save_steps": 1, "disable_tqdm": True}
     torch.manual_seed(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(example, "ClipTrainer", Noting)
@@ -63,3 +65,15 @@ def test_a_stopped_run_resumes_with_the_next_clip(example, url, tmp_path):
         rest, again = train(example, url, out)
         assert first + rest == whole, stop
         assert torch.equal(weights, again)
+
+
+@pytest.mark.soak
+def test_the_documented_command_trains_one_model_on_all_ranks(example, url, tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*command, "examples/hf_trainer.py", url, str(tmp_path / "out")], cwd=kit.REPOSITORY,
+        env=kit.environment(OMP_NUM_THREADS="1"), capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    # Rank 0 alone reports: each of two Trainers that know of no other rank would.
+    assert done.stdout.count("train_runtime") == 1

@@ -33,10 +33,10 @@ from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimCo
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.optim import Schedule, sgd
-from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import join
 from fastvid.train.records.checkpoint import Checkpoints, decode
-from fastvid.train.run.assemble import Labelled, read_state
+from fastvid.train.run.assemble import read_state
 from tests.load.loaders import clip_loader
 
 BATCH = 8
@@ -51,7 +51,7 @@ ROW = struct.Struct("<qqqI")
 """Epoch, position, sample, checksum of frame numbers and pixels."""
 
 
-class RecordingLoader(Labelled):
+class RecordingLoader(Loader):
     """Records each batch before it yields it.
 
     Args:
@@ -144,7 +144,7 @@ def train(config, notes, given, *, after, ahead):
         assert len(clips) == STEPS
         torch.manual_seed(0)
         model = net(num_classes=2, num_frames=3)
-        schedule = Schedule.of(config.optim, epochs=EPOCHS, samples_per_epoch=STEPS * BATCH, global_batch_size=BATCH)
+        schedule = Schedule(config.optim, epochs=EPOCHS, samples_per_epoch=STEPS * BATCH, global_batch_size=BATCH)
         trainer = StepwiseTrainer(
             config,
             member,

@@ -10,7 +10,6 @@ import pytest
 
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.prove import play
 from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.encode import encode_source
@@ -74,11 +73,6 @@ def test_truncated_file_is_detected_from_its_packets(suffix, part, tmp_path):
     data = make(tmp_path / f"whole.{suffix}", "-b:v", "400k", *options, frames=100).read_bytes()
     cut = tmp_path / f"cut.{suffix}"
     cut.write_bytes(data[: int(len(data) * part)])
-    # libavformat returns only whole packets of Matroska, so up to a second may be missing undetected here. ffmpeg's own
-    # error rejects such files (test_transcode).
-    if part > 0.9 and suffix in ("mkv", "webm"):
-        assert look(cut).timing.shown < 100
-        return
     assert reason_of(cut) in (Reason.TRUNCATED, Reason.DAMAGED)
 
 
@@ -160,21 +154,6 @@ def test_sources_larger_than_the_limit_are_refused(tmp_path):
     for allowed, reason in ((path.stat().st_size, None), (path.stat().st_size - 1, Reason.TOO_LARGE)):
         settings = Settings(PROFILES["intra"], find_ffmpeg(), Limits(source_bytes=allowed), 600.0)
         assert encode_source(task, settings, lambda phase, seconds: None).reason is reason
-
-
-def test_fragments_after_a_broken_box_are_noticed(tmp_path):
-    path = make(tmp_path / "a.mp4", "-g", "5", "-movflags", "frag_keyframe+empty_moov", frames=20)
-    data = bytearray(path.read_bytes())
-    path.write_bytes(bytes(data) + bytes(100))  # padding is no damage
-    assert look(path).timing.shown == 20
-    second = data.index(b"moof", data.index(b"moof") + 4) - 4
-    data[second : second + 40] = bytes(40)
-    path.write_bytes(data)
-    with pytest.raises(SourceError, match="contain fragments that cannot be read") as caught:
-        look(path)
-    assert caught.value.reason == Reason.TRUNCATED
-    with pytest.raises(SourceError, match="contain fragments that cannot be read"):
-        play(bytes(data), "mov", Limits())
 
 
 def test_video_without_a_clock_keeps_all_frames(tmp_path):

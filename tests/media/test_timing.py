@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.media.timing import MAX_RATE, STANDARD, choose_timing
+from fastvid.errors import SourceError
+from fastvid.media.timing import MAX_RATE, STANDARD, choose_timing, clip_frames
 
 MILLISECONDS = Fraction(1, 1000)
 TICKS = Fraction(1, 90_000)
@@ -112,3 +115,38 @@ def test_frames_with_equal_times_are_all_kept():
     # As in an MP4 whose durations are all zero: only the offsets of reordered frames differ.
     timing = choose_timing([0, 0, 0, 0, 512, 512, 512, 512, 1024, 1024], Fraction(1, 12800), [Fraction(25)], 10)
     assert (timing.kind, timing.frames, timing.rate) == ("counted", 10, 25)
+
+
+@pytest.mark.parametrize("base", [TICKS, MILLISECONDS])
+@pytest.mark.parametrize("digits", [2, 3, 6])
+@pytest.mark.parametrize("rate", [10, Fraction(24000, 1001), 25, Fraction(30000, 1001), 30, Fraction(60000, 1001)])
+def test_adjacent_clips_whose_seconds_were_rounded_have_all_frames_once(rate, digits, base):
+    seconds = np.array(grid(Fraction(rate), 170, base)) * float(base)
+    bounds = [None if scene in (0, 10) else round(float(17 * scene / rate), digits) for scene in range(11)]
+    clips = [clip_frames(seconds, 1 / rate, start, end) for start, end in pairwise(bounds)]
+    assert clips == [(17 * scene, 17 * scene + 17) for scene in range(10)]
+
+
+# Frames at 10 and 2 per second: at 0.0, 0.1, 0.2, 0.3, 0.8, 1.3 and 1.8 s.
+@pytest.mark.parametrize(
+    ("start", "end", "frames"),
+    [
+        (None, None, (0, 7)),
+        (0.1, 0.3, (1, 3)),
+        (0.15, 0.25, (1, 2)),  # a bound halfway between two frames belongs to the earlier one
+        (0.151, 0.251, (2, 3)),
+        (0.34, 1.8, (3, 6)),
+        (0.36, 1.8, (4, 6)),  # frame 3 lasts 0.5 s, but frames usually last 0.1 s
+        (0.8, 5.0, (4, 7)),
+        (-1.0, 0.06, (0, 1)),
+    ],
+)
+def test_bounds_of_clips_go_to_the_nearest_frame_at_any_rate(start, end, frames):
+    assert clip_frames(np.array([0.0, 0.1, 0.2, 0.3, 0.8, 1.3, 1.8]), 0.1, start, end) == frames
+
+
+@pytest.mark.parametrize(("start", "end"), [(2.4, None), (1.0, 1.0), (0.96, 0.97)])
+def test_a_clip_without_a_frame_is_out_of_range(start, end):
+    with pytest.raises(SourceError, match=r"not in 1\.90 s of video") as caught:
+        clip_frames(np.array([0.0, 0.1, 0.2, 0.3, 0.8, 1.3, 1.8]), 0.1, start, end)
+    assert caught.value.reason == "out-of-range"

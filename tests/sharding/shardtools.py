@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shlex
 import stat
 import struct
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -41,6 +43,18 @@ def make(path: Path, *options: str, size: str = "96x64", frames: int = 20, rate:
     path.parent.mkdir(parents=True, exist_ok=True)
     source = ["-f", "lavfi", "-i", f"testsrc2=size={size}:rate={rate}", "-frames:v", str(frames)]
     ffmpeg(*source, *(options or ("-pix_fmt", "yuv420p", "-preset", "veryfast")), str(path))
+    return path
+
+
+def tar_of(path, members):
+    """Write a tar of (name, bytes or text)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as tar:
+        for name, data in members:
+            data = data.encode() if isinstance(data, str) else data
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
     return path
 
 

@@ -142,7 +142,7 @@ def trainer(
     model = net(norm=norm)
     loader = ToyLoader(member.world, **data)
     per_epoch = loader.batches.count(0) * BATCH if loader.batches.last == "drop" else NUM_SAMPLES
-    schedule = Schedule.of(config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=BATCH)
+    schedule = Schedule(config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=BATCH)
     folder = Path(config.run.out)
     return Trainer(
         config,

@@ -45,7 +45,7 @@ def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
     if config.model.ghost_norm:
         use_ghost_norm(model, GROUP)
     freezer = Freezer(model, config.optim.freeze, toy.NUM_SAMPLES) if config.optim.freeze else None
-    schedule = Schedule.of(
+    schedule = Schedule(
         config.optim, epochs=config.run.epochs, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=BATCH
     )
     optimizer = make_optimizer(model, config.optim)

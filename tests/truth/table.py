@@ -63,7 +63,7 @@ def clocks() -> Iterator[Recipe]:
         for kind, chain in chains.items():
             kept = tuple(n for n in range(FRAMES) if kind != "dropped" or n not in (7, 8, 15))
             yield base(name, kind=kind, filters=chain, numbers=kept, output="-enc_time_base 1/90000")
-        for rate in ("1/2", "30000/1001"):
+        for rate in ("1/2", "30000/1001", "24000/1001", "60", "12.5"):
             if (name, rate) == ("av1.mkv", "1/2"):
                 continue  # which libaom does not encode
             yield base(name, kind=f"rate{rate.replace('/', '_')}", rate=rate)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
@@ -49,7 +49,7 @@ from fastvid.sharding.job.job import (
     annotation_rows,
     check_amounts,
     hide_sources,
-    part_report,
+    run,
     shard_records,
 )
 from fastvid.sharding.job.ledger import (
@@ -64,9 +64,9 @@ from fastvid.sharding.job.ledger import (
     settle_rows,
     write_ledger,
 )
-from fastvid.sharding.job.lock import Staging, lock_folder
-from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences
-from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
+from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
+from fastvid.sharding.job.run import EncodeShards, How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.tasks import Settings
@@ -74,40 +74,18 @@ from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import copy_file, sha256_of
 
 
-@dataclass(frozen=True, slots=True)
-class KnownSource:
-    """The ledger's record of a source."""
-
-    path: str
-    bytes_in: int  # size of the file in bytes
-    key: str | None  # key of its samples; None if it was not packed
-    reason: str | None
-    seconds: float | None
-
-
-def known_sources(storage: Storage, generation: Generation) -> dict[str, KnownSource]:
-    """Return every known source by name. A dataset without a ledger gets one, built from its annotations."""
+def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
+    """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
     if not storage.exists(LEDGER):
         write_ledger(storage, _ledger_of(storage, generation), {})
-    names = ("source_id", "path", "bytes_in", "key", "reason", "seconds")
-    ledger = read_ledger(storage)[0]
-    columns = [ledger[name].to_pylist() for name in names]
-    return {name: KnownSource(path, size or 0, *rest) for name, path, size, *rest in zip(*columns, strict=True)}
+    names = ["source_id", "path", "bytes_in", "key", "reason", "seconds"]
+    return {row["source_id"]: row for row in read_ledger(storage)[0].select(names).to_pylist()}
 
 
-def merge_parts(
-    storage: Storage,
-    scratch: Storage,
-    parts: Sequence[Part],
-    found: SourceList,
-    profile: Mapping[str, Any],
-    *,
-    drop_duplicates: bool = False,
-) -> tuple[int, pa.Table]:
+def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tuple[int, pa.Table]:
     """Add the shards of a finished job to a dataset.
 
-    `drop_duplicates`: whether to hide samples of sources with the same bytes as an earlier one. Returns the number
-    of the current generation, and the ledger rows of the job's sources.
+    Returns the number of the current generation, and the ledger rows of the job's sources.
     """
     _, generation = read_generation(storage)
     samples = [sample for part in parts for sample in part.samples]
@@ -116,17 +94,21 @@ def merge_parts(
     before = [row for row in read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
     present = set(read_annotations(storage, generation)["key"].to_pylist())
     if any(sample.key not in present for sample in samples):
-        records = _copy_all(storage, scratch, parts, generation, profile)
+        records = _copy_all(storage, work, parts, generation)
         faults.reach("copied")
+        note = f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}"
 
         def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
             # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
-            _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=drop_duplicates)
-            made, joined = _extended(old, table, records, parts, found, hidden)
-            return replace(made, extras=_extras(made, records, found)), joined
+            _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates)
+            classes, labels = number_labels(old, work.found)
+            rows = hide_sources(annotation_table(annotation_rows(parts, work.found, labels)), hidden)
+            extras = _extras(old, records, work.found)
+            shards = (*old.shards, *records)
+            return replace(old, shards=shards, classes=classes, note=note, extras=extras), _joined(table, rows)
 
         generation = change(storage, edit)
-    return generation.number, _extend_ledger(storage, parts, found, generation, drop_duplicates=drop_duplicates)
+    return generation.number, _extend_ledger(storage, work, parts, generation)
 
 
 def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
@@ -146,35 +128,25 @@ def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
     return list(rows.values())
 
 
-def _copy_all(
-    storage: Storage, scratch: Storage, parts: Sequence[Part], generation: Generation, profile: Mapping[str, Any]
-) -> list[ShardRecord]:
+def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> list[ShardRecord]:
+    """Copy shards beside the old ones, under the next numbers; a copy that an interrupted run left is used."""
     numbers = [int(found[1]) for shard in generation.shards if (found := re.match(r"data-(\d+)", shard.name))]
     number = max(numbers, default=-1) + 1
     records: list[ShardRecord] = []
     for part in parts:
         if part.digest is None:
             continue
-        (record,) = shard_records([replace(part, stem=shard_stem(number))], profile)
-        while storage.exists(record.data) and not _same(storage, record):
+        (record,) = shard_records([replace(part, stem=shard_stem(number))], work.profile)
+        while storage.exists(record.data) and sha256_of(storage, record.data) != record.sha256:
             number += 1
             record = replace(record, name=shard_stem(number))
-        _copy(storage, scratch, part.stem, record)
+        if not storage.exists(record.data):
+            copy_file(work.storage, f"{part.stem}.{record.suffixes[0]}", storage, record.data)
+        for suffix in record.suffixes[1:]:
+            storage.write(f"{record.name}.{suffix}", work.storage.read(f"{part.stem}.{suffix}"))
         records.append(record)
         number += 1
     return records
-
-
-def _same(storage: Storage, record: ShardRecord) -> bool:
-    """Return whether a shard is there already, left by an interrupted run."""
-    return storage.size(record.data) == record.bytes and sha256_of(storage, record.data) == record.sha256
-
-
-def _copy(storage: Storage, scratch: Storage, stem: str, record: ShardRecord) -> None:
-    if not storage.exists(record.data):
-        copy_file(scratch, f"{stem}.{record.suffixes[0]}", storage, record.data)
-    for suffix in record.suffixes[1:]:
-        storage.write(f"{record.name}.{suffix}", scratch.read(f"{stem}.{suffix}"))
 
 
 def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) -> Mapping[str, Any]:
@@ -195,26 +167,6 @@ def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], 
     return tuple(classes.names), labels
 
 
-def _extended(
-    old: Generation,
-    table: pa.Table,
-    records: Sequence[ShardRecord],
-    parts: Sequence[Part],
-    found: SourceList,
-    hidden: Collection[str],
-) -> tuple[Generation, pa.Table]:
-    """Return a generation with the new shards after the old ones."""
-    samples = [sample for part in parts for sample in part.samples]
-    classes, labels = number_labels(old, found)
-    made = replace(
-        old,
-        shards=(*old.shards, *records),
-        classes=classes,
-        note=f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}",
-    )
-    return made, _joined(table, hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden))
-
-
 def _joined(old: pa.Table, new: pa.Table) -> pa.Table:
     """Concatenate the tables with the columns of both; a column whose types differ becomes text."""
     for name in set(old.column_names) & set(new.column_names):
@@ -229,23 +181,21 @@ def _as_text(table: pa.Table, name: str) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, pa.array(values, pa.string()))
 
 
-def _extend_ledger(
-    storage: Storage, parts: Sequence[Part], found: SourceList, generation: Generation, *, drop_duplicates: bool
-) -> pa.Table:
+def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> pa.Table:
     """Write the ledger, extended by the rows of the job's sources, and return these rows."""
     names = {shard.sha256: shard.name for shard in generation.shards}
     made: list[Row] = []
     for part in parts:
         stem = None if part.digest is None else names.get(part.digest.sha256)
         made += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
-    made += [problem_row(source, *source.problem) for source in found.sources if source.problem is not None]
+    made += [problem_row(source, *source.problem) for source in work.found.sources if source.problem is not None]
     known, blocked = {row["source_id"] for row in made}, read_blocked(storage)
     rows: list[Row] = []
 
     def edit(before: list[Row]) -> list[Row]:
         nonlocal rows
         others = [row for row in before if row["source_id"] not in known]
-        rows, _ = settle_rows(made, blocked, before=others, drop_duplicates=drop_duplicates)
+        rows, _ = settle_rows(made, blocked, before=others, drop_duplicates=work.drop_duplicates)
         # The row of a takedown says when and why, so a refused copy does not replace it.
         gone = {row["source_id"] for row in before if is_nameless(row)}
         others += [row for row in before if row["source_id"] in known & gone]
@@ -278,10 +228,6 @@ def add_sources(
     annotations: Sequence[str] | str | None = None,
     columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
-    engine: str = "local",
-    ray_address: str | None = None,
-    workers: int | None = None,
-    part: JobPart | str | None = None,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     max_seconds: float = MAX_SECONDS,
     max_bad_frames: int | str | None = None,
@@ -289,10 +235,9 @@ def add_sources(
     follow_links: bool = False,
     prefix: str | None = None,
     retry_rejected: bool = False,
-    allow_encoder_change: bool = False,
-    reject_unreadable: bool = False,
     drop_duplicates: bool = False,
     limits: Limits | None = None,
+    **how: Any,
 ) -> Added:
     """Encode the sources that a dataset does not know yet, with its own profile, and add them.
 
@@ -305,58 +250,64 @@ def add_sources(
     `max_bad_frames`: the most frames that may be left out of a damaged video, as for
     `fastvid.sharding.job.job.run_job`. `seed`: seed of the order of samples in the new shards. `drop_duplicates`:
     whether to hide samples of sources with the same bytes as another one: one that the dataset has already, or the
-    first of the new ones by id.
+    first of the new ones by id. `how`: ``engine``, ``ray_address``, ``workers``, ``part``, ``allow_encoder_change`` and
+    ``reject_unreadable``, as for `fastvid.shard`.
     """
-    check_amounts(workers=workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
+    chosen = How(**how, command="add")
+    check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
-    how = How(engine, ray_address, workers, part, reject_unreadable, allow_encoder_change, "add")
-    with lock_folder(storage, how.mine) as check:
-        _, generation = read_generation(storage)
-        settings = _settings(generation, limits or Limits(), max_seconds, allow_encoder_change=allow_encoder_change)
-        bad = None if max_bad_frames is None else str(max_bad_frames)
-        settings = replace(settings, blocked=read_blocked(storage), max_bad_frames=bad)
-        scratch = open_storage(f"{storage.url}/{_FOLDER}")
+    scratch = open_storage(f"{storage.url}/{_FOLDER}")
+    bad = None if max_bad_frames is None else str(max_bad_frames)
+    known = number = 0
+
+    def prepare() -> ShardWork | JobReport:
+        nonlocal known, number
+        generation = read_generation(storage)[1]
+        settings = _settings(generation, limits or Limits(), max_seconds, changes=chosen.allow_encoder_change)
+        settings = replace(settings, max_bad_frames=bad)
         # While other parts run, what has no ledger row yet may be theirs.
-        if how.mine is None and _is_merged(storage, scratch, generation):
+        if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
         every = gather_sources(
             sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links
         )
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
-        known = len(every.sources) - len(found.sources)
+        known, number = len(every.sources) - len(found.sources), generation.number
         if not found.sources:
-            return Added(JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored), generation.number, known)
-        classes, labels = number_labels(generation, found)
+            return JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored)
         work: ShardWork
         if settings.proof is not None:
             work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
-        else:
-            work = EncodeShards(
-                scratch,
-                found,
-                settings,
-                seed=seed,
-                samples_per_shard=samples_per_shard,
-                drop_duplicates=drop_duplicates,
-                classes=classes,
-                labels=labels,
-                generation=generation.number + 1,
-            )
-        job = Job(scratch, work, how, added_to=storage)
-        parts = job.run(how.open_engine(settings), check)
-        if how.mine is not None:
-            return Added(part_report(storage, work, parts, how), generation.number, known)
-        faults.reach("encoded")
-        profile = generation.shards[-1].profile if settings.proof is not None else settings.profile.to_json()
-        number, ledger = merge_parts(storage, scratch, parts, found, profile, drop_duplicates=drop_duplicates)
+            work.drop_duplicates = drop_duplicates
+            return work
+        classes, labels = number_labels(generation, found)
+        return EncodeShards(
+            scratch,
+            found,
+            settings,
+            seed=seed,
+            samples_per_shard=samples_per_shard,
+            drop_duplicates=drop_duplicates,
+            classes=classes,
+            labels=labels,
+            generation=number + 1,
+        )
+
+    def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
+        nonlocal number
+        number, ledger = merge_parts(storage, work, parts)
         _delete_shards(scratch)
-        job.end()
-    return Added(JobReport(storage.url, ledger, found.ignored), number, known)
+        return ledger
+
+    return Added(run(storage, chosen, prepare, commit), number, known)
 
 
-def _settings(generation: Generation, limits: Limits, max_seconds: float, *, allow_encoder_change: bool) -> Settings:
-    """Return the settings of the newest shard, with an ffmpeg that may encode its profile."""
+def _settings(generation: Generation, limits: Limits, max_seconds: float, *, changes: bool) -> Settings:
+    """Return the settings of the newest shard, with an ffmpeg that may encode its profile.
+
+    `changes`: whether that may be another build than before.
+    """
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
     shard, build = generation.shards[-1], find_ffmpeg()
@@ -381,14 +332,14 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, all
     # A shard of copies that was restored from its tar names no build.
     before = shard.encoder or (build.identity() if profile.copies else {})
     changed = next(differences(before, build.identity()), None)
-    if changed is not None and not allow_encoder_change:
+    if changed is not None and not changes:
         name, old, new = changed
         raise JobError(
             f"the dataset was encoded by another build of ffmpeg: {name} was {old!r} and is {new!r}",
             hint="name that build in FASTVID_FFMPEG, or allow this one with --allow-encoder-change; each shard records"
             " its build",
         )
-    streams = same_streams(generation.extras, allow_encoder_change=allow_encoder_change)
+    streams = same_streams(generation.extras, allow_encoder_change=changes)
     return Settings(profile, build, limits, max_seconds, streams)
 
 
@@ -403,7 +354,7 @@ def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bo
     # The encoding time of a source distinguishes this attempt from an earlier one. A blocked source leaves no row.
     blocked = read_blocked(storage)
     named = [row for row in rows if not is_nameless(row) and row["source_sha256"] not in blocked]
-    return all(row["source_id"] in known and known[row["source_id"]].seconds == row["seconds"] for row in named)
+    return all(row["source_id"] in known and known[row["source_id"]]["seconds"] == row["seconds"] for row in named)
 
 
 def _delete_shards(scratch: Storage) -> None:
@@ -422,19 +373,21 @@ def _new_sources(
         sources = assign_keys([source.below(prefix) for source in sources])
     known = known_sources(storage, generation)
     # An unsplit file may have another name this time, if another folder is given as the source.
-    paths = {row.path: row for name, row in known.items() if "#" not in name}
+    paths = {row["path"]: row for name, row in known.items() if "#" not in name}
     new = []
     for source in sources:
         name = encode_name(source.id)
         row = known.get(name)
         if row is None and source.start is None and source.end is None:
             row = paths.get(encode_name(source.path))
-        if row is None or (retry_rejected and row.reason is not None):
+        if row is None or (retry_rejected and row["reason"] is not None):
             new.append(source)
-        elif row.reason is None and row.path not in (name, encode_name(source.path)) and row.bytes_in != source.size:
+            continue
+        is_other = row["path"] not in (name, encode_name(source.path)) and (row["bytes_in"] or 0) != source.size
+        if row["reason"] is None and is_other:
             raise UsageError(
                 f"source {name!r} is in the dataset already, from another file",
-                file=row.path,
+                file=row["path"],
                 hint="use --prefix NAME to prepend a name to those of all new sources",
             )
     labels = [(source.key, name) for source in new for name in source.class_names]
@@ -450,7 +403,7 @@ def _numbered(found: SourceList) -> bool:
 
 
 def _free_keys(
-    storage: Storage, generation: Generation, sources: Sequence[Source], known: Mapping[str, KnownSource]
+    storage: Storage, generation: Generation, sources: Sequence[Source], known: Mapping[str, Row]
 ) -> tuple[Source, ...]:
     """Change the keys of sources whose key is or was in use, or conflicts with a folder of such a key."""
     table = read_annotations(storage, generation)
@@ -458,7 +411,7 @@ def _free_keys(
     rows = zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True)
     # An interrupted addition may have committed these sources already.
     taken = {key for key, source_id in rows if source_id not in new}
-    taken |= {row.key for name, row in known.items() if row.key is not None and name not in new}
+    taken |= {row["key"] for name, row in known.items() if row["key"] is not None and name not in new}
     folders = {folder for key in taken for folder in _folders(key)}
 
     def free(key: str) -> bool:

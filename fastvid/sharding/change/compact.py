@@ -10,17 +10,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.errors import UsageError
-from fastvid.format.generations import Generation, ShardRecord, commit_generation, history, read_annotations, read_head
+from fastvid.format.generations import ShardRecord, commit_generation, history, read_annotations, read_head
 from fastvid.format.schema import FOREIGN, later_stem
 from fastvid.runtime import faults
 from fastvid.runtime.values import things
 from fastvid.sharding.change.history import sweep
-from fastvid.sharding.change.repack import Piece, kept_samples, map_checked, repack
+from fastvid.sharding.change.repack import Piece, kept_samples, map_checked, pieces_of, repack
 from fastvid.sharding.job.restore import is_current
 from fastvid.storage import Storage
 
@@ -49,17 +47,9 @@ def compact_shards(
     generation = next(history(storage, head))
     table = read_annotations(storage, generation)
     removed = table["removed"].to_numpy()
-    ends = np.cumsum([shard.samples for shard in generation.shards])
-    parts = np.split(removed, ends[:-1]) if len(ends) else []
-    _check_ours(generation.shards, parts)
-    tables = [
-        table.slice(end - shard.samples, shard.samples) for shard, end in zip(generation.shards, ends, strict=True)
-    ]
-    chosen = [
-        bool(part.any()) or (annotations and _is_outdated(storage, shard, rows, generation))
-        for shard, part, rows in zip(generation.shards, parts, tables, strict=True)
-    ]
-    todo = sum(chosen)
+    pieces = pieces_of(storage, generation, ~removed)
+    _check_ours(pieces)
+    todo = {piece.number for piece in pieces if not piece.is_whole or (annotations and _is_outdated(piece, table))}
     if not todo:
         return Compacted(generation.number, {}, 0, 0)
     shards: list[ShardRecord] = []
@@ -67,22 +57,21 @@ def compact_shards(
     made = replace(
         generation,
         number=generation.number + 1,
-        note=f"compact {things(todo, 'shard')}, {things(int(removed.sum()), 'removed sample')}",
+        note=f"compact {things(len(todo), 'shard')}, {things(int(removed.sum()), 'removed sample')}",
     )
-    for number, (part, rows) in enumerate(zip(parts, tables, strict=True)):
-        shard = generation.shards[number]
-        if not chosen[number]:
+    for piece in pieces:
+        shard = piece.shard
+        if piece.number not in todo:
             shards.append(shard)
             continue
         if progress is not None:
-            progress(len(rewritten), todo)
+            progress(len(rewritten), len(todo))
         rewritten[shard.name] = None
-        if not part.all():
+        if piece.samples:
             # Unique for each state of the dataset, by its revision; two runs from one state write equal bytes.
             name = later_stem(shard.name, head.revision)
-            _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, int((~part).sum()), shard.samples, name)
-            piece = Piece(storage, generation, number, ~part)
-            shards.append(repack(storage, name, [piece], made, rows.filter(pa.array(~part))))
+            _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, piece.samples, shard.samples, name)
+            shards.append(repack(storage, name, [piece], made, piece.rows(table)))
             rewritten[shard.name] = name
         faults.reach("compact")
     made = replace(made, shards=tuple(shards))
@@ -91,24 +80,20 @@ def compact_shards(
     return Compacted(committed.number, rewritten, int(removed.sum()), saved)
 
 
-def _is_outdated(storage: Storage, shard: ShardRecord, rows: pa.Table, generation: Generation) -> bool:
-    """Return whether the tar of a shard contains other annotations than the current ones."""
+def _is_outdated(piece: Piece, table: pa.Table) -> bool:
+    """Return whether the tar of a whole shard contains other annotations than the current ones."""
+    shard, classes = piece.shard, piece.generation.classes
     if shard.profile.get("name") == FOREIGN or shard.is_in_place:
         return False
-    samples = kept_samples(map_checked(storage, shard), np.ones(shard.samples, np.bool_), shard)
-    return not all(
-        is_current(members, row, generation.classes)
-        for (_, members), row in zip(samples, rows.to_pylist(), strict=True)
-    )
+    samples = kept_samples(map_checked(piece.storage, shard), piece.keep, shard)
+    rows = piece.rows(table).to_pylist()
+    return not all(is_current(members, row, classes) for (_, members), row in zip(samples, rows, strict=True))
 
 
-def _check_ours(shards: Sequence[ShardRecord], removed: Sequence[npt.NDArray[np.bool_]]) -> None:
+def _check_ours(pieces: Sequence[Piece]) -> None:
     """Refuse to rewrite shards of other tools: their tars contain members that fastvid does not know."""
-    foreign = [
-        shard.name
-        for shard, part in zip(shards, removed, strict=True)
-        if part.any() and shard.profile.get("name") == FOREIGN
-    ]
+    changed = (piece.shard for piece in pieces if not piece.is_whole)
+    foreign = [shard.name for shard in changed if shard.profile.get("name") == FOREIGN]
     if foreign:
         raise UsageError(
             f"{things(len(foreign), 'shard')} with removed samples are tars of another tool, which are never rewritten",

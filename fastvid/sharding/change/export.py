@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +15,9 @@ import pyarrow as pa
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset, whole_file
 from fastvid.format.schema import FLOW, PICTURES, to_parquet
-from fastvid.format.tar import TarMember, read_members, sample_groups, write_tar
+from fastvid.format.tar import read_members, sample_groups, write_tar
 from fastvid.runtime import faults
-from fastvid.sharding.change.repack import Members, map_checked
+from fastvid.sharding.change.repack import Members, map_checked, pieces_of
 from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
 from fastvid.sharding.sources.sources import VIDEO_SUFFIXES
@@ -71,24 +71,27 @@ def export_samples(
     record = {"dataset_id": source.dataset_id, "generation": source.generation.number, "split": split, "where": where}
     record |= {"to": to}
     _begin(target, json.dumps(record, indent=1).encode())
-    shards, rows = source.locate(np.arange(len(source)))
     if to == _LEROBOT:
         episodes = write_lerobot(source, target)
         return _end(target, record, episodes, {"train": len(source)})
     files: dict[str, dict[str, Any]] = {}
     writer = _Videos(source, target) if to == "hf" else _Tars(target)
-    for shard in np.unique(shards).tolist():
-        chosen = np.flatnonzero(shards == shard)
-        record_of = source.generation.shards[shard]
-        view = memoryview(b"") if record_of.is_in_place else map_checked(source.storage, record_of)
-        groups = {member.offset: group for _, group in _groups(view) for member in group}
-        by_folder: dict[str, list[tuple[dict[str, Any], int, int]]] = {}
-        annotations = source.annotations.take(source.rows[chosen]).to_pylist()
-        numbers = source.rows[chosen].tolist()
-        for row, annotation, number in zip(rows[chosen].tolist(), annotations, numbers, strict=True):
-            by_folder.setdefault(_folder(annotation), []).append((annotation, row, number))
-        for folder, samples in sorted(by_folder.items()):
-            files |= writer.write(folder, _samples(source, shard, view, groups, samples), samples)
+    keep = np.zeros(source.generation.num_samples, dtype=bool)
+    keep[source.rows] = True
+    for piece in pieces_of(source.storage, source.generation, keep):
+        if not piece.samples:
+            continue
+        read = _reader(source, piece.number)
+        by_folder: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+        rows = np.flatnonzero(piece.keep).tolist()
+        for row, annotation in zip(rows, piece.rows(source.annotations).to_pylist(), strict=True):
+            by_folder.setdefault(_folder(annotation), []).append((row, annotation))
+        for folder, chosen in sorted(by_folder.items()):
+            samples = (
+                (annotation["key"], annotate_members(read(row), annotation, source.classes))
+                for row, annotation in chosen
+            )
+            files |= writer.write(folder, samples, [piece.start + row for row, _ in chosen])
             faults.reach("export")
     writer.end(files)
     if to == "energon":
@@ -142,7 +145,7 @@ class _Tars:
     def __init__(self, target: Storage) -> None:
         self._target, self._count = target, Counter[str]()
 
-    def write(self, folder: str, samples: Iterator[Members], _rows: Sequence[Any]) -> dict[str, dict[str, Any]]:
+    def write(self, folder: str, samples: Iterator[Members], _rows: Sequence[int]) -> dict[str, dict[str, Any]]:
         """Write the samples of one shard; return the files."""
         name = f"{folder}/{self._count[folder]:06d}.tar"
         self._count[folder] += 1
@@ -161,12 +164,10 @@ class _Videos:
         self._source, self._target = source, target
         self._rows: dict[str, list[int]] = {}
 
-    def write(
-        self, folder: str, samples: Iterator[Members], rows: Sequence[tuple[dict[str, Any], int, int]]
-    ) -> dict[str, dict[str, Any]]:
+    def write(self, folder: str, samples: Iterator[Members], rows: Sequence[int]) -> dict[str, dict[str, Any]]:
         """Write the samples of one shard; return the files."""
         files = {}
-        for (_, members), (_, _, row) in zip(samples, rows, strict=True):
+        for (_, members), row in zip(samples, rows, strict=True):
             suffix = _video_suffix(members)
             mine = self._rows.setdefault(folder, [])
             name = f"{folder}/{len(mine):06d}.{suffix}"
@@ -206,10 +207,6 @@ def _write_energon(target: Storage, tars: Mapping[str, Mapping[str, Any]]) -> No
     target.write(".nv-meta/.info.json", json.dumps({"shard_counts": counts}, indent=1).encode())
 
 
-def _groups(view: memoryview) -> list[tuple[str, list[TarMember]]]:
-    return sample_groups(read_members(view)) if len(view) else []
-
-
 def _folder(annotation: Mapping[str, Any]) -> str:
     """Return the folder of a sample: its split."""
     value = annotation.get(_SPLIT)
@@ -225,20 +222,16 @@ def _folder(annotation: Mapping[str, Any]) -> str:
     return name
 
 
-def _samples(
-    source: Dataset,
-    shard: int,
-    view: memoryview,
-    groups: Mapping[int, Sequence[Any]],
-    samples: Sequence[tuple[dict[str, Any], int, int]],
-) -> Iterator[Members]:
-    """Yield keys and members of samples, given by their annotations and rows in the shard and in the dataset."""
+def _reader(source: Dataset, shard: int) -> Callable[[int], Mapping[str, bytes]]:
+    """Return a function that reads the members of a sample, given by its row in a shard."""
     opened = source.shard(shard)
-    for annotation, row, _ in samples:
-        if opened.root is not None:
-            suffix, data = whole_file(opened, row)
-            yield annotation["key"], annotate_members({suffix: data}, annotation, source.classes)
-            continue
-        group = groups[opened.member(row, source.streams[0])[0]]
-        members = {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in group}
-        yield annotation["key"], annotate_members(members, annotation, source.classes)
+    if opened.root is not None:
+        return lambda row: dict([whole_file(opened, row)])
+    view = map_checked(source.storage, source.generation.shards[shard])
+    groups = {member.offset: members for _, members in sample_groups(read_members(view)) for member in members}
+
+    def read(row: int) -> Mapping[str, bytes]:
+        members = groups[opened.member(row, source.streams[0])[0]]
+        return {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in members}
+
+    return read

@@ -97,10 +97,18 @@ class Piece:
         """Whether the new shard may be the old one."""
         return bool(self.keep.all()) and not self.renaming
 
+    @property
+    def start(self) -> int:
+        """Row of the shard's first sample in the annotations of the generation."""
+        return sum(shard.samples for shard in self.generation.shards[: self.number])
+
+    def rows(self, table: pa.Table) -> pa.Table:
+        """Return the annotations of the samples that are taken, of all annotations of the generation."""
+        return table.slice(self.start, self.shard.samples).filter(pa.array(self.keep))
+
     def signals(self) -> KeptSignals:
         """Return the signals of the samples that are taken."""
-        start = sum(shard.samples for shard in self.generation.shards[: self.number])
-        frames = read_annotations(self.storage, self.generation)["num_frames"].slice(start, self.shard.samples)
+        frames = read_annotations(self.storage, self.generation)["num_frames"].slice(self.start, self.shard.samples)
         return KeptSignals(self.storage, self.shard, frames.to_pylist(), self.keep)
 
     def listed(self) -> Iterator[ListedSample]:
@@ -121,6 +129,15 @@ class Piece:
             self.storage.discard(self.shard.data)
 
 
+def pieces_of(
+    storage: Storage, generation: Generation, keep: npt.NDArray[np.bool_], renaming: Renaming = Renaming()
+) -> list[Piece]:
+    """Return the samples of a dataset for which `keep`, bool [N], is true, as a piece of each shard."""
+    starts = np.cumsum([shard.samples for shard in generation.shards])[:-1]
+    masks = zip(range(len(generation.shards)), np.split(keep, starts), strict=False)
+    return [Piece(storage, generation, number, mask, renaming) for number, mask in masks]
+
+
 def repack(storage: Storage, name: str, pieces: Sequence[Piece], made: Generation, rows: pa.Table) -> ShardRecord:
     """Write a shard of the samples of some pieces, and return its record.
 
@@ -132,15 +149,7 @@ def repack(storage: Storage, name: str, pieces: Sequence[Piece], made: Generatio
         listed = (sample for piece in pieces for sample in piece.listed())
         digest = write_listed(storage, name, listed, made.streams)
     else:
-        record = dataset_record(
-            made.number,
-            streams=made.streams,
-            classes=made.classes,
-            extras=made.extras,
-            profile=first.profile,
-            encoder=first.encoder,
-            table=rows,
-        )
+        record = dataset_record(made, first.profile, first.encoder, rows)
         left = iter(rows.to_pylist())
         samples = (sample for piece in pieces for sample in piece.packed(left, made.classes))
         with short_scratch(storage) as scratch:

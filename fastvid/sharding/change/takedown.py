@@ -31,6 +31,7 @@ from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.add import known_sources
 from fastvid.sharding.change.edit import rows_of
 from fastvid.sharding.change.receipts import Receipt, RemovedFile, read_receipts, receipt_file
+from fastvid.sharding.change.repack import pieces_of
 from fastvid.sharding.job.job import hide_rows
 from fastvid.sharding.job.ledger import (
     CLIP,
@@ -265,8 +266,7 @@ def _inventory(
     storage: Storage, generation: Generation, gone: pa.Table, mask: BoolArray, target: _Target
 ) -> dict[str, Any]:
     """Return what the receipt says of the removed sources, members and shards."""
-    ends = np.cumsum([shard.samples for shard in generation.shards])
-    touched = [shard for shard, part in zip(generation.shards, np.split(mask, ends[:-1]), strict=False) if part.any()]
+    touched = [piece.shard for piece in pieces_of(storage, generation, mask) if piece.samples]
     members: list[RemovedFile] = []
     sizes: Counter[str] = Counter()
     for shard in touched:

@@ -149,16 +149,17 @@ def _alike(end: PartEnd, frame: VideoFrame, info: SourceInfo, size: Geometry) ->
     made = _thumbnail(end.picture.to_ndarray()[: end.picture.height])
     tilted = side_data(frame, "DISPLAYMATRIX") is not None
     scaled = size.scaled[::-1] if tilted and info.turned else size.scaled
-    top, left, height, width = info.crop
-    whole = round(scaled[0] * info.width / width), round(scaled[1] * info.height / height)
+    y, x, rows, columns = info.crop
+    down, along = scaled[1] / rows, scaled[0] / columns
     luma = frame.reformat(
-        *scaled,
+        round(frame.width * along),
+        round(frame.height * down),
         format="yuv420p",
         src_colorspace=_SPACES.get(source_matrix(info), Colorspace.ITU709),
         dst_colorspace=Colorspace.ITU601,
         src_color_range=ColorRange.JPEG if info.full_range else ColorRange.MPEG,
         dst_color_range=ColorRange.MPEG,
-    ).to_ndarray()[: scaled[1]]
+    ).to_ndarray()[round(y * down) :, round(x * along) :][: scaled[1], : scaled[0]]
     views = [luma]
     if tilted:
         # A display matrix may mirror the picture, too.

@@ -105,6 +105,19 @@ def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
     return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
 
 
+def written_seconds(info: SourceInfo, timing: FrameTiming) -> FloatArray:
+    """Return when each frame that is written is shown in the source, in seconds from the first one, float64 [N].
+
+    `timing`: see `written_timing`.
+    """
+    grid: FloatArray = np.asarray(np.arange(timing.frames) / float(timing.rate))
+    times: FloatArray = np.asarray((info.times - info.times[:1]) * float(info.time_base))
+    if timing.input_rate is None or timing.kind != "constant" or len(times) != timing.shown:
+        return grid
+    kept = times[:: int(timing.input_rate / timing.rate)]
+    return kept if (np.diff(kept) > 0).all() else grid
+
+
 _COPY: Final = "copy"
 
 

@@ -31,8 +31,6 @@ SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
 # Largest long side that hardware decoders of H.264 and VP9 support, in pixels.
 _MAX_SIDE: Final = 4096
-# Seconds between frames that are only decoded: more than a tick of any encoder, which is one over the frame rate.
-_APART: Final = 100_000
 # Untagged videos larger than standard definition are BT.709, as players assume.
 _SD_WIDTH, _SD_HEIGHT = 1024, 576
 _QUIET: Final = (
@@ -152,8 +150,8 @@ def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: L
     source = ffmpeg.input(
         source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
     )
-    # Renumber the frames: the null muxer warns about equal timestamps, which are no sign of damaged frames.
-    picture = source["V:0"].filter("settb", "1").filter("setpts", f"N*{_APART}")
+    # Renumber the frames, far apart for a clock of any rate: the null muxer reports equal times as errors.
+    picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
     return [build.path, *_QUIET, *command]
 

@@ -74,7 +74,10 @@ ENGINES: Final = {
 
 
 def open_engine(name: str, settings: Settings, *, workers: int | None = None, address: str | None = None) -> Any:
-    """Create an engine by name: an `Engine` or a `fastvid.sharding.job.run.ShardEngine`. It starts no process yet."""
+    """Create an engine by name, an `Engine` or one that `fastvid.sharding.job.run.Job.run` describes.
+
+    It starts no process yet.
+    """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     module, _, attribute = ENGINES[name].partition(":")

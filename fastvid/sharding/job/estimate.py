@@ -179,7 +179,7 @@ def estimate_job(
         storage, drawn = LocalStorage(folder), SourceList(tuple(sample), found.classes, {})
         work = EncodeShards(storage, drawn, settings, seed=seed, samples_per_shard=samples_per_shard)
         before = children_seconds()
-        parts = Job(storage, work, How()).run(LocalEngine(settings, cores))
+        parts = Job(work, How()).run(LocalEngine(settings, cores))
         spent = children_seconds() - before
     rows = {row["source_id"]: row for part in parts for row in part.rows}
     lengths: defaultdict[str, Fraction] = defaultdict(Fraction)

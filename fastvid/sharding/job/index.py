@@ -30,7 +30,7 @@ from fastvid.format.schema import (
 )
 from fastvid.format.selection import with_facts
 from fastvid.format.shard import index_shard
-from fastvid.format.tar import TarDigest, TarMember
+from fastvid.format.tar import TarDigest
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.timing import Reason
 from fastvid.runtime import faults
@@ -43,7 +43,7 @@ from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import How, Job, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tars import TarSample, find_tars, missing_video, name_classes, read_tar, sample_keys
+from fastvid.sharding.sources.tars import TarSample, find_tars, name_samples, read_tar, sample_keys
 from fastvid.sharding.work.index import unpack_found
 from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -94,14 +94,15 @@ class IndexShards(ShardWork):
         self._sources: dict[tuple[str, int], Source] = {}
         for tar in tars:
             for sample in tar.samples:
-                self._sources[tar.stem, sample.first] = _source(tar, sample, *keys[tar.stem, sample.first])
+                path = tar.path if sample.video is None else f"{tar.path}/{sample.video.name}"
+                self._sources[tar.stem, sample.first] = sample.source(*keys[tar.stem, sample.first], path)
         self._tars = [tar for tar in tars if tar.stem in self._wanted]
         # A worker reads the tar, whose folder tells a missing disk from a missing file.
         shards = [
             [
                 replace(self._sources[tar.stem, sample.first], path=str(storage.path(f"{tar.stem}.tar")))
                 for sample in tar.samples
-                if missing_video(sample) is None
+                if sample.problem is None
             ]
             for tar in self._tars
         ]
@@ -140,18 +141,17 @@ class IndexShards(ShardWork):
             return Part(tar.stem, [row], (), None)
         rows: list[Row] = []
         packed: list[PackedSample] = []
-        found: dict[int, IndexedSample] = {}
+        found: list[IndexedSample] = []
         for sample in tar.samples:
-            source, problem = self._sources[tar.stem, sample.first], missing_video(sample)
+            source, problem = self._sources[tar.stem, sample.first], sample.problem
             outcome = next(outcomes) if problem is None else Outcome(-1, reason=problem[0], message=problem[1])
             row = self.row(source, outcome, tar.stem)
             # The video stays unchanged; the blobs of the outcome are its index.
             row["bytes_out"] = source.size if outcome.reason is None else None
-            row["warnings"] = [*outcome.warnings, *sample.notes]
             rows.append(row)
             if outcome.reason is None:
-                indexed = found[sample.first] = _indexed(sample, source, outcome)
-                info = indexed.streams[0].info
+                found.append(_indexed(sample, source, outcome))
+                info = found[-1].streams[0].info
                 facts = (info.num_frames, str(info.fps), info.width, info.height)
                 packed.append(PackedSample(encode_name(source.id), source.key, *facts))
         wanted = self._wanted[tar.stem]
@@ -160,25 +160,11 @@ class IndexShards(ShardWork):
         if not found:
             return Part(tar.stem, rows, (), None)
 
-        def indexer(
-            _view: memoryview, _name: str, members: Sequence[TarMember], _streams: tuple[str, ...]
-        ) -> IndexedSample | None:
-            return found.get(members[0].offset)
-
         view = self._folder.map(f"{tar.stem}.tar")
         tar_sha256 = sha256(view)
-        samples = index_shard(self._folder, tar.stem, indexer=indexer, tar_sha256=tar_sha256)
+        samples = index_shard(self._folder, tar.stem, samples=found, tar_sha256=tar_sha256)
         faults.reach("ledger")
         return Part(tar.stem, rows, packed, TarDigest(len(view), tar_sha256, len(samples)))
-
-
-def _source(tar: IndexedTar, sample: TarSample, name: str, key: str) -> Source:
-    """Return a sample as a source for the ledger and the annotations."""
-    label, video = None if sample.label is None else str(sample.label), sample.video
-    if video is None:
-        return Source(name, tar.path, 0, label, sample.columns, key=key)
-    place = (video.offset, video.size)
-    return Source(name, f"{tar.path}/{video.name}", video.size, label, sample.columns, member=place, key=key)
 
 
 def _indexed(sample: TarSample, source: Source, outcome: Outcome) -> IndexedSample:
@@ -199,6 +185,7 @@ def _check_keys(tar: IndexedTar, keys: Sequence[str], wanted: Sequence[str]) -> 
             f"the tar contains {len(keys)} samples, the dataset lists {len(wanted)}"
             + (f"; {lost[0]!r} can no longer be indexed" if lost else ""),
             shard=tar.stem,
+            hint="index the tars again into a new folder",
         )
 
 
@@ -242,7 +229,7 @@ def index_tars(
 
     def prepare() -> ShardWork:
         tars = _tars(folder, paths, linked=out is not None)
-        classes, named = name_classes({tar.stem: tar.samples for tar in tars}, class_names)
+        classes, named = name_samples({tar.stem: tar.samples for tar in tars}, class_names)
         tars = [replace(tar, samples=named[tar.stem]) for tar in tars]
         work = IndexShards(folder, tars, settings, classes=classes)
         if folder.exists(DATASET_JSON) and Staging(folder).job() != work.identity:
@@ -300,7 +287,7 @@ def rebuild(
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.
         with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
-            Job(LocalStorage(folder), work, how).run(how.open_engine(settings))
+            Job(work, how, records=LocalStorage(folder)).run(how.open_engine(settings))
     if is_old:
         upgrade_records(storage, head)
     _add_facts(storage)

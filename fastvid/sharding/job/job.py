@@ -11,7 +11,7 @@ import logging
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -47,7 +47,7 @@ from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
 
-# Hex digits of the job's identity that form the dataset's id, so that the same job makes the same dataset.
+# Hex digits of the job's identity that form the dataset's id.
 _ID_DIGITS = 32
 
 
@@ -92,32 +92,8 @@ class JobReport:
         return Counter(Reason(reason) for reason in self.ledger["reason"].to_pylist() if reason is not None)
 
 
-def run(storage: Storage, how: How, prepare: Callable[[], ShardWork]) -> JobReport:
-    """Make a dataset in a folder: lock it, process what is missing, and commit unless only a part is made.
-
-    `prepare` returns the work; it is called while the folder is locked.
-    """
-    with lock_folder(storage, how.mine) as check:
-        work = prepare()
-        work.settings = replace(work.settings, blocked=read_blocked(storage))
-        job = Job(storage, work, how)
-        if storage.exists(DATASET_JSON):
-            # A job that was killed after its commit only has to delete its files.
-            is_own = job.staging.job() == work.identity
-            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
-        else:
-            parts = job.run(how.open_engine(work.settings, work.workers), check)
-            if how.mine is not None:
-                return part_report(storage, work, parts, how)
-            ledger = commit_job(work, parts, how.command)
-        job.end()
-    return JobReport(storage.url, ledger, work.found.ignored)
-
-
-def part_report(storage: Storage, work: ShardWork, parts: Sequence[Part], how: How) -> JobReport:
-    """Return the report of a part of a job."""
-    rows = rows_table(row for part in parts for row in part.rows)
-    return JobReport(storage.url, rows, work.found.ignored, how.mine)
+Commit = Callable[[ShardWork, Sequence[Part], str], pa.Table]
+"""Makes what a job has made part of a dataset, and returns the ledger rows of its sources; the text is its command."""
 
 
 def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table:
@@ -140,8 +116,39 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     note = f"fastvid {command}"
     generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
     table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
-    commit_generation(storage, digest(identity)[:_ID_DIGITS], generation, table)
+    commit_generation(storage, dataset_id(identity), generation, table)
     return ledger
+
+
+def dataset_id(identity: Mapping[str, Any]) -> str:
+    """Return the id of the dataset that a job makes: the same job makes the same dataset."""
+    return digest(identity)[:_ID_DIGITS]
+
+
+def run(
+    storage: Storage, how: How, prepare: Callable[[], ShardWork | JobReport], commit: Commit = commit_job
+) -> JobReport:
+    """Make a dataset in a folder, or a part of it: lock it, process what is missing, and commit unless it is a part.
+
+    `prepare` returns the work, or the report if there is nothing to do; it is called while the folder is locked.
+    """
+    with lock_folder(storage, how.mine) as check:
+        work = prepare()
+        if isinstance(work, JobReport):
+            return work
+        job, blocked = Job(work, how, home=storage), read_blocked(storage)
+        if work.storage.exists(DATASET_JSON):
+            # A job that was killed after its commit only has to delete its files.
+            is_own = job.staging.job() == work.identity
+            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
+        else:
+            parts = job.run(work.open_engine(how, blocked), check)
+            if how.mine is not None:
+                rows = rows_table(row for part in parts for row in part.rows)
+                return JobReport(storage.url, rows, work.found.ignored, how.mine)
+            ledger = commit(work, parts, how.command)
+        job.end()
+    return JobReport(storage.url, ledger, work.found.ignored)
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:

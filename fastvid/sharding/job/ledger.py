@@ -83,7 +83,7 @@ def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
         "bytes_out": sum(map(len, streams)) if packed else None,
         "num_frames": sum(sample.num_frames for sample in outcome.samples) if packed else None,
         "seconds": outcome.seconds,
-        "warnings": list(outcome.warnings),
+        "warnings": [*outcome.warnings, *source.notes],
         "source_sha256": outcome.source_sha256 or None,
     }
 

@@ -1,7 +1,7 @@
 """The child process that connects a job to a Ray cluster; only this file imports Ray.
 
-`fastvid.sharding.job.ray_engine` starts it. It reads what to do from its standard input, gives each node one shard at a
-time, and writes the number of every shard that is made to its standard output. If a node dies, another one makes its
+`fastvid.sharding.job.ray_engine` starts it. It reads what to do from its standard input, makes each shard by a task of
+Ray, and writes the number of every shard that is made to its standard output. If a node dies, another one makes its
 shard; a node that joins later gets shards too.
 """
 
@@ -11,8 +11,8 @@ import os
 import pickle
 import socket
 import time
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -48,100 +48,64 @@ def main() -> None:
 
 
 class _Cluster:
-    """A connection to a Ray cluster, the nodes that work, and the shards that they make."""
+    """A connection to a Ray cluster, and the shards that it makes."""
 
     def __init__(self, start: dict[str, Any]) -> None:
         try:
             import ray
         except ImportError as error:
             raise MissingDependency(f"Ray cannot be imported: {error}") from error
-        self.ray, self._start = ray, start
-        _connect(ray, start["address"], start["workers"])
+        self.ray, self._workers = ray, start["workers"]
+        _connect(ray, start["address"], self._workers)
         self._job = ray.put(pickle.loads(Path(start["job"]).read_bytes()))  # noqa: S301 - the job itself wrote it
+        # Ray gives a task to another node if its node dies or kills it for lack of memory.
+        self._make = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD")(ray_engine.make_shard)
         self._waiting = deque[int](start["shards"])
-        self._tries: Counter[str] = Counter()
-        self._nodes: dict[str, tuple[Any, int]] = {}  # actor and CPUs of each node that works, by its id
-        self._running: dict[Any, tuple[str, int | None]] = {}  # node and shard of each call; None while a node starts
-        self._looked_at, self._size = 0.0, ""
+        self._running: dict[Any, tuple[int, int]] = {}  # shard and CPUs of each task
+        self._size = ""
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """Yield what the job must know, until all shards are made."""
-        idle: list[str] = []
-        while self._waiting or any(shard is not None for _, shard in self._running.values()):
-            yield from self._look()
-            while idle and self._waiting:
-                self._give(idle.pop(), self._waiting.popleft())
-            if not self._running:
+        while self._waiting or self._running:
+            nodes = [int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]]
+            size = f"{things(len(nodes), 'node')}, {things(sum(nodes), 'CPU')}"
+            if size != self._size:
+                self._size = size
+                yield {"cluster": size}
+            self._give_waiting(nodes)
+            if not self._running:  # no node has a CPU yet
                 time.sleep(_LOOK_SECONDS)
                 continue
-            done, _ = self.ray.wait(list(self._running), num_returns=1, timeout=_LOOK_SECONDS)
-            for call in done:
-                node, shard = self._running.pop(call)
-                answer = self._answer(call)
-                if isinstance(answer, Exception):
-                    self._lose(node, shard, answer)
-                elif answer is not None and shard is not None:
-                    self._give(node, shard, lost=answer)
+            for call in self.ray.wait(list(self._running), timeout=_LOOK_SECONDS)[0]:
+                shard, cpus = self._running.pop(call)
+                lost = self._answer(call, shard)
+                if lost is None:
+                    yield {"shard": shard}
+                elif os.path.exists(lost):
+                    raise WorkerError(
+                        f"{lost} does not exist on a node of the cluster",
+                        hint="mount the sources at the same path on all nodes",
+                    )
                 else:
-                    idle.append(node)
-                    yield from () if shard is None else ({"shard": shard},)
+                    self._give(shard, cpus, check=False)
 
-    def _give(self, node: str, shard: int, lost: str | None = None) -> None:
-        """Give a node a shard; `lost`: a source of it that the node has not found."""
-        if lost is not None and os.path.exists(lost):
-            raise WorkerError(
-                f"{lost} does not exist on a node of the cluster",
-                hint="mount the sources at the same path on all nodes",
-            )
-        if node not in self._nodes:  # it has died meanwhile
-            self._waiting.appendleft(shard)
-        else:
-            self._running[self._nodes[node][0].make.remote(shard, check=lost is None)] = node, shard
+    def _give_waiting(self, nodes: Sequence[int]) -> None:
+        """Start as many tasks as `nodes`, which have so many CPUs, can work on."""
+        most = min(self._workers or sum(nodes), sum(nodes))
+        free = most - sum(cpus for _, cpus in self._running.values())
+        left = len(self._waiting) + len(self._running)
+        cpus = max(1, min(most // max(left, 1), max(nodes, default=1)))
+        while self._waiting and free >= cpus:
+            self._give(self._waiting.popleft(), cpus)
+            free -= cpus
 
-    def _lose(self, node: str, shard: int | None, error: Exception) -> None:
-        """Forget a node whose process died; another one makes its shard."""
-        self._nodes.pop(node, None)
-        what = f"node {node}" if shard is None else f"shard {shard}"
-        self._tries[what] += 1
-        if self._tries[what] > _RETRIES:
-            raise WorkerError(f"{what} has failed {self._tries[what]} times on the Ray cluster: {_summarize(error)}")
-        if shard is not None:
-            self._waiting.appendleft(shard)
+    def _give(self, shard: int, cpus: int, *, check: bool = True) -> None:
+        make = self._make.options(num_cpus=cpus)
+        self._running[make.remote(self._job, shard, cpus, version=__version__, check=check)] = shard, cpus
 
-    def _look(self) -> Iterator[dict[str, Any]]:
-        """Let new nodes work, after all of them were checked; yield the size of the cluster if it has changed."""
-        if time.monotonic() - self._looked_at < _LOOK_SECONDS:
-            return
-        self._looked_at = time.monotonic()
-        alive = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) for node in self.ray.nodes() if node["Alive"]}
-        for name in self._nodes.keys() - alive.keys():
-            del self._nodes[name]
-        size = f"{things(len(alive), 'node')}, {things(sum(alive.values()), 'CPU')}"
-        if size != self._size:
-            self._size = size
-            yield {"cluster": size}
-        places = {name: self._only_on(name) for name, cpus in alive.items() if cpus and name not in self._nodes}
-        check = self.ray.remote(num_cpus=0, max_retries=0)(ray_engine.check_node)
-        known = __version__, self._start["url"], self._start["identity"]
-        checks = {name: check.options(scheduling_strategy=place).remote(*known) for name, place in places.items()}
-        good = [name for name, call in checks.items() if not isinstance(self._answer(call), Exception)]
-        node = self.ray.remote(ray_engine.Node)
-        for name in good:
-            free = (self._start["workers"] or sum(alive.values())) - sum(cpus for _, cpus in self._nodes.values())
-            cpus = min(alive[name], free)
-            if cpus > 0:
-                actor = node.options(num_cpus=cpus, scheduling_strategy=places[name]).remote(self._job, cpus)
-                self._nodes[name] = actor, cpus
-                self._running[actor.ready.remote()] = name, None
-
-    def _only_on(self, node: str) -> Any:
-        return self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-
-    def _answer(self, call: Any) -> Any:
-        """Return what a node answers, or the error of Ray if its process has died; raise the node's own errors."""
+    def _answer(self, call: Any, shard: int) -> Any:
+        """Return what a task answers; raise the task's own error, or that the cluster has failed."""
         errors = self.ray.exceptions
-        died = (errors.RayActorError, errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError)
-        gone = (errors.ObjectLostError, errors.TaskUnschedulableError, errors.ActorUnschedulableError)
         try:
             return self.ray.get(call)
         except errors.RayTaskError as error:
@@ -150,10 +114,8 @@ class _Cluster:
             raise WorkerError(
                 f"a Ray worker cannot run fastvid: {error.cause!r}", hint="install the same fastvid on every node"
             ) from error
-        except (*died, *gone) as error:
-            return error
         except errors.RayError as error:
-            raise WorkerError(f"the Ray cluster failed: {_summarize(error)}") from error
+            raise WorkerError(f"shard {shard} has failed on the Ray cluster: {_summarize(error)}") from error
 
 
 def _connect(ray: Any, address: str | None, workers: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Makes shards on the nodes of a Ray cluster: a node takes a whole shard, writes it, and answers only that it did.
+"""Makes shards on the nodes of a Ray cluster: a task makes and writes a whole shard, and answers only that it did.
 
 Ray itself runs in a child process (`fastvid.sharding.job.ray_driver`). Ray exits the process that uses it when the
 cluster's head dies, and changes signal handlers and logging. A job must not suffer that, and may run in a notebook.
@@ -9,6 +9,7 @@ has resource limits, never Ray's own. What a node that dies has encoded waits in
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import os
@@ -53,7 +54,7 @@ _SHUTDOWN_SECONDS: Final = 20.0
 
 
 class RayEngine:
-    """Makes shards on the nodes of a Ray cluster, one at a time on each, with all CPUs of the node.
+    """Makes shards on the nodes of a Ray cluster, on one CPU each, or on more if there are more CPUs than shards.
 
     Every node needs the same fastvid, the same build of ffmpeg, and the sources and the dataset's folder at the same
     paths. `workers`: most CPUs of the cluster to use; by default all.
@@ -73,7 +74,7 @@ class RayEngine:
         self._left: set[int] = set()
 
     def make_shards(self, work: ShardWork, how: How, shards: Sequence[int]) -> Iterator[int]:
-        """See `fastvid.sharding.job.run.ShardEngine`."""
+        """See `fastvid.sharding.job.run.Job.run`."""
         self._left = set(shards)
         if not shards:
             return
@@ -81,8 +82,8 @@ class RayEngine:
             pickle.dump((work, how), file)
             file.flush()
             child = self._child = Child("fastvid.sharding.job.ray_driver", self._environment)
-            place = {"url": work.storage.url, "identity": digest(work.identity), "job": file.name}
-            child.send({**place, "shards": [*shards], "workers": self._workers, "address": self._address})
+            limits = {"workers": self._workers, "address": self._address}
+            child.send({"job": file.name, "shards": [*shards], **limits})
             if not select.select([child.output], [], [], _CONNECT_SECONDS)[0]:
                 raise WorkerError(f"the Ray cluster did not respond within {_CONNECT_SECONDS:.0f} s")
             while self._left:
@@ -115,54 +116,47 @@ class RayEngine:
             self._child = None
 
 
-def check_node(version: str, url: str, identity: str) -> None:
-    """Raise a WorkerError unless this node has the job's fastvid, and its folder for reading and writing."""
+def make_shard(
+    job: tuple[ShardWork, How], shard: int, workers: int, *, version: str = __version__, check: bool = True
+) -> str | None:
+    """Make a shard on this node; or return the path of a source that is not here, if `check`.
+
+    `version`: that of the job's fastvid. `workers`: sources processed in parallel.
+    """
+    work, how = job
     node = socket.gethostname()
     if version != __version__:
         raise WorkerError(f"node {node} has fastvid {__version__}, but the job runs {version}")
+    _check_folder(work, node)
+    settings = work.settings = settings_here(work.settings, node)
+    if work.scratch is not None:
+        work.scratch = scratch_folder(work.storage, work.scratch.root.parent)
+    here = (source.path for source in work.shards[shard] if not is_remote(source.path))
+    lost = next((path for path in here if not os.path.exists(path)), None) if check else None
+    if lost is None:
+        try:
+            with contextlib.closing(LocalEngine(settings, workers)) as engine:
+                Job(work, replace(how, part=JobPart(shard, len(work.shards)))).make(engine)
+        except StorageError as error:
+            raise error.at(node=node) from error
+    return lost
+
+
+def _check_folder(work: ShardWork, node: str) -> None:
+    """Raise a WorkerError unless this node has the job's folder, for reading and writing."""
+    storage = open_storage(work.storage.url)
     try:
-        storage = open_storage(url)
         job = Staging(storage).job()
-        if job is None or digest(job) != identity:
+        if job is None or digest(job) != digest(work.identity):
             raise StorageError("the job is not there")
         probe = f"{LEDGER_PARTS}/progress/.{node}-{os.getpid()}"
         storage.write(probe, b"")
         storage.delete(probe)
     except FastvidError as error:
         raise WorkerError(
-            f"node {node} cannot reach {url}: {error.message}",
+            f"node {node} cannot reach {storage.url}: {error.message}",
             hint="write to a folder that all nodes share at the same path, or to an object store",
         ) from error
-
-
-class Node:
-    """What one node does for a job. `workers`: sources that it processes in parallel."""
-
-    def __init__(self, job: tuple[ShardWork, How], workers: int) -> None:
-        self._work, self._how = job
-        self._workers = workers
-        self._name = socket.gethostname()
-
-    def ready(self) -> None:
-        """Prepare to make shards."""
-        work = self._work
-        work.settings = settings_here(work.settings, self._name)
-        if work.scratch is not None:
-            work.scratch = scratch_folder(work.storage, work.scratch.root.parent)
-        self._engine = LocalEngine(work.settings, self._workers)
-
-    def make(self, shard: int, *, check: bool) -> str | None:
-        """Make a shard; or return the path of a source that is not here, if `check`."""
-        sources = self._work.shards[shard]
-        here = (source.path for source in sources if not is_remote(source.path))
-        lost = next((path for path in here if not os.path.exists(path)), None) if check else None
-        if lost is None:
-            how = replace(self._how, part=JobPart(shard, len(self._work.shards)))
-            try:
-                Job(self._work.storage, self._work, how).make(self._engine)
-            except StorageError as error:
-                raise error.at(node=self._name) from error
-        return lost
 
 
 def settings_here(settings: Settings, node: str) -> Settings:

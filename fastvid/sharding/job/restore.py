@@ -151,22 +151,15 @@ def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dataset_record(
-    generation: int,
-    *,
-    streams: Sequence[str],
-    classes: Sequence[str],
-    extras: Mapping[str, Any],
-    profile: Mapping[str, Any],
-    encoder: Mapping[str, Any],
-    table: pa.Table | None = None,
+    made: Generation, profile: Mapping[str, Any], encoder: Mapping[str, Any], table: pa.Table | None = None
 ) -> dict[str, Any]:
     """Return what the tar of a shard says of its dataset.
 
-    `classes`: class names, also those without samples. `table`: annotations with the columns of the dataset; None
-    while the rows are not complete.
+    `made`: the generation that the shard is for; its class names include those without samples. `table`: annotations
+    with the columns of the dataset; None while the rows are not complete.
     """
-    record: dict[str, Any] = {**_MARK, "generation": generation, "streams": list(streams), "classes": list(classes)}
-    record |= {"extras": dict(extras), "profile": dict(profile)}
+    record: dict[str, Any] = {**_MARK, "generation": made.number, "streams": list(made.streams)}
+    record |= {"classes": list(made.classes), "extras": dict(made.extras), "profile": dict(profile)}
     # A copy is the same with every build.
     record["encoder"] = {} if profile.get("codec") == _COPY else dict(encoder)
     if table is not None:

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final
 
 from fastvid.errors import JobError
+from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
 from fastvid.media.timing import Reason
@@ -40,6 +41,8 @@ _LOG = logging.getLogger(__name__)
 _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
+# What a task has of its source as it is.
+_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +62,10 @@ class How:
         """The part of the shards to make; None makes all."""
         return JobPart.parse(self.part) if isinstance(self.part, str) else self.part
 
-    def open_engine(self, settings: Settings, usual: int | None = None) -> Engine | ShardEngine:
+    def open_engine(self, settings: Settings, usual: int | None = None) -> Any:
         """Create the engine, which starts no process before its `run`. `usual`: workers on this machine by default."""
         workers = self.workers or (usual if self.engine == "local" else None)
-        engine: Engine | ShardEngine = open_engine(self.engine, settings, workers=workers, address=self.ray_address)
-        return engine
+        return open_engine(self.engine, settings, workers=workers, address=self.ray_address)
 
 
 class ShardWork:
@@ -96,28 +98,26 @@ class ShardWork:
         self.stems: Sequence[str] = [shard_stem(number) for number in range(len(shards))]
         self._seed = seed
 
+    def open_engine(self, how: How, blocked: tuple[str, ...]) -> Any:
+        """Create the engine that processes the sources, None if there are none; `blocked`: sources to refuse."""
+        self.settings = replace(self.settings, blocked=blocked)
+        return how.open_engine(self.settings, self.workers)
+
     def order(self, shard: int) -> Sequence[int]:
         """Return the slots of a shard in the order in which to process them."""
         # Clips of a file follow each other, also across shards, so that a worker reads it once.
         sources = self.shards[shard]
         return sorted(range(len(sources)), key=lambda slot: file_order(sources[slot], self._seed))
 
+    def data(self, shard: int) -> str:
+        """Return the name of the file of a shard of which its record has the digest."""
+        return f"{self.stems[shard]}.{self.suffix}"
+
     def task(self, index: int, source: Source) -> SourceTask:
         """Return the task of a source, which is number `index` in the job."""
-        return SourceTask(
-            index=index,
-            source_id=encode_name(source.id),
-            path=source.path,
-            key=source.key,
-            size=source.size,
-            start=source.start,
-            end=source.end,
-            member=source.member,
-            sound=source.sound,
-            tag=source.tag,
-            parent=None if source.parent is None else encode_name(source.parent),
-            frames=source.frames,
-        )
+        same = {name: getattr(source, name) for name in _OF_SOURCE}
+        parent = None if source.parent is None else encode_name(source.parent)
+        return SourceTask(index, encode_name(source.id), parent=parent, **same)
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """Write a shard from the outcomes of its sources, in their order; return its record.
@@ -196,14 +196,8 @@ class EncodeShards(ShardWork):
         stem = self.stems[shard]
         rows: list[Row] = []
         packed: list[PackedSample] = []
-        record = dataset_record(
-            self._generation,
-            streams=self.streams,
-            classes=self._classes,
-            extras=self.extras,
-            profile=self.profile,
-            encoder=self.encoder,
-        )
+        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        record = dataset_record(made, self.profile, self.encoder)
         members = with_record(self._members(shard, outcomes, rows, packed), record)
         first = next(members, None)
         # If all sources of a shard are rejected, there is no tar and its number stays unused.
@@ -235,19 +229,6 @@ class EncodeShards(ShardWork):
             yield from ((source, sample) for sample in outcome.samples)
 
 
-@runtime_checkable
-class ShardEngine(Protocol):
-    """Makes whole shards elsewhere, which `Job.make` does there."""
-
-    def make_shards(self, work: ShardWork, how: How, shards: Sequence[int]) -> Iterator[int]:
-        """Make shards, write them and their parts of the ledger to the job's folder, and yield the number of each."""
-        ...
-
-    def close(self) -> None:
-        """Stop everything at once."""
-        ...
-
-
 def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
     """Retry a task whose outcome was transient, without others in parallel, and return its final outcome.
 
@@ -261,16 +242,19 @@ def retry_alone(engine: Engine, task: SourceTask) -> Outcome:
 
 
 class Job:
-    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run` and `fastvid.sharding.change.add`.
+    """Makes the shards of a dataset; see `fastvid.sharding.job.job.run`.
 
-    `storage`: folder of the job's records, which mark it as unfinished, and of the shards. `added_to`: the dataset that
-    the shards are added to afterwards; None if they become a new one.
+    `records`: folder of the job's records, which mark it as unfinished; by default that of the shards. `home`: the
+    dataset, if it is in another folder: the shards are added to it afterwards.
     """
 
-    def __init__(self, storage: Storage, work: ShardWork, how: How, *, added_to: Storage | None = None) -> None:
-        self.storage, self.work, self._how, self._added_to = storage, work, how, added_to
+    def __init__(
+        self, work: ShardWork, how: How, *, records: Storage | None = None, home: Storage | None = None
+    ) -> None:
+        self.storage, self.work, self._how = records or work.storage, work, how
+        self._home = home or work.storage
         self.identity, self.shards, self.stems = work.identity, work.shards, work.stems
-        self.staging = Staging(storage, work.scratch, work.encoder)
+        self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
         self.parts: dict[int, Part] = {}
         self._check: Callable[[], None] = lambda: None
@@ -279,23 +263,26 @@ class Job:
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
         self.reasons: Counter[Reason] = Counter()
-        self.heartbeat = Heartbeat(storage, how.command, part, self._record)
+        self.heartbeat = Heartbeat(self.storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Engine | ShardEngine, check: Callable[[], None] = lambda: None) -> list[Part]:
+    def run(self, engine: Any, check: Callable[[], None] = lambda: None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
-        `check` is called before each shard is written, and raises if another job has taken over the folder.
+        `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a
+        method `make_shards`: of this work, it writes shards of the given numbers and their parts of the ledger, and
+        yields the number of each that is done. `check` is called before each shard is written, and raises if another
+        job has taken over the folder.
         """
         self._check = check
         self._begin()
-        with contextlib.closing(engine), self.heartbeat:
+        with contextlib.closing(engine) if engine else contextlib.nullcontext(), self.heartbeat:
             self._find_parts()
             try:
-                if isinstance(engine, ShardEngine):
+                if hasattr(engine, "make_shards"):
                     self._make_elsewhere(engine)
                 else:
                     self.make(engine)
@@ -327,7 +314,7 @@ class Job:
         before = self.staging.job() or self.staging.begin(self.identity)
         if before is None:
             return
-        what, where = ("job", self.storage) if self._added_to is None else ("addition", self._added_to)
+        what = "job" if self._home.url == self.work.storage.url else "addition"
         changes = list(differences(before, self.identity))
         builds_only = all(name.startswith("encoder.") for name, _, _ in changes)
         if changes and not (builds_only and self._how.allow_encoder_change):
@@ -335,7 +322,7 @@ class Job:
             way_out = "choose another folder" if what == "job" else f"delete {LEDGER_PARTS}/add to abandon it"
             raise JobError(
                 f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
-                file=where.url,
+                file=self._home.url,
                 hint=f"resume it with the same sources, arguments and ffmpeg, or {way_out}"
                 + ("; or continue with this ffmpeg by --allow-encoder-change" if builds_only else ""),
             )
@@ -345,17 +332,18 @@ class Job:
             if self._whole:
                 self.staging.begin(self.identity, replace=True)
         else:
-            _LOG.info("resuming the unfinished %s in %s", what, where.url)
+            _LOG.info("resuming the unfinished %s in %s", what, self._home.url)
 
-    def make(self, engine: Engine) -> None:
+    def make(self, engine: Engine | None) -> None:
         """Make the shards that are not there yet."""
         todo = list(self._take_stock())
         # Hashing, checksums and disk writes release the GIL, so workers get tasks while a shard is written.
-        with ThreadPoolExecutor(1, thread_name_prefix="pack") as packer:
+        packer = ThreadPoolExecutor(1, thread_name_prefix="pack")
+        try:
             for shard in self._mine:
                 if shard not in self.parts:
                     self._settle(shard, packer)
-            for outcome in engine.run(self._task(shard, slot) for shard, slot in todo):
+            for outcome in engine.run(self._task(shard, slot) for shard, slot in todo) if engine else ():
                 faults.reach("encode")
                 shard, slot = self._place(outcome.index)
                 self.outages.add_outcome(self.shards[shard][slot], outcome)
@@ -367,23 +355,25 @@ class Job:
             if self._again:
                 _LOG.info("retrying each of %d sources alone: their errors may be transient", len(self._again))
             for shard, slot in self._again:
+                assert engine is not None
                 outcome = retry_alone(engine, self._task(shard, slot))
                 if self.outages.add_final_outcome(self.shards[shard][slot], outcome):
                     self._keep(shard, slot, outcome, packer)
             for future in self._packing:
                 future.result()
             self.outages.finish()
+        finally:
+            packer.shutdown(cancel_futures=True)
 
-    def _make_elsewhere(self, engine: ShardEngine) -> None:
+    def _make_elsewhere(self, engine: Any) -> None:
         """Let others make the shards that are not there yet."""
         todo = [shard for shard in self._mine if shard not in self.parts]
         for shard in engine.make_shards(self.work, self._how, todo):
             self._check()
-            self.parts[shard] = part = read_part(self.storage, self.stems[shard])
-            rejected = [row for row in part.rows if row["status"] != "packed"]
+            part = read_part(self.storage, self.stems[shard])
+            rejected = self._add(shard, part)
             for row in rejected:
                 _LOG.warning("%s: %s: %s", row["source_id"], row["reason"], row["message"])
-            self.reasons.update(Reason(row["reason"]) for row in rejected)
             for number in range(len(self.shards[shard])):
                 self.progress.advance(rejected=number < len(rejected))
 
@@ -398,15 +388,19 @@ class Job:
         found = part_stems(self.storage)
         known = [shard for shard in self._mine if self.stems[shard] in found]
         with ThreadPoolExecutor(_READERS, thread_name_prefix="parts") as readers:
-            parts = readers.map(self._finished, (self.stems[shard] for shard in known))
+            parts = readers.map(self._finished, known)
             done = [(shard, part) for shard, part in zip(known, parts, strict=True) if part is not None]
         for shard, part in done:
-            self.parts[shard] = part
             packed = {row["source_id"] for row in part.rows if row["status"] == "packed"}
             self.outages.add_readable(one for one in self.shards[shard] if encode_name(one.id) in packed)
-            rejected = [Reason(row["reason"]) for row in part.rows if row["status"] != "packed"]
-            self.reasons.update(rejected)
-            self.progress.take(len(self.shards[shard]), rejected=len(rejected))
+            self.progress.take(len(self.shards[shard]), rejected=len(self._add(shard, part)))
+
+    def _add(self, shard: int, part: Part) -> list[Row]:
+        """Count a finished shard, and return the rows of its rejected sources."""
+        self.parts[shard] = part
+        rejected = [row for row in part.rows if row["status"] != "packed"]
+        self.reasons.update(Reason(row["reason"]) for row in rejected)
+        return rejected
 
     def _take_stock(self) -> Iterator[tuple[int, int]]:
         """Load the outcomes that wait since earlier runs; yield the slots that must still be processed, in order."""
@@ -429,10 +423,10 @@ class Job:
                     self.progress.take(1, rejected=int(outcome.reason is not None))
                     self._count(outcome)
 
-    def _finished(self, stem: str) -> Part | None:
+    def _finished(self, shard: int) -> Part | None:
         """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
-        part, name = read_part(self.storage, stem), f"{stem}.{self.work.suffix}"
-        if part.digest is None or (self.storage.exists(name) and self.storage.size(name) == part.digest.bytes):
+        part, name, folder = read_part(self.storage, self.stems[shard]), self.work.data(shard), self.work.storage
+        if part.digest is None or (folder.exists(name) and folder.size(name) == part.digest.bytes):
             return part
         _LOG.warning("%s does not match its part of the ledger: its shard is made again", name)
         return None

@@ -6,12 +6,15 @@ Each episode is a sample with a stream for each camera; signals are in files bes
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import write_signals
+from fastvid.format.generations import Generation, read_generation
+from fastvid.format.schema import DATASET_JSON, LEROBOT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.sharding.encode.profile import Profile
@@ -23,6 +26,8 @@ from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork, View
 from fastvid.sharding.lerobot.read import (
     EPISODES_PER_SHARD,
+    INFO,
+    SCHEME,
     LeRobotDataset,
     episode_shards,
     episode_sources,
@@ -115,6 +120,33 @@ class EncodeEpisodes(_Episodes, EncodeShards):
         yield source, EncodedSample(source.key, meta, {name: sample.streams["rgb"] for name, sample in made.items()})
 
 
+def _folder(out: str | os.PathLike[str], dataset: LeRobotDataset) -> Storage:
+    """Return the folder of a dataset, unless one of other episodes is there."""
+    storage = open_storage(out)
+    known = _known_episodes(read_generation(storage)[1]) if storage.exists(DATASET_JSON) else None
+    if known not in (None, len(dataset.episodes)):
+        raise UsageError(
+            f"the LeRobot dataset has {len(dataset.episodes)} episodes, the dataset here was made of {known}",
+            file=storage.url,
+            hint="choose a new folder: episodes are not added to a dataset",
+        )
+    return storage
+
+
+def _known_episodes(generation: Generation) -> int | None:
+    info = generation.extras.get(LEROBOT, {}).get("info", {})
+    return info.get("total_episodes") if isinstance(info, Mapping) else None
+
+
+def new_episodes(url: str) -> tuple[str, int]:
+    """Return where the LeRobot dataset of videos in place is, and how many episodes it has gained since."""
+    generation = read_generation(open_storage(url))[1]
+    known, found = _known_episodes(generation), re.fullmatch(r"(.*)/videos(/.*)?", generation.root or "")
+    if known is None or found is None or not open_storage(found[1]).exists(INFO):
+        return "", 0
+    return found[1], len(read_lerobot(f"{SCHEME}{found[1]}").episodes) - known
+
+
 def index_lerobot(
     source: str,
     out: str | os.PathLike[str],
@@ -148,7 +180,7 @@ def index_lerobot(
     check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
     settings = index_settings(limits, proof=proof)
     dataset = read_lerobot(source)
-    found, storage = episode_sources(dataset), open_storage(out)
+    found, storage = episode_sources(dataset), _folder(out, dataset)
 
     work = IndexEpisodes(storage, dataset, found, settings, episodes_per_shard)
     return run(storage, chosen, lambda: work)
@@ -186,7 +218,7 @@ def shard_lerobot(
         )
     settings = choose_settings(chosen, max_seconds=UNDIVIDED, limits=limits)  # episodes are never divided
     dataset = read_lerobot(source)
-    found, storage = episode_sources(dataset), open_storage(out)
+    found, storage = episode_sources(dataset), _folder(out, dataset)
 
     work = EncodeEpisodes(storage, dataset, found, settings, episodes_per_shard, scratch)
     return run(storage, chosen_how, lambda: work)

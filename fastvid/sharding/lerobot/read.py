@@ -1,8 +1,10 @@
 """Reads what a LeRobot dataset says of itself: its features, and where each episode is in which files.
 
-Version 3.0 concatenates episodes in files; version 2.1 has a file for each. Where an episode begins in a video is
-counted in frames, from the lengths of the episodes before it in the file: the seconds of the metadata are rounded, and
-only compared with that.
+Version 3.0 concatenates episodes in files; version 2.1 has a file for each. Where an episode begins in a video is told
+by its seconds, as in LeRobot: films may have frames that no episode names. An episode whose seconds lead between two
+frames, or into another episode, is rejected.
+
+What a dataset says is not believed: records have types, and every file that they name is a regular one below the root.
 
 The episodes of a LeRobot dataset as sources of a job: one for each camera, joined when a shard is written.
 """
@@ -10,19 +12,27 @@ The episodes of a LeRobot dataset as sources of a job: one for each camera, join
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+import stat
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
-from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.storage import Storage, open_storage
+from fastvid.media.timing import Reason
+from fastvid.sharding.sources.sources import Source, SourceList, check_inside
+from fastvid.storage import LocalStorage, Storage, open_storage
+from fastvid.storage.protocol import check_name
 from fastvid.storage.urls import is_remote
 
 SCHEME: Final = "lerobot:"
@@ -39,18 +49,85 @@ _VIDEO_PATH: Final = {
     "v3.0": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     "v2.1": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
 }
+# A field of a path: its name, and for a number at most nine digits.
+_FIELD: Final = re.compile(r"\{(\w+)(?::0([1-9])d)?\}")
 # Types of features that are numbers.
 _NUMBERS: Final = frozenset(
     {"float16", "float32", "float64", "bool"} | {f"{u}int{n}" for u in ("", "u") for n in (8, 16, 32, 64)}
 )
+# Parts of a frame: seconds that are nearer to a frame name it; others only if the episode before ends there.
+_NEAR: Final = 0.25
+# Part of the frames of an episode by which its seconds in a video may differ from them.
+_LONGER: Final = 0.1
+
+UNNAMED: Final = "frame of a film that no episode names"
+"""What frames before and between episodes are counted as."""
+
+_Kind = TypeVar("_Kind")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Length = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
+
+
+class Feature(msgspec.Struct, frozen=True):
+    """What ``info.json`` says of a feature."""
+
+    dtype: str
+    shape: tuple[_Length, ...] = (1,)
+    names: Any = None
+    info: dict[str, Any] | None = None
+    video_info: dict[str, Any] | None = None
+
+    @property
+    def depth(self) -> DepthScale | None:
+        """How the levels of a camera become distances, if it shows depth."""
+        known = {**(self.info or {}), **(self.video_info or {})}
+        if not (known.get("is_depth_map") or known.get("video.is_depth_map")):
+            return None
+        names = {"min": "depth_min", "max": "depth_max", "shift": "shift", "log": "use_log"}
+        given = {name: known.get(f"video.{key}") for name, key in names.items()}
+        return msgspec.convert({name: value for name, value in given.items() if value is not None}, DepthScale)
+
+
+class _Info(msgspec.Struct, frozen=True):
+    fps: Annotated[float, msgspec.Meta(gt=0, le=100_000)]
+    features: dict[str, Feature]
+    total_episodes: _Count
+    total_frames: _Count
+    chunks_size: _Length = 1000
+    data_path: str | None = None
+    video_path: str | None = None
+
+
+class _Task(msgspec.Struct, frozen=True):
+    task_index: _Count
+    task: str
+
+
+class _Film(msgspec.Struct, frozen=True):
+    chunk_index: _Count
+    file_index: _Count
+    from_timestamp: float
+    to_timestamp: float
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A row of the episodes of either version."""
+
+    episode_index: _Count
+    length: _Length
+    tasks: tuple[str, ...] = ()
+    chunk_index: _Count = 0
+    file_index: _Count = 0
+    films: dict[str, _Film] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an episode is in a file."""
+    """Where an episode is in a video."""
 
     file: str
-    first: int  # its first frame, or row, in the file
+    first: int  # its first frame
+    problem: str = ""  # why that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +138,7 @@ class Episode:
     length: int  # number of frames
     tasks: tuple[str, ...]
     videos: Mapping[str, Place]
-    data: Place
+    data: str
 
     @property
     def key(self) -> str:
@@ -75,31 +152,14 @@ class LeRobotDataset:
 
     storage: Storage
     info: Mapping[str, Any]
+    features: Mapping[str, Feature]
     cameras: tuple[str, ...]
     signals: tuple[str, ...]
-    left_out: tuple[str, ...]
     episodes: tuple[Episode, ...]
     tasks: tuple[str, ...]
     stats: Mapping[str, Any]
-
-    @property
-    def fps(self) -> int:
-        """Frames per second."""
-        return int(self.info["fps"])
-
-    @property
-    def depth(self) -> dict[str, DepthScale]:
-        """The cameras that show depth, and how their levels become distances."""
-        found = {}
-        for camera in self.cameras:
-            feature = self.info["features"][camera]
-            known = {**feature, **(feature.get("info") or {}), **(feature.get("video_info") or {})}
-            if known.get("is_depth_map") or known.get("video.is_depth_map"):
-                names = {"min": "depth_min", "max": "depth_max", "shift": "shift", "log": "use_log"}
-                given = {name: known.get(f"video.{key}") for name, key in names.items()}
-                scale = DepthScale().to_json() | {name: value for name, value in given.items() if value is not None}
-                found[camera] = DepthScale.from_json(scale)
-        return found
+    ignored: Mapping[str, int]  # what is not kept, and how much there is of it
+    depth: Mapping[str, DepthScale]  # the cameras that show depth
 
 
 def is_lerobot(source: str) -> bool:
@@ -112,142 +172,245 @@ def read_lerobot(source: str) -> LeRobotDataset:
     url = source.removeprefix(SCHEME)
     storage = open_storage(url)
     try:
-        info = _json(storage, INFO)
+        known = _json(storage, INFO)
     except StorageError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise UsageError("folder contains no LeRobot dataset", file=url, hint=f"it has no {INFO}") from error
         raise
-    version = str(info.get("codebase_version"))
+    version = str(known.get("codebase_version"))
     if version not in _VERSIONS:
         raise UsageError(
             f"LeRobot dataset has version {version!r}",
             file=url,
             hint=f"versions {' and '.join(_VERSIONS)} are read; lerobot converts others",
         )
-    features: Mapping[str, Any] = info["features"]
-    cameras = tuple(name for name, feature in features.items() if feature["dtype"] == "video")
+    info = _typed(storage, INFO, known, _Info)
+    kinds = {name: feature.dtype for name, feature in info.features.items()}
+    cameras = tuple(name for name, kind in kinds.items() if kind == "video")
     if not cameras:
-        pictures = [name for name, feature in features.items() if feature["dtype"] == "image"]
+        pictures = [name for name, kind in kinds.items() if kind == "image"]
         raise UsageError(
             "LeRobot dataset has no videos",
             file=url,
             hint=f"its images ({', '.join(pictures)}) can be converted to videos by lerobot" if pictures else None,
         )
-    signals = tuple(name for name, feature in features.items() if feature["dtype"] in _NUMBERS)
-    left_out = tuple(name for name in features if name not in {*cameras, *signals})
-    old = version == "v2.1"
-    tasks = _old_tasks(storage) if old else _tasks(storage)
-    stats = {} if old and not storage.exists(STATS) else _json(storage, STATS)
-    episodes = tuple(_old_episodes(storage, info, cameras) if old else _episodes(storage, info, cameras))
-    if len(episodes) != info["total_episodes"] or sum(one.length for one in episodes) != info["total_frames"]:
+    if bad := next((camera for camera in cameras if not STREAM_PATTERN.fullmatch(camera)), None):
+        raise UsageError(
+            f"camera {bad!r} has a name that a stream cannot have",
+            file=url,
+            hint="use letters, digits, dots, _ and -",
+        )
+    try:
+        depth = {camera: scale for camera in cameras if (scale := info.features[camera].depth)}
+    except msgspec.ValidationError as error:
+        raise FormatError(f"a scale of depth does not parse: {error}", file=f"{url}/{INFO}") from error
+    tasks = _tasks(storage, version)
+    rows = _rows(storage, version, cameras)
+    _check_rows(rows, info, tasks, url)
+    stats = _json(storage, STATS) if version == "v3.0" or storage.exists(STATS) else {}
+    episodes, unnamed = _episodes(storage, version, info, cameras, rows)
+    ignored = Counter({UNNAMED: unnamed})
+    for name, kind in kinds.items():
+        if kind != "video" and kind not in _NUMBERS:
+            ignored[f"frame of the feature {name} ({kind}), which is not kept"] = info.total_frames
+    signals = tuple(name for name, kind in kinds.items() if kind in _NUMBERS)
+    return LeRobotDataset(storage, known, info.features, cameras, signals, episodes, tasks, stats, +ignored, depth)
+
+
+def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: str) -> None:
+    """Refuse episodes that contradict what else the metadata says."""
+    frames = sum(row.length for row in rows)
+    if (len(rows), frames) != (info.total_episodes, info.total_frames):
         raise FormatError(
-            f"metadata lists {len(episodes)} episodes of {sum(one.length for one in episodes)} frames, {INFO} says"
-            f" {info['total_episodes']} of {info['total_frames']}",
+            f"metadata lists {len(rows)} episodes of {frames} frames, {INFO} says {info.total_episodes} of"
+            f" {info.total_frames}",
             file=url,
         )
-    return LeRobotDataset(storage, info, cameras, signals, left_out, episodes, tasks, stats)
+    for row, after in zip(rows, [*rows[1:], None], strict=True):
+        if after is not None and after.episode_index == row.episode_index:
+            raise FormatError(f"metadata lists episode {row.episode_index} twice", file=url)
+        if unknown := set(row.tasks) - set(tasks):
+            raise FormatError(
+                f"episode {row.episode_index} has the task {min(unknown)!r}, which the list of tasks lacks", file=url
+            )
 
 
-def _json(storage: Storage, name: str) -> Any:
-    return _parsed(storage.read(name), storage, name)
-
-
-def _parsed(text: bytes, storage: Storage, name: str) -> Any:
+def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
+    """Return what a file says as a record."""
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise FormatError(f"metadata does not parse: {error}", file=f"{storage.url}/{name}") from error
+
+
+def _read(storage: Storage, name: str) -> bytes:
+    """Read a file that the dataset names."""
+    if problem := _problem(storage, name):
+        raise FormatError(f"a file of the dataset is {problem[1]}", file=f"{storage.url}/{name}")
+    return storage.read(name)
+
+
+def _problem(storage: Storage, name: str) -> tuple[Reason, str] | None:
+    """Return why a file of a dataset is not opened: it leads outside or is none; None if it may be, or is missing."""
+    if not isinstance(storage, LocalStorage):
+        return None
+    path, root = storage.path(name), storage.root
+    # The Hub's cache has links from snapshots/REVISION to blobs.
+    inside = root.parents[1] if root.parent.name == "snapshots" and (root.parents[1] / "blobs").is_dir() else root
+    try:
+        found = check_inside(str(path), str(inside))
+        if found is None and not stat.S_ISREG(os.stat(path).st_mode):
+            return Reason.NOT_VIDEO, "no regular file"
+    except OSError:
+        return None  # what opens it says what is wrong
+    return found
+
+
+def _json(storage: Storage, name: str) -> dict[str, Any]:
+    return _parsed(_read(storage, name), storage, name)
+
+
+def _parsed(text: bytes, storage: Storage, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"cannot parse JSON: {error}", file=f"{storage.url}/{name}") from error
+    return _typed(storage, name, found, dict[str, Any])
 
 
-def _json_lines(storage: Storage, name: str) -> list[Any]:
-    return [_parsed(line, storage, name) for line in storage.read(name).splitlines() if line.strip()]
+def _json_lines(storage: Storage, name: str) -> list[dict[str, Any]]:
+    return [_parsed(line, storage, name) for line in _read(storage, name).splitlines() if line.strip()]
 
 
-def _old_tasks(storage: Storage) -> tuple[str, ...]:
-    found = {int(row["task_index"]): str(row["task"]) for row in _json_lines(storage, "meta/tasks.jsonl")}
+def _tasks(storage: Storage, version: str) -> tuple[str, ...]:
+    name = "meta/tasks.parquet"
+    if version == "v2.1":
+        name = "meta/tasks.jsonl"
+        rows = _json_lines(storage, name)
+    else:
+        table = from_parquet(_read(storage, name), file=name)
+        # pandas stores the index, which is the text, as a column.
+        names = {column: "task_index" if column == "task_index" else "task" for column in table.column_names}
+        rows = [{names[column]: value for column, value in row.items()} for row in table.to_pylist()]
+    found = {row.task_index: row.task for row in _typed(storage, name, rows, list[_Task])}
     return tuple(found[number] for number in sorted(found))
 
 
-def _tasks(storage: Storage) -> tuple[str, ...]:
-    table = from_parquet(storage.read("meta/tasks.parquet"), file="meta/tasks.parquet")
-    # pandas stores the index, which is the text, as a column.
-    name = next(name for name in table.column_names if name != "task_index")
-    rows = sorted(zip(table["task_index"].to_pylist(), table[name].to_pylist(), strict=True))
-    return tuple(str(task) for _, task in rows)
+def _rows(storage: Storage, version: str, cameras: Sequence[str]) -> list[_Row]:
+    """Return the rows of the episodes, in their order."""
+    folder = "meta/episodes"
+    if version == "v2.1":
+        rows = _json_lines(storage, f"{folder}.jsonl")
+    else:
+        columns = {"episode_index": "episode_index", "length": "length", "tasks": "tasks"}
+        columns |= {f"data/{part}": part for part in ("chunk_index", "file_index")}
+        films = {camera: {f"videos/{camera}/{part}": part for part in _Film.__struct_fields__} for camera in cameras}
+        known = [*columns, *(column for names in films.values() for column in names)]
+        rows = []
+        for name in storage.list(f"{folder}/"):
+            if name.endswith(".parquet"):
+                for row in from_parquet(_read(storage, name), file=f"{storage.url}/{name}", columns=known).to_pylist():
+                    made = {short: row[column] for column, short in columns.items()}
+                    made["films"] = {camera: {s: row[c] for c, s in names.items()} for camera, names in films.items()}
+                    rows.append(made)
+        if not rows:
+            raise FormatError("LeRobot dataset lists no episodes", file=f"{storage.url}/{folder}")
+    return sorted(_typed(storage, folder, rows, list[_Row]), key=lambda row: row.episode_index)
 
 
-def _old_episodes(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> Iterator[Episode]:
-    data, video = info.get("data_path") or _DATA_PATH["v2.1"], info.get("video_path") or _VIDEO_PATH["v2.1"]
-    for row in sorted(_json_lines(storage, "meta/episodes.jsonl"), key=lambda row: int(row["episode_index"])):
-        index = int(row["episode_index"])
-        names = {"episode_chunk": index // int(info.get("chunks_size", 1000)), "episode_index": index}
-        videos = {camera: Place(video.format(video_key=camera, **names), 0) for camera in cameras}
-        tasks = tuple(map(str, row.get("tasks", ())))
-        yield Episode(index, int(row["length"]), tasks, videos, Place(data.format(**names), 0))
+def _episodes(
+    storage: Storage, version: str, info: _Info, cameras: Sequence[str], rows: Sequence[_Row]
+) -> tuple[tuple[Episode, ...], int]:
+    """Return the episodes, and how many frames of films before and between them none has."""
+    data, video = info.data_path or _DATA_PATH[version], info.video_path or _VIDEO_PATH[version]
+
+    def place(template: str, row: _Row, camera: str = "") -> str:
+        chunk, film = row.episode_index // info.chunks_size, row.films.get(camera, row)
+        known = {"episode_chunk": chunk, "episode_index": row.episode_index}
+        if version == "v3.0":
+            known = {"chunk_index": film.chunk_index, "file_index": film.file_index}
+        return _path(storage, template, {**known, **({"video_key": camera} if camera else {})})
+
+    unnamed, videos, owners = 0, dict[str, list[Place]](), dict[str, str]()
+    for camera in cameras:
+        files = [place(video, row, camera) for row in rows]
+        if {owners.setdefault(file, camera) for file in files} - {camera} or (
+            version == "v2.1" and len(set(files)) < len(files)
+        ):
+            raise FormatError(f"path {video!r} names one file for several videos", file=f"{storage.url}/{INFO}")
+        videos[camera] = [Place(file, 0) for file in files]
+        for file in dict.fromkeys(files) if version == "v3.0" else ():
+            numbers = [number for number, one in enumerate(files) if one == file]
+            films = [rows[number].films[camera] for number in numbers]
+            stated = [(film.from_timestamp * info.fps, film.to_timestamp * info.fps) for film in films]
+            places, left = _firsts(file, stated, [rows[number].length for number in numbers])
+            unnamed += left
+            for number, found in zip(numbers, places, strict=True):
+                videos[camera][number] = found
+    return tuple(
+        Episode(row.episode_index, row.length, row.tasks, {c: videos[c][number] for c in cameras}, place(data, row))
+        for number, row in enumerate(rows)
+    ), unnamed
 
 
-def _episodes(storage: Storage, info: Mapping[str, Any], cameras: Sequence[str]) -> Iterator[Episode]:
-    names = [name for name in storage.list("meta/episodes/") if name.endswith(".parquet")]
-    tables = [from_parquet(storage.read(name), file=name) for name in names]
-    if not tables:
-        raise FormatError("LeRobot dataset lists no episodes", file=f"{storage.url}/meta/episodes")
-    known = ["episode_index", "length", "tasks", "data/chunk_index", "data/file_index", "dataset_from_index"]
-    known += [
-        f"videos/{camera}/{part}" for camera in cameras for part in ("chunk_index", "file_index", "from_timestamp")
-    ]
-    table = pa.concat_tables([part.select(known) for part in tables])
-    rows = table.take(pc.sort_indices(table["episode_index"])).to_pylist()
-    data, video = info.get("data_path") or _DATA_PATH["v3.0"], info.get("video_path") or _VIDEO_PATH["v3.0"]
-    fps, rows_before = float(info["fps"]), dict[str, int]()
-    firsts = {camera: _firsts(rows, camera, video, fps, storage) for camera in cameras}
-    for number, row in enumerate(rows):
-        file = data.format(chunk_index=row["data/chunk_index"], file_index=row["data/file_index"])
-        place = Place(file, rows_before.get(file, 0))
-        rows_before[file] = place.first + int(row["length"])
-        videos = {camera: firsts[camera][number] for camera in cameras}
-        yield Episode(int(row["episode_index"]), int(row["length"]), tuple(map(str, row["tasks"])), videos, place)
+def _firsts(file: str, stated: Sequence[tuple[float, float]], lengths: Sequence[int]) -> tuple[list[Place], int]:
+    """Return where each episode is in a film, and how many frames before and between them none has.
+
+    `stated`: the frames at which each episode begins and ends by its seconds. `lengths`: its frames.
+    """
+    places = [Place(file, 0, f"it begins at frame {at} of its video by its seconds") for at, _ in stated]
+    end, unnamed, last = 0, 0, -1
+    for number in sorted((n for n, (at, _) in enumerate(stated) if 0 <= at < 2**53), key=lambda n: stated[n][0]):
+        (at, to), length = stated[number], lengths[number]
+        first, problem = round(at), ""
+        if abs(at - first) > _NEAR and first != end:
+            problem = f"it begins at frame {at:.2f} of its video by its seconds, which is between two frames"
+        elif not abs(to - at - length) < max(_NEAR + 0.5, _LONGER * length):
+            problem = f"it has {length} frames, by its seconds in the video {to - at:.2f}"
+        elif first < end and last >= 0:
+            problem = "its frames are also those of another episode"
+            places[last] = Place(file, places[last].first, problem)
+        places[number] = Place(file, first, problem)
+        unnamed += 0 if problem else max(0, first - end)
+        if first + length > end:
+            # Whose end this is says nothing of the next if it is not known.
+            end, last = first + length, -1 if problem and first >= end else number
+    return places, unnamed
 
 
-def _firsts(
-    rows: Sequence[Mapping[str, Any]], camera: str, template: str, fps: float, storage: Storage
-) -> dict[int, Place]:
-    """Return the place of each episode in a camera's videos, by the number of its row."""
-    by_file: dict[str, list[int]] = {}
-    for number, row in enumerate(rows):
-        chunk, file = row[f"videos/{camera}/chunk_index"], row[f"videos/{camera}/file_index"]
-        by_file.setdefault(template.format(video_key=camera, chunk_index=chunk, file_index=file), []).append(number)
-    places = {}
-    for file, numbers in by_file.items():
-        first = 0
-        for number in sorted(numbers, key=lambda number: float(rows[number][f"videos/{camera}/from_timestamp"])):
-            row = rows[number]
-            stated = float(row[f"videos/{camera}/from_timestamp"]) * fps
-            if abs(stated - first) >= 0.5:
-                raise FormatError(
-                    f"episode {row['episode_index']} begins at frame {stated:.2f} of its video by its seconds, at"
-                    f" {first} by the lengths of the episodes before it",
-                    file=f"{storage.url}/{file}",
-                    hint="the dataset's metadata and its videos do not belong together",
-                )
-            places[number] = Place(file, first)
-            first += int(row["length"])
-    return places
+def _path(storage: Storage, template: str, known: Mapping[str, int | str]) -> str:
+    """Return the name of a file by a template of the metadata; it is below the root of the dataset."""
+
+    def field(found: re.Match[str]) -> str:
+        value = known.get(found[1])
+        if value is None or (found[2] and isinstance(value, str)):
+            raise FormatError(
+                f"path {template!r} has the field {found[0]}",
+                file=f"{storage.url}/{INFO}",
+                hint=f"fields are {', '.join(known)}, numbers with at most nine digits, such as {{episode_index:06d}}",
+            )
+        return str(value).zfill(int(found[2] or 0))
+
+    if "{" in (rest := _FIELD.sub("", template)) or "}" in rest:
+        raise FormatError(f"path {template!r} has a field that is not known", file=f"{storage.url}/{INFO}")
+    return check_name(_FIELD.sub(field, template), storage.url)
 
 
 def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.Table:
     """Read the signals of episodes: one row per frame, in their order; vectors as lists of a fixed length."""
     parts, files = [], dict[str, pa.Table]()
+    known = list(dict.fromkeys(("episode_index", "frame_index", *dataset.signals)))
     for episode in episodes:
-        name = episode.data.file
+        name = f"{dataset.storage.url}/{episode.data}"
         if name not in files:
-            files = {name: from_parquet(dataset.storage.read(name), file=name)}  # episodes of a file follow each other
-        part = files[name].slice(episode.data.first, episode.length)
-        numbers = pc.unique(part["episode_index"]).to_pylist()
-        if part.num_rows != episode.length or numbers not in ([episode.index], []):
+            # Episodes of a file follow each other.
+            files = {name: from_parquet(_read(dataset.storage, episode.data), file=name, columns=known)}
+        part = files[name].filter(pc.equal(files[name]["episode_index"], episode.index))
+        if part["frame_index"].to_pylist() != list(range(episode.length)):
             raise FormatError(
-                f"rows {episode.data.first} to {episode.data.first + episode.length} are not those of episode"
-                f" {episode.index}",
-                file=f"{dataset.storage.url}/{name}",
+                f"{part.num_rows} rows are of episode {episode.index}, which has {episode.length} frames, or they are"
+                " not in order",
+                file=name,
             )
         parts.append(part.select(dataset.signals))
     table = pa.concat_tables(parts)
@@ -256,19 +419,21 @@ def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.
 
 def _numbers(dataset: LeRobotDataset, name: str, column: pa.ChunkedArray) -> pa.Array:
     """Return a column as numbers, or lists of a fixed length; matrices are flattened, row by row."""
-    feature = dataset.info["features"][name]
-    count = 1
-    for side in feature["shape"]:
-        count *= int(side)
-    whole = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    is_list = pa.types.is_list(whole.type) or pa.types.is_fixed_size_list(whole.type)
+    feature, whole, size = dataset.features[name], column.combine_chunks(), 1
+    rows, is_list = len(whole), False
     while pa.types.is_list(whole.type) or pa.types.is_fixed_size_list(whole.type):
-        whole = whole.flatten()
-    kind = pa.type_for_alias({"float16": "halffloat"}.get(feature["dtype"], feature["dtype"]))
-    whole = whole.cast(kind)
-    if not is_list and count == 1:
-        return whole
-    return pa.FixedSizeListArray.from_arrays(whole, count)
+        lengths = pc.unique(pc.list_value_length(whole)).to_pylist()
+        size *= lengths[0] if len(lengths) == 1 and lengths[0] is not None else 0
+        whole, is_list = whole.flatten(), True
+    count = math.prod(feature.shape)
+    if rows and size != count:
+        told = f"{size} values in a row" if size else "lists of several lengths"
+        raise FormatError(f"signal {name!r} has {told}, its shape is {feature.shape}", file=dataset.storage.url)
+    try:
+        whole = whole.cast(pa.type_for_alias({"float16": "halffloat"}.get(feature.dtype, feature.dtype)))
+    except pa.ArrowException as error:
+        raise FormatError(f"signal {name!r} is not {feature.dtype}: {error}", file=dataset.storage.url) from error
+    return pa.FixedSizeListArray.from_arrays(whole, count) if is_list or count > 1 else whole
 
 
 EPISODES_PER_SHARD: Final = 500
@@ -276,23 +441,20 @@ EPISODES_PER_SHARD: Final = 500
 
 
 def episode_sources(dataset: LeRobotDataset) -> SourceList:
-    """Return a source for each camera of each episode, in order.
+    """Return a source for each camera of each episode, in order; those of one that is rejected have its problem.
 
     If every episode has one task, tasks are the classes. Columns: ``episode_index``, ``tasks``.
     """
-    for camera in dataset.cameras:
-        if not STREAM_PATTERN.fullmatch(camera):
-            raise UsageError(
-                f"camera {camera!r} has a name that a stream cannot have",
-                file=dataset.storage.url,
-                hint="use letters, digits, dots, _ and -",
-            )
     sources = []
     single = all(len(episode.tasks) == 1 for episode in dataset.episodes)
+    look = cache(lambda file: _problem(dataset.storage, file))
     for episode in dataset.episodes:
         columns = {"episode_index": episode.index, "tasks": list(episode.tasks)}
-        for camera in dataset.cameras:
-            place = episode.videos[camera]
+        places = episode.videos.values()
+        problem = next((found for place in places if (found := look(place.file))), None)
+        if told := next((place.problem for place in places if place.problem), None):
+            problem = Reason.OUT_OF_RANGE, told
+        for camera, place in episode.videos.items():
             path = f"{dataset.storage.url}/{place.file}"
             sources.append(
                 Source(
@@ -300,19 +462,20 @@ def episode_sources(dataset: LeRobotDataset) -> SourceList:
                     path if is_remote(path) else os.path.abspath(path),
                     label=episode.tasks[0] if single else None,
                     columns=columns,
+                    problem=problem,
                     key=episode.key,
                     parent=place.file,
                     frames=(place.first, episode.length),
                     stream=camera,
                 )
             )
-    return SourceList(tuple(sources), tuple(dict.fromkeys(dataset.tasks)) if single else (), {})
+    return SourceList(tuple(sources), tuple(dict.fromkeys(dataset.tasks)) if single else (), dataset.ignored)
 
 
 def episode_shards(dataset: LeRobotDataset, found: SourceList, per_shard: int) -> list[list[Source]]:
     """Return the sources of each shard: whole episodes, in order, at most `per_shard`."""
-    step = per_shard * len(dataset.cameras)
-    return [list(found.sources[first : first + step]) for first in range(0, len(found.sources), step)]
+    step, sources = per_shard * len(dataset.cameras), [one for one in found.sources if one.problem is None]
+    return [sources[first : first + step] for first in range(0, len(sources), step)]
 
 
 def kept_episodes(dataset: LeRobotDataset, keys: Sequence[str]) -> list[Episode]:
@@ -325,7 +488,11 @@ def extras_of(dataset: LeRobotDataset) -> dict[str, Any]:
     """Return what a generation says of a LeRobot dataset: its record, and what is known of each signal."""
     features: Mapping[str, Any] = dataset.info["features"]
     signals = {
-        name: {"names": features[name].get("names"), "shape": features[name]["shape"], "stats": dataset.stats.get(name)}
+        name: {
+            "names": features[name].get("names"),
+            "shape": list(dataset.features[name].shape),
+            "stats": dataset.stats.get(name),
+        }
         for name in dataset.signals
     }
     cameras = {name: {"stats": dataset.stats.get(name)} for name in dataset.cameras}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,11 +14,10 @@ import numpy.typing as npt
 from fastvid.decode.pictures import encode_picture
 from fastvid.decode.video import decode_frames
 from fastvid.errors import FastvidError
-from fastvid.format.shard import Shard, open_shard
+from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.page.summary import Summary
-from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
 
@@ -63,16 +61,20 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     strips, then small classes get none.
     """
     rows = _rows_by_class(summary)
-    maker = _Maker(summary)
+    dataset = Dataset(summary.url, generation=summary.generation.number)
+
+    def make(row: int, count: int) -> FrameStrip | None:
+        return _strip(dataset, row, float(summary.seconds[row]), count)
+
     first = [samples[len(samples) // 2] for samples in rows.values()]
-    frames = _frames_that_fit([maker.make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
+    frames = _frames_that_fit([make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
     most = min(max(_TILES // max(len(rows), 1), _PER_CLASS[0]), _PER_CLASS[1])
     wanted = list(_round_robin([_spread(samples, most) for samples in rows.values()]))
     sheet, room = ContactSheet(), max_bytes
     names = summary.class_names
     progress = Progress(len(wanted), what="clips")
     with ThreadPoolExecutor(available_cores(), thread_name_prefix="contact") as pool:
-        for row, strip in zip(wanted, pool.map(lambda row: maker.make(row, frames), wanted), strict=True):
+        for row, strip in zip(wanted, pool.map(lambda row: make(row, frames), wanted), strict=True):
             progress.advance()
             if strip is None:
                 sheet.failed += 1
@@ -98,45 +100,22 @@ def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.i
     return picks
 
 
-class _Maker:
-    """Makes strips; thread-safe."""
-
-    def __init__(self, summary: Summary) -> None:
-        self._summary = summary
-        self._storage = open_storage(summary.url)
-        self._ends = np.cumsum([shard.samples for shard in summary.generation.shards])
-        self._shards: dict[int, Shard] = {}
-        self._lock = threading.Lock()
-
-    def make(self, sample: int, count: int) -> FrameStrip | None:
-        """Return a strip of at most `count` frames; None if the sample cannot be decoded."""
-        key = str(self._summary.annotations["key"][sample])
-        try:
-            return self._make(sample, count)
-        except FastvidError as error:
-            _LOG.warning("no strip for %s: %s", key, error.message)
-            return None
-
-    def _make(self, sample: int, count: int) -> FrameStrip:
-        number = int(self._summary.rows[sample])
-        index = int(np.searchsorted(self._ends, number, side="right"))
-        shard = self._shard(index)
-        row = number - int(self._ends[index]) + self._summary.generation.shards[index].samples
-        stream = self._summary.generation.streams[0]
+def _strip(dataset: Dataset, sample: int, seconds: float, count: int) -> FrameStrip | None:
+    """Return a strip of at most `count` frames; None if the sample cannot be decoded."""
+    (index,), (row,) = (place.tolist() for place in dataset.locate([sample]))
+    try:
+        shard, stream = dataset.shard(index), dataset.streams[0]
         info, table = shard.info(row, stream), shard.table(row, stream)
-        frames = pick_frames(info.num_frames, float(self._summary.seconds[sample]), count)
+        frames = pick_frames(info.num_frames, seconds, count)
         width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
         reader = shard.reader(row, stream)
         shown = decode_frames(info, table, reader, frames, size=(HEIGHT, width), gap=reader.gap).data
-        picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
-        uri, bytes_of_video = encode_picture(picture), int(table.records["size"].sum())
-        return FrameStrip(sample, uri, len(frames), width, info.codec.label, bytes_of_video)
-
-    def _shard(self, index: int) -> Shard:
-        with self._lock:
-            if index not in self._shards:
-                self._shards[index] = open_shard(self._storage, self._summary.generation, index)
-            return self._shards[index]
+    except FastvidError as error:
+        _LOG.warning("no strip for %s: %s", dataset.key(sample), error.message)
+        return None
+    picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
+    uri, bytes_of_video = encode_picture(picture), int(table.records["size"].sum())
+    return FrameStrip(sample, uri, len(frames), width, info.codec.label, bytes_of_video)
 
 
 def _rows_by_class(summary: Summary) -> dict[str, list[int]]:

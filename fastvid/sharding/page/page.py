@@ -7,8 +7,8 @@ encoded, and the table of sources with what became of each.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +16,11 @@ import numpy as np
 from fastvid.errors import UsageError
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.media.timing import MEANING, Reason
-from fastvid.report.charts import COLOURS, bars
+from fastvid.report.charts import COLOURS
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
 from fastvid.runtime.values import count, duration, percent, size, things
 from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
-from fastvid.sharding.page.summary import ClassCount, Summary, describe
+from fastvid.sharding.page.summary import ClassCount, Summary, Total, Totals, describe
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
@@ -29,7 +29,7 @@ _SHOWN_SPLITS: Final = 5
 
 def classes_section(summary: Summary) -> Section:
     """Return the section with every class, its samples by split, and the splits."""
-    order = _split_order(summary)
+    order = list(next(iter(summary.splits.values()), ()))
     used = [c for c in summary.class_counts if c.count]
     unused = [c for c in summary.class_counts if not c.count]
     most = max((c.count for c in used), default=1)
@@ -59,8 +59,7 @@ def classes_section(summary: Summary) -> Section:
 
 
 def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
-    hours = {name: duration(seconds) for name, seconds in c.split_seconds.items()}
-    bar = stack(c.splits or {"samples": c.count}, most, order or ["samples"], hours)
+    bar = stack(c.splits or {"samples": Total(c.count, c.seconds)}, most, order or ["samples"])
     return (
         f'<div class="class" data-class="{text(c.name)}"><a class="name" href="#c-{_anchor(c.name)}"'
         f' title="{text(c.name)}">{text(c.name)}</a>{bar}<span class="num">{count(c.count)}'
@@ -68,35 +67,28 @@ def _class_row(c: ClassCount, most: int, order: Sequence[str]) -> str:
     )
 
 
-def stack(parts: Mapping[str, int], total: int, order: Sequence[str], remarks: Mapping[str, str] | None = None) -> str:
-    """Return one bar of coloured pieces; `total` is the value of the full width, `remarks` follow the numbers."""
-    remarks = {name: f", {remark}" for name, remark in (remarks or {}).items()}
+def stack(parts: Totals, most: int, order: Sequence[str]) -> str:
+    """Return one bar of pieces, coloured in an order; `most` is the number of samples of the full width."""
     pieces = [
-        f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * number / max(total, 1):.2f}%"'
-        f' data-tip="{text(name)}: {count(number)}{text(remarks.get(name, ""))}"></i>'
-        for name, number in parts.items()
+        f'<i class="c{order.index(name) % COLOURS}" style="width:{100 * total.samples / max(most, 1):.2f}%"'
+        f' data-tip="{text(name)}: {count(total.samples)}, {duration(total.seconds)}"></i>'
+        for name, total in parts.items()
     ]
     return f'<span class="stack">{"".join(pieces)}</span>'
 
 
-def _split_order(summary: Summary) -> list[str]:
-    """Return the values of the first split column, most samples first: the order of their colours."""
-    first = next(iter(summary.split_columns.values()), None)
-    return [] if first is None else [name for name, _ in first.most_common()]
-
-
 def _splits(summary: Summary) -> str:
     rows = []
-    for column, values in summary.split_columns.items():
-        order = [name for name, _ in values.most_common()]
+    for column, values in summary.splits.items():
+        every = sum(total.samples for total in values.values())
         parts = "".join(
-            f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(values[name])}</b>'
-            f" {percent(values[name], values.total())} · {duration(summary.split_seconds[column][name])}</span>"
-            for n, name in enumerate(order[:_SHOWN_SPLITS])
+            f'<span><i class="c{n % COLOURS}"></i>{text(name)} <b>{count(total.samples)}</b>'
+            f" {percent(total.samples, every)} · {duration(total.seconds)}</span>"
+            for n, (name, total) in enumerate(islice(values.items(), _SHOWN_SPLITS))
         )
-        if len(order) > _SHOWN_SPLITS:
-            parts += f"<span>{count(len(order) - _SHOWN_SPLITS)} more</span>"
-        bar = stack(dict(values.most_common()), values.total(), order)
+        if len(values) > _SHOWN_SPLITS:
+            parts += f"<span>{count(len(values) - _SHOWN_SPLITS)} more</span>"
+        bar = stack(values, every, list(values))
         rows.append(f'<span class="mono">{text(column)}</span>{bar}<span class="legend">{parts}</span>')
     return f'<div class="card splits">{"".join(rows)}</div>' if rows else ""
 
@@ -152,7 +144,6 @@ def _tile(summary: Summary, strip: FrameStrip) -> str:
     )
 
 
-_SHOWN: Final = 7  # number of most common values shown
 _LONGEST: Final = 120  # characters of an example
 
 
@@ -178,43 +169,17 @@ def _short(example: str) -> str:
 def encoding_section(summary: Summary) -> Section:
     """Return the section with durations, sizes and rates, the profile and the generations."""
     shard = summary.generation.shards[0]
-    video = describe(summary) | {"profile": _profile(shard.profile), "encoder": _encoder(shard.encoder)}
     past = {
         f"generation {one.number}": ", ".join(filter(None, (one.time[:10], one.note, one.reason))) or "-"
         for one in summary.history
     }
     cards = (
-        card("Frame size", _common(summary.sizes), aside="width x height in pixels"),
-        card("Frame rate", _common(summary.rates), aside="frames per second"),
-        card("Video", definitions(video)),
+        card("Video", definitions(describe(summary))),
+        card("Profile", definitions(shard.profile)),
+        card("Encoder", definitions(shard.encoder)),
         card("History", definitions(past), aside="generations that can be opened"),
     )
     return Section("Encoding", grid(*cards), "Over all visible samples.")
-
-
-def _common(counts: Counter[str]) -> str:
-    """Return the most common values as bars."""
-    shown = dict(counts.most_common(_SHOWN))
-    if rest := counts.total() - sum(shown.values()):
-        shown[f"{len(counts) - _SHOWN} others"] = rest
-    return bars(shown, label=lambda number: f"{count(int(number))} · {percent(number, counts.total())}")
-
-
-def _encoder(build: Mapping[str, Any]) -> str:
-    """Describe an encoder build, for example ``ffmpeg 5.1.9, x264 core 164``."""
-    parts = [f"{name} {build[key]}" for name, key in (("ffmpeg", "version"), ("x264", "x264")) if build.get(key)]
-    return ", ".join(parts) or "not recorded"
-
-
-def _profile(profile: Mapping[str, Any]) -> str:
-    """Describe a profile, for example ``compact: bframes 7, codec h264, crf 23``."""
-    if profile.get("codec") == "copy":
-        return "copy: nothing is encoded"
-    rest = ", ".join(
-        f"{name.replace('_', ' ')} {value}" for name, value in sorted(profile.items()) if name != "name" and value != ""
-    )
-    name = str(profile.get("name", "not recorded"))
-    return f"{name}: {rest}" if rest else name
 
 
 # Browsers lay out this many rows without a noticeable delay.
@@ -329,15 +294,11 @@ def _figures(summary: Summary) -> list[tuple[str, str, str]]:
             ("Video", duration(seconds), f"{count(int(summary.num_frames.sum()))} frames"),
             ("Classes", count(used), f"{count(len(summary.generation.classes) - used)} without samples"),
         ]
-        encoding = summary.encoding
         if summary.tar_bytes:
             per_sample = summary.tar_bytes / (summary.generation.num_samples - summary.in_place)
             found.append(("Size", size(summary.tar_bytes), f"{size(per_sample)} per sample"))
         if summary.in_place:
             found.append(("In place", count(summary.in_place), "videos that are not in tars"))
-        if encoding.num_samples and summary.tar_bytes:
-            share = percent(encoding.conforming, encoding.num_samples)
-            found.append(("Conforming", share, "to a profile's promises"))
     if summary.sources:
         packed = summary.sources - summary.rejected.total()
         share = percent(packed, summary.sources)

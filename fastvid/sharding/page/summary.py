@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +37,9 @@ _COLUMNS: Final = (
 class EncodingSummary:
     """Statistics of the first stream of the visible samples of some shards."""
 
-    shards: int  # whose facts were read
-    of: int
-    num_samples: int
+    of: int  # shards of the generation
+    shards_read: int  # whose facts were read
+    samples: int
     bytes: int
     bit_rate: float  # bits per second
     codecs: Counter[str]  # samples by codec
@@ -49,38 +49,9 @@ class EncodingSummary:
     packets_per_key: float
     droppable_share: float  # of the packets: those that no other packet refers to
 
-    @classmethod
-    def of_facts(cls, facts: pa.Table, shards: int, of: int) -> EncodingSummary:
-        """Return the statistics of facts of some shards, of all shards."""
-        column: dict[str, npt.NDArray[Any]] = {name: facts[name].to_numpy() for name in facts.column_names}
-        seconds = (column["num_frames"] * column["fps_den"] / np.maximum(column["fps_num"], 1)).sum()
-        sizes, packets, keys, droppable = (
-            int(column[name].sum()) for name in ("member_size", "num_packets", "num_keys", "num_droppable")
-        )
-        colours = zip(facts["color_range"].to_pylist(), facts["color_matrix"].to_pylist(), strict=True)
-        return cls(
-            shards,
-            of,
-            facts.num_rows,
-            sizes,
-            float(8 * sizes / max(seconds, 1e-9)),
-            Counter(facts["codec"].to_pylist()),
-            Counter(f"{levels} {matrix}" for levels, matrix in colours),
-            int(np.count_nonzero(column["conforms"])),
-            int(np.count_nonzero(column["whole"])),
-            packets / keys if keys else 0.0,
-            droppable / packets if packets else 0.0,
-        )
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the facts of all shards were read."""
-        return self.shards == self.of
-
     def to_json(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
-        numbers = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "of"}
-        return {"shards_read": numbers.pop("shards"), "samples": numbers.pop("num_samples"), **numbers}
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "of"}
 
 
 def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) -> EncodingSummary:
@@ -108,7 +79,24 @@ def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) 
     with ThreadPoolExecutor(_READERS) as pool:
         tables = list(pool.map(read, chosen))
     facts = pa.concat_tables(tables) if tables else pa.table({name: [] for name in _COLUMNS})
-    return EncodingSummary.of_facts(facts, len(chosen), total)
+    column: dict[str, npt.NDArray[Any]] = {name: facts[name].to_numpy() for name in facts.column_names}
+    seconds = (column["num_frames"] * column["fps_den"] / np.maximum(column["fps_num"], 1)).sum()
+    totals = (int(column[name].sum()) for name in ("member_size", "num_packets", "num_keys", "num_droppable"))
+    size, packets, keys, droppable = totals
+    colours = zip(facts["color_range"].to_pylist(), facts["color_matrix"].to_pylist(), strict=True)
+    return EncodingSummary(
+        of=total,
+        shards_read=len(chosen),
+        samples=facts.num_rows,
+        bytes=size,
+        bit_rate=float(8 * size / max(seconds, 1e-9)),
+        codecs=Counter(facts["codec"].to_pylist()),
+        colours=Counter(f"{levels} {matrix}" for levels, matrix in colours),
+        conforming=int(np.count_nonzero(column["conforms"])),
+        whole=int(np.count_nonzero(column["whole"])),
+        packets_per_key=packets / keys if keys else 0.0,
+        droppable_share=droppable / packets if packets else 0.0,
+    )
 
 
 UNLABELLED: Final = "(no label)"
@@ -124,15 +112,25 @@ _OURS: Final = frozenset(
 )
 
 
+class Total(NamedTuple):
+    """Samples with something in common."""
+
+    samples: int
+    seconds: float
+
+
+Totals = Mapping[Any, Total]
+"""Totals by a value that samples have in common, most samples first."""
+
+
 @dataclass(frozen=True, slots=True)
 class ClassCount:
-    """Number of samples of a class."""
+    """What a class contains."""
 
     name: str  # the class; UNLABELLED for samples without a label
     count: int  # number of samples
     seconds: float
-    splits: Mapping[str, int]  # number of samples by value of the first split column; empty if there is none
-    split_seconds: Mapping[str, float]
+    splits: Totals  # by value of the first split column; empty if there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,6 @@ class Summary:
     generation: Generation
     history: tuple[Generation, ...]
     annotations: pa.Table  # rows of the visible samples
-    rows: IntArray  # row of each visible sample among all rows of the generation, int64 [N]
     encoding: EncodingSummary  # how samples are encoded, from the facts of some shards
     removed: int  # number of hidden samples
     ledger: pa.Table | None
@@ -162,7 +159,7 @@ class Summary:
     @property
     def num_samples(self) -> int:
         """Number of visible samples."""
-        return len(self.rows)
+        return int(self.annotations.num_rows)
 
     @property
     def tar_bytes(self) -> int:
@@ -187,7 +184,8 @@ class Summary:
     @cached_property
     def sizes(self) -> Counter[str]:
         """Number of samples by width and height, for example ``336x256``."""
-        return Counter(f"{w}x{h}" for w, h in self._pairs("width", "height"))
+        sides = (self.annotations[name].to_pylist() for name in ("width", "height"))
+        return Counter(f"{width}x{height}" for width, height in zip(*sides, strict=True))
 
     @cached_property
     def rates(self) -> Counter[str]:
@@ -200,21 +198,16 @@ class Summary:
         return Counter(str(shard.profile.get("name", "unknown")) for shard in self.generation.shards)
 
     @cached_property
-    def split_columns(self) -> Mapping[str, Counter[str]]:
-        """For each split column, the number of samples by value; samples without a value count as NO_VALUE."""
+    def splits(self) -> Mapping[str, Totals]:
+        """For each split column, the samples by value; those without a value count as NO_VALUE."""
         names = [name for name in self.annotations.column_names if name.startswith(_SPLIT)]
-        counts = {name: Counter(map(_named, self.annotations[name].to_pylist())) for name in names}
-        return {name: count for name, count in counts.items() if set(count) != {NO_VALUE}}
-
-    @cached_property
-    def split_seconds(self) -> Mapping[str, Mapping[str, float]]:
-        """For each split column, the total duration by value."""
-        return {name: self._seconds_by(self.annotations[name].to_pylist()) for name in self.split_columns}
+        found = {name: self._totals(self._values(name)) for name in names}
+        return {name: totals for name, totals in found.items() if set(totals) != {NO_VALUE}}
 
     @cached_property
     def columns(self) -> tuple[Column, ...]:
         """The columns that came with the sources, in the order of the annotations; splits are shown apart."""
-        ours = _OURS | ANNOTATION_FIELDS.keys() | FACT_FIELDS.keys() | self.split_columns.keys()
+        ours = _OURS | ANNOTATION_FIELDS.keys() | FACT_FIELDS.keys() | self.splits.keys()
         return tuple(
             _column(name, self.annotations[name]) for name in self.annotations.column_names if name not in ours
         )
@@ -222,28 +215,13 @@ class Summary:
     @cached_property
     def class_counts(self) -> tuple[ClassCount, ...]:
         """Every class, including empty ones, most samples first."""
-        counts, seconds = Counter(self.class_names), self._seconds_by(self.class_names)
-        first = next(iter(self.split_columns), None)
-        pairs: Counter[tuple[str, str]] = Counter()
-        pair_seconds: Mapping[tuple[str, str], float] = {}
-        if first is not None:
-            both = list(zip(self.class_names, map(_named, self.annotations[first].to_pylist()), strict=True))
-            pairs.update(both)
-            pair_seconds = self._seconds_by(both)
-        values = [value for value, _ in self.split_columns[first].most_common()] if first else []
-        found = [*self.generation.classes, *(name for name in counts if name not in set(self.generation.classes))]
+        totals, first = self._totals(self.class_names), next(iter(self.splits), None)
+        values = self._values(first) if first else self.class_names
+        pairs = self._totals(list(zip(self.class_names, values, strict=True)))
         classes = []
-        for name in dict.fromkeys(found):
-            used = [value for value in values if pairs[name, value]]
-            classes.append(
-                ClassCount(
-                    name,
-                    counts[name],
-                    seconds.get(name, 0.0),
-                    {value: pairs[name, value] for value in used},
-                    {value: pair_seconds[name, value] for value in used},
-                )
-            )
+        for name in dict.fromkeys([*self.generation.classes, *totals]):
+            splits = {value: pairs[name, value] for value in self.splits.get(first or "", ()) if (name, value) in pairs}
+            classes.append(ClassCount(name, *totals.get(name, Total(0, 0.0)), splits))
         return tuple(sorted(classes, key=lambda c: (c.name == UNLABELLED, -c.count, c.name)))
 
     @property
@@ -301,14 +279,16 @@ class Summary:
             "streams": list(self.generation.streams),
             "profiles": dict(self.profiles),
             "classes": {
-                c.name: {"samples": c.count, "seconds": c.seconds, "splits": dict(c.splits)} for c in self.class_counts
+                c.name: {
+                    "samples": c.count,
+                    "seconds": c.seconds,
+                    "splits": {value: total.samples for value, total in c.splits.items()},
+                }
+                for c in self.class_counts
             },
             "splits": {
-                name: {
-                    value: {"samples": number, "seconds": self.split_seconds[name].get(value, 0.0)}
-                    for value, number in counts.items()
-                }
-                for name, counts in self.split_columns.items()
+                name: {value: total._asdict() for value, total in totals.items()}
+                for name, totals in self.splits.items()
             },
             "columns": {one.name: {"type": one.kind, "missing": one.missing} for one in self.columns},
             "sizes": dict(self.sizes),
@@ -320,16 +300,15 @@ class Summary:
             "duplicates": self.duplicates,
         }
 
-    def _pairs(self, *names: str) -> Iterator[tuple[Any, ...]]:
-        return zip(*(self.annotations[name].to_pylist() for name in names), strict=True)
+    def _values(self, column: str) -> list[str]:
+        return [NO_VALUE if value is None else str(value) for value in self.annotations[column].to_pylist()]
 
-    def _seconds_by(self, values: Sequence[Any]) -> dict[Any, float]:
-        """Return the total duration of the samples of each value; None counts as NO_VALUE."""
-        totals: dict[Any, float] = {}
+    def _totals(self, values: Sequence[Any]) -> Totals:
+        found: dict[Any, Total] = {}
         for value, seconds in zip(values, self.seconds.tolist(), strict=True):
-            name = NO_VALUE if value is None else value
-            totals[name] = totals.get(name, 0.0) + seconds
-        return totals
+            total = found.get(value, Total(0, 0.0))
+            found[value] = Total(total.samples + 1, total.seconds + seconds)
+        return dict(sorted(found.items(), key=lambda item: -item[1].samples))
 
 
 def summarize(url: str, *, generation: int | str | None = None) -> Summary:
@@ -338,14 +317,12 @@ def summarize(url: str, *, generation: int | str | None = None) -> Summary:
     dataset_id, record = read_generation(storage, generation)
     annotations = read_annotations(storage, record)
     hidden = annotations["removed"].to_numpy()
-    rows = np.flatnonzero(~hidden)
     return Summary(
         url=storage.url,
         dataset_id=dataset_id,
         generation=record,
         history=tuple(history(storage, read_head(storage))),
-        annotations=annotations.take(pa.array(rows)),
-        rows=rows,
+        annotations=annotations.filter(pa.array(~hidden)),
         encoding=read_encoding(storage, record, ~hidden),
         removed=int(np.count_nonzero(hidden)),
         ledger=read_ledger(storage)[0] if storage.exists(LEDGER) else None,
@@ -365,30 +342,26 @@ def describe(summary: Summary) -> dict[str, str]:
         "rate": shares(summary.rates) + " frames per second",
         "bytes": " and ".join(places),
     }
-    if encoding.num_samples:
-        per_clip = size(encoding.bytes / encoding.num_samples)
+    if encoding.samples:
+        per_clip = size(encoding.bytes / encoding.samples)
         found["bytes"] += f", {per_clip} per clip, {encoding.bit_rate / 1000:.0f} kbit/s"
         found["colour"] = shares(encoding.colours)
         found["codec"] = f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"
         rare = percent(encoding.droppable_share, 1)
         found["packets"] = f"{encoding.packets_per_key:.1f} per key frame, {rare} are not referenced"
-        if encoding.conforming < encoding.num_samples and summary.tar_bytes:
-            found["conforming"] = percent(encoding.conforming, encoding.num_samples)
+        if encoding.conforming < encoding.samples and summary.tar_bytes:
+            found["conforming"] = percent(encoding.conforming, encoding.samples)
         if encoding.whole:
-            share = percent(encoding.whole, encoding.num_samples)
+            share = percent(encoding.whole, encoding.samples)
             found["whole"] = f"{share} of the samples are decoded from their first packet"
-        if not encoding.is_complete:
-            read = f"{count(encoding.shards)} of {things(encoding.of, 'shard')}"
+        if encoding.shards_read < encoding.of:
+            read = f"{count(encoding.shards_read)} of {things(encoding.of, 'shard')}"
             found[""] = f"bytes per clip, colour, codec and packets are those of {read}"
     if flow := extras.get("flow"):
         found["flow"] = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
     if "audio" in extras:
         found["audio"] = {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")
     return found
-
-
-def _named(value: Any) -> str:
-    return NO_VALUE if value is None else str(value)
 
 
 def _column(name: str, values: pa.ChunkedArray) -> Column:

@@ -6,42 +6,35 @@ thing written, so half a dataset cannot be opened.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from pathlib import PurePosixPath
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
-from fastvid.format.schema import DATASET_JSON, FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
+from fastvid.format.schema import FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
 from fastvid.format.tar import TarDigest
 from fastvid.runtime import faults
 from fastvid.sharding.change.repack import Piece, repack
-from fastvid.sharding.job.job import hide_sources
+from fastvid.sharding.job.job import dataset_id, hide_sources, run
 from fastvid.sharding.job.ledger import (
     Part,
     Row,
     block,
-    part_stems,
     read_blocked,
     read_ledger,
-    read_part,
     settle_rows,
     write_ledger,
-    write_part,
 )
-from fastvid.sharding.job.lock import Staging, lock_folder
-from fastvid.sharding.job.plan import differences, digest
-from fastvid.storage import LocalStorage, Storage, open_storage
+from fastvid.sharding.job.run import How, ShardWork
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.work.tasks import Outcome
+from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import link_or_copy
-
-_LOG = logging.getLogger(__name__)
-
-# Hex digits of the identity that form the dataset's id, so that the same command makes the same dataset.
-_ID_DIGITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +60,13 @@ class Made:
     linked: int
 
 
-def arrange(pieces: Sequence[Piece], *, samples: int, size: int) -> list[list[Piece]]:
+def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Join pieces into shards, in order. Whole shards stay as they are.
 
-    `samples`: maximum number of samples in a joined shard. `size`: maximum size of a joined shard in bytes,
-    estimated from the mean size of samples.
+    A joined shard has at most as many samples and bytes, estimated from the mean size of samples, as the largest old
+    one.
     """
+    samples, size = (max(getattr(piece.shard, name) for piece in pieces) for name in ("samples", "bytes"))
     shards: list[list[Piece]] = []
     count, weight = 0, 0.0
     for piece in pieces:
@@ -103,32 +97,61 @@ def arrange(pieces: Sequence[Piece], *, samples: int, size: int) -> list[list[Pi
     return shards
 
 
-def make_dataset(out: str, recipe: Recipe, *, progress: Callable[[int, int], None] | None = None) -> Made:
-    """Write a dataset; run again after an interruption, it resumes."""
-    storage, dataset_id = open_storage(out), digest(recipe.identity)[:_ID_DIGITS]
-    linked = sum(_is_taken_over(pieces) for pieces in recipe.shards)
-    with lock_folder(storage) as check:
-        staging = Staging(storage)
-        if storage.exists(DATASET_JSON):
-            found, generation = read_generation(storage)
-            if found != dataset_id:
-                raise UsageError("the folder contains another dataset", file=storage.url, hint="choose another folder")
-            _LOG.info("the dataset in %s is complete", storage.url)
+class _Repack(ShardWork):
+    """Makes the shards of a recipe, of samples that exist, so that no source has to be processed."""
+
+    def __init__(self, storage: Storage, recipe: Recipe, progress: Callable[[int, int], None] | None) -> None:
+        self.storage, self.found, self.identity = storage, SourceList((), recipe.classes, {}), recipe.identity
+        self.shards: Sequence[Sequence[Source]] = [()] * len(recipe.shards)
+        self.stems = [shard_stem(number) for number in range(len(recipe.shards))]
+        self._recipe, self._progress = recipe, progress
+        counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
+        self._first = list(accumulate(counts, initial=0))
+        # What is written here is later than shards that are linked.
+        self._told = Generation(_newest(recipe) + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
+
+    def open_engine(self, how: How, blocked: tuple[str, ...]) -> None:
+        """See `ShardWork`."""
+
+    def data(self, shard: int) -> str:
+        """See `ShardWork`."""
+        return f"{self.stems[shard]}.{self._recipe.shards[shard][0].shard.suffixes[0]}"
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:  # noqa: ARG002
+        """See `ShardWork`."""
+        if self._progress is not None:
+            self._progress(shard, len(self.shards))
+        stem, pieces = self.stems[shard], self._recipe.shards[shard]
+        if _is_taken_over(pieces):
+            made = _take_over(self.storage, stem, pieces[0])
         else:
-            _begin(storage, staging, recipe.identity)
-            records = _write_shards(storage, recipe, check, progress)
-            stems = [record.name for record in records for _ in range(record.samples)]
-            # What one of the datasets refuses, the new one refuses too.
-            blocked = block(storage, _blocked(recipe))
-            rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
-            write_ledger(storage, rows, recipe.identity)
-            faults.reach("ledger")
-            generation = Generation(
-                1, tuple(records), recipe.streams, recipe.classes, note=recipe.note, extras=recipe.extras
-            )
-            generation = commit_generation(storage, dataset_id, generation, hide_sources(recipe.table, hidden))
-        staging.end()
-    return Made(storage.url, generation, linked)
+            rows = self._recipe.table.slice(self._first[shard], self._first[shard + 1] - self._first[shard])
+            made = repack(self.storage, stem, pieces, self._told, rows)
+        faults.reach("shard")
+        return Part(stem, [], [], TarDigest(made.bytes, made.sha256, made.samples), made.encoder, made.signals)
+
+
+def make_dataset(out: str, recipe: Recipe, command: str, *, progress: Callable[[int, int], None] | None = None) -> Made:
+    """Write a dataset; run again after an interruption, it resumes."""
+    storage = open_storage(out)
+
+    def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
+        records = []
+        for part, pieces in zip(parts, recipe.shards, strict=True):
+            assert part.digest is not None  # repacked shards are never empty
+            records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
+        # What one of the datasets refuses, the new one refuses too.
+        blocked = block(storage, _blocked(recipe))
+        stems = [record.name for record in records for _ in range(record.samples)]
+        rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
+        ledger = write_ledger(storage, rows, work.identity)
+        faults.reach("ledger")
+        made = Generation(1, tuple(records), recipe.streams, recipe.classes, note=recipe.note, extras=recipe.extras)
+        commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
+        return ledger
+
+    run(storage, How(command=command), lambda: _Repack(storage, recipe, progress), commit)
+    return Made(storage.url, read_generation(storage)[1], sum(map(_is_taken_over, recipe.shards)))
 
 
 def _blocked(recipe: Recipe) -> set[str]:
@@ -144,51 +167,6 @@ def old_ledger(storage: Storage) -> list[Row]:
 
 def _is_taken_over(pieces: Sequence[Piece]) -> bool:
     return len(pieces) == 1 and pieces[0].is_whole
-
-
-def _begin(storage: Storage, staging: Staging, identity: Mapping[str, Any]) -> None:
-    before = staging.job() or staging.begin(identity)
-    if isinstance(storage, LocalStorage):
-        storage.sweep()
-    if before is None:
-        return
-    changed = next(differences(before, identity), None)
-    if changed is not None:
-        name, old, new = changed
-        raise JobError(
-            f"the unfinished job here has {name} {old!r}, this one {new!r}",
-            file=storage.url,
-            hint="resume it with the same arguments, or choose another folder",
-        )
-    _LOG.info("resuming the unfinished job in %s", storage.url)
-
-
-def _write_shards(
-    storage: Storage, recipe: Recipe, check: Callable[[], None], progress: Callable[[int, int], None] | None
-) -> list[ShardRecord]:
-    finished, records, start = part_stems(storage), list[ShardRecord](), 0
-    # What is written here is later than shards that are linked.
-    told = Generation(_newest(recipe) + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
-    for number, pieces in enumerate(recipe.shards):
-        if progress is not None:
-            progress(number, len(recipe.shards))
-        stem, first = shard_stem(number), pieces[0].shard
-        samples = sum(piece.samples for piece in pieces)
-        part = read_part(storage, stem) if stem in finished else None
-        if part is None or part.digest is None:
-            check()
-            if _is_taken_over(pieces):
-                made = _take_over(storage, stem, pieces[0])
-            else:
-                made = repack(storage, stem, pieces, told, recipe.table.slice(start, samples))
-            tar = TarDigest(made.bytes, made.sha256, made.samples)
-            part = Part(stem, [], [], tar, first.encoder, signals=made.signals)
-            faults.reach("shard")
-            write_part(storage, part)
-        assert part.digest is not None  # repacked shards are never empty
-        records.append(replace(first, name=stem, **asdict(part.digest), signals=part.signals))
-        start += samples
-    return records
 
 
 def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:

@@ -18,7 +18,7 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.values import things
-from fastvid.sharding.change.repack import Piece, Renaming
+from fastvid.sharding.change.repack import Piece, Renaming, pieces_of
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.job.ledger import Row
 from fastvid.sharding.sets.make import Made, Recipe, arrange, folder_name, make_dataset, old_ledger
@@ -77,7 +77,7 @@ def merge_datasets(
         )
     found = [(storage, *read_generation(storage)) for storage in map(open_storage, datasets)]
     generations = [generation for _, _, generation in found]
-    _check_streams([storage.url for storage, _, _ in found], generations)
+    _check_common([storage.url for storage, _, _ in found], generations)
     classes = _classes([storage.url for storage, _, _ in found], generations)
     numbers = {name: number for number, name in enumerate(classes)}
     parts = []
@@ -85,38 +85,29 @@ def merge_datasets(
         labels = {old: numbers[name] for old, name in enumerate(generation.classes) if numbers[name] != old}
         parts.append(_part(storage, dataset_id, generation, Renaming(f"{prefix}/" if prefix else "", labels)))
     _check_names(parts)
-    table = _united(parts)
-    pieces = [piece for part in parts for piece in part.pieces]
-    shards = [shard for generation in generations for shard in generation.shards]
     recipe = Recipe(
         identity={
             "merge": [{"dataset": part.dataset_id, "generation": part.generation.number} for part in parts],
             "prefixes": [part.renaming.prefix for part in parts],
         },
-        shards=arrange(
-            pieces, samples=max(shard.samples for shard in shards), size=max(shard.bytes for shard in shards)
-        ),
-        table=table,
+        shards=arrange([piece for part in parts for piece in part.pieces]),
+        table=_united(parts),
         ledger=_ledger(parts),
         streams=generations[0].streams,
         classes=classes,
         extras=_extras(generations),
         note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
     )
-    return make_dataset(os.fspath(out), recipe, progress=progress)
+    return make_dataset(os.fspath(out), recipe, "merge", progress=progress)
 
 
 def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:
     every = read_annotations(storage, generation)
-    removed = every["removed"].to_numpy()
-    masks = np.split(removed, np.cumsum([shard.samples for shard in generation.shards])[:-1])
     # Hidden samples of another tool's tar stay where they are.
-    keeps = [
-        np.ones(shard.samples, dtype=bool) if shard.profile.get("name") == FOREIGN else ~mask
-        for shard, mask in zip(generation.shards, masks, strict=True)
-    ]
-    pieces = tuple(Piece(storage, generation, number, keep, renaming) for number, keep in enumerate(keeps))
-    table = every.filter(pa.array(np.concatenate(keeps)))
+    foreign = [shard.profile.get("name") == FOREIGN for shard in generation.shards]
+    keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
+    pieces = tuple(pieces_of(storage, generation, keep, renaming))
+    table = every.filter(pa.array(keep))
     table = _renamed(table, renaming)
     return _Part(storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, renaming))
 
@@ -172,40 +163,40 @@ def _check_names(parts: Sequence[_Part]) -> None:
             )
 
 
-def _check_streams(urls: Sequence[str], generations: Sequence[Generation]) -> None:
-    first = generations[0]
+# What all datasets must have in common: how to say that two differ, what is compared, and what to do.
+_COMMON: Final[Sequence[tuple[str, Callable[[Generation], Any], str]]] = (
+    (
+        "{} has the streams {}, {} has {}",
+        lambda one: ",".join(one.streams),
+        "encode one of them with the streams of the other by `fastvid transcode --streams`",
+    ),
+    (
+        "{} has the signals {}, {} has {}",
+        lambda one: ", ".join(sorted(one.extras.get(SIGNALS, {}))) or "none",
+        "merge datasets with the same signals",
+    ),
+    (
+        "{0} and {2} number their tasks differently",
+        lambda one: one.extras.get(LEROBOT, {}).get("tasks"),
+        "merge them with lerobot first, then index the result",
+    ),
+    (
+        "flow in {} was computed as {}, in {} as {}",
+        lambda one: Streams.from_json(one.extras).flow,
+        "encode one of them as the other by `fastvid transcode --streams rgb,flow`",
+    ),
+)
+
+
+def _check_common(urls: Sequence[str], generations: Sequence[Generation]) -> None:
     for url, generation in zip(urls, generations, strict=True):
         if not generation.shards:
             raise UsageError("dataset has no shards", file=url, hint="leave it out")
-        if generation.streams != first.streams:
-            raise UsageError(
-                f"{folder_name(urls[0])} has the streams {','.join(first.streams)}, {folder_name(url)} has"
-                f" {','.join(generation.streams)}",
-                file=url,
-                hint="encode one of them with the streams of the other by `fastvid transcode --streams`",
-            )
-        signals = [tuple(sorted(one.extras.get(SIGNALS, {}))) for one in (first, generation)]
-        if signals[0] != signals[1]:
-            raise UsageError(
-                f"{folder_name(urls[0])} has the signals {', '.join(signals[0]) or 'none'}, {folder_name(url)} has"
-                f" {', '.join(signals[1]) or 'none'}",
-                file=url,
-                hint="merge datasets with the same signals",
-            )
-        tasks = [one.extras.get(LEROBOT, {}).get("tasks") for one in (first, generation)]
-        if tasks[0] != tasks[1]:
-            raise UsageError(
-                f"{folder_name(urls[0])} and {folder_name(url)} number their tasks differently",
-                file=url,
-                hint="merge them with lerobot first, then index the result",
-            )
-        flows = [Streams.from_json(one.extras).flow for one in (first, generation)]
-        if flows[0] != flows[1]:
-            raise UsageError(
-                f"flow was computed as {flows[0]} in {folder_name(urls[0])} and as {flows[1]} in {folder_name(url)}",
-                file=url,
-                hint="encode one of them as the other by `fastvid transcode --streams rgb,flow`",
-            )
+        for text, of, hint in _COMMON:
+            first, other = of(generations[0]), of(generation)
+            if first != other:
+                said = text.format(folder_name(urls[0]), first, folder_name(url), other)
+                raise UsageError(said, file=url, hint=hint)
 
 
 def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:

@@ -27,7 +27,7 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.repack import Piece
+from fastvid.sharding.change.repack import pieces_of
 from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset, old_ledger
 from fastvid.storage import Storage
 
@@ -56,15 +56,18 @@ def group_names(table: pa.Table, by: str) -> list[str]:
     ]
 
 
-def make_groups(names: Sequence[str], strata: Sequence[Any]) -> list[Group]:
-    """Return the groups of samples, given the group and the stratum of each sample.
-
-    The stratum of a group is the most frequent one of its samples.
-    """
+def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[str], list[Group]]:
+    """Return the name of each sample's group, and the groups. The stratum of one is that of most of its samples."""
+    names = group_names(table, by)
+    if stratify is not None and stratify not in table.column_names:
+        raise UsageError(
+            f"dataset has no column {stratify!r} to stratify by", hint=f"use one of {', '.join(table.column_names)}"
+        )
+    strata = [None] * len(names) if stratify is None else table[stratify].to_pylist()
     found: dict[str, Counter[str]] = {}
     for name, stratum in zip(names, strata, strict=True):
         found.setdefault(name, Counter())[repr(stratum)] += 1
-    return [
+    return names, [
         Group(name, counts.total(), min(counts, key=lambda stratum: (-counts[stratum], stratum)))
         for name, counts in found.items()
     ]
@@ -160,17 +163,12 @@ def split_samples(
     _, generation = read_generation(storage)
     every = read_annotations(storage, generation)
     table = every.filter(pc.invert(every["removed"]))
-    if stratify is not None and stratify not in table.column_names:
-        raise UsageError(
-            f"dataset has no column {stratify!r} to stratify by", hint=f"use one of {', '.join(table.column_names)}"
-        )
-    groups = group_names(table, by)
-    strata = [None] * len(groups) if stratify is None else table[stratify].to_pylist()
+    groups, divided = make_groups(table, by, stratify)
     before: list[Any] = [None] * len(groups)
     if column in table.column_names and not replace:
         before = table[column].to_pylist()
     placed = _placed(groups, before, names, column)
-    sides = divide(make_groups(groups, strata), shares, seed=seed, placed=placed)
+    sides = divide(divided, shares, seed=seed, placed=placed)
     empty = [name for side, name in enumerate(names) if side not in sides.values()]
     if empty:
         raise UsageError(
@@ -322,12 +320,10 @@ def make_subset(
     if not str(selection):
         raise UsageError("nothing says which samples to take", hint="use --share, --where, --split, --keys-file, ...")
     source = Dataset(os.fspath(dataset), split=selection.split, where=selection.where, generation=generation)
-    number, shards = source.generation.number, source.generation.shards
+    number = source.generation.number
     rows = np.sort(_selected(source, selection))
     keep = np.zeros(source.generation.num_samples, dtype=bool)
     keep[rows] = True
-    masks = np.split(keep, np.cumsum([shard.samples for shard in shards])[:-1])
-    pieces = [Piece(source.storage, source.generation, place, mask) for place, mask in enumerate(masks)]
     table = source.annotations.take(pa.array(rows))
     names = set(table["source_id"].to_pylist())
     ledger = old_ledger(source.storage)
@@ -336,9 +332,7 @@ def make_subset(
             "subset": {"dataset": source.dataset_id, "generation": number},
             "samples": {"number": len(rows), "sha256": hashlib.sha256(rows.astype("<i8").tobytes()).hexdigest()},
         },
-        shards=arrange(
-            pieces, samples=max(shard.samples for shard in shards), size=max(shard.bytes for shard in shards)
-        ),
+        shards=arrange(pieces_of(source.storage, source.generation, keep)),
         table=table,
         ledger={row["source_id"]: row for row in ledger if row["source_id"] in names or row["status"] == "removed"},
         streams=source.streams,
@@ -346,7 +340,7 @@ def make_subset(
         extras=source.generation.extras,
         note=f"subset of {source.dataset_id} generation {number}: {selection}",
     )
-    return make_dataset(os.fspath(out), recipe, progress=progress)
+    return make_dataset(os.fspath(out), recipe, "subset", progress=progress)
 
 
 def _selected(source: Dataset, selection: Selection) -> IntArray:
@@ -361,17 +355,9 @@ def _selected(source: Dataset, selection: Selection) -> IntArray:
         if not 0 < selection.share < 1:
             raise UsageError(f"share {selection.share:g} is not between 0 and 1", hint="use a share such as 0.05")
         some = table.take(pa.array(rows))
-        if selection.stratify is not None and selection.stratify not in some.column_names:
-            raise UsageError(
-                f"dataset has no column {selection.stratify!r} to stratify by",
-                hint=f"use one of {', '.join(some.column_names)}",
-            )
-        groups = group_names(some, selection.by)
-        strata: list[Any] = [0] * len(groups)
-        if selection.stratify is not None:
-            strata = some[selection.stratify].to_pylist()
-        sides = divide(make_groups(groups, strata), (selection.share, 1 - selection.share), seed=selection.seed)
-        rows = rows[np.array([sides[group] == 0 for group in groups], dtype=bool)]
+        names, groups = make_groups(some, selection.by, selection.stratify)
+        sides = divide(groups, (selection.share, 1 - selection.share), seed=selection.seed)
+        rows = rows[np.array([sides[name] == 0 for name in names], dtype=bool)]
     if selection.per_class is not None:
         rows = _per_class(table.take(pa.array(rows)), rows, selection)
     if not len(rows):

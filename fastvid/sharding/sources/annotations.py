@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastvid.errors import StorageError, UsageError
+from fastvid.runtime.values import things
 from fastvid.sharding.sources.action_sets import (
     AnnotationFile,
     read_ava,
@@ -109,7 +110,7 @@ def read_annotations(
         ordered = classes == sorted(classes) and list(part.classes) == sorted(part.classes)
         classes += [name for name in part.classes if name not in set(classes)]
         classes = sorted(classes) if ordered else classes
-    return _named(rows, classes, class_names)
+    return name_classes(rows, classes, class_names)
 
 
 def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool = False) -> list[NumberedRecord]:
@@ -141,24 +142,18 @@ def parse_list(text: str, split: str | None = None) -> Annotations:
     numbered = [(number, line) for number, line in numbered if line and not line.startswith("#")]
     separator = _separator([line for _, line in numbered])
     columns = {} if split is None else {"split": split}
-    rows = []
-    for number, line in numbered:
-        path, label = _split_line(line, separator)
-        numbers = label.split()
-        if len(numbers) > 1 and all(part.isdigit() for part in numbers):
-            rows.append(AnnotationRow(path, None, {**columns, LABELS: label_list(numbers)}, number=number))
-        else:
-            rows.append(AnnotationRow(path, label or None, columns, number=number))
-    if any(LABELS in row.columns for row in rows):
-        # One integer on a line of a multi-label list is a list of one.
-        rows = [_several(row) for row in rows]
+    lines = [(number, *_split_line(line, separator)) for number, line in numbered]
+    # One integer on a line of a multi-label list is a list of one.
+    if any(len(labels := label.split()) > 1 and all(map(str.isdigit, labels)) for _, _, label in lines):
+        rows = [AnnotationRow(path, None, columns | _several(label), number=number) for number, path, label in lines]
+    else:
+        rows = [AnnotationRow(path, label or None, columns, number=number) for number, path, label in lines]
     return Annotations(tuple(rows), class_order(rows))
 
 
-def _several(row: AnnotationRow) -> AnnotationRow:
-    if row.label is None:
-        return row
-    return AnnotationRow(row.name, None, {**row.columns, LABELS: [row.label]}, number=row.number)
+def _several(label: str) -> dict[str, Any]:
+    numbers = label.split() if all(map(str.isdigit, label.split())) else [label]
+    return {LABELS: label_list(numbers)} if label else {}
 
 
 def _read(spec: str, mapping: Columns) -> Annotations:
@@ -275,7 +270,8 @@ def _split_line(line: str, separator: str | None) -> tuple[str, str]:
     return (path.strip(), label) if path else (label, "")
 
 
-def _named(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: Sequence[str]) -> Annotations:
+def name_classes(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: Sequence[str]) -> Annotations:
+    """Return rows of the given classes with their names, which may be given for classes that are numbers."""
     integers = bool(classes) and all(name.isdigit() for name in classes)
     if integers:
         classes = [str(number) for number in range(max(int(name) for name in classes) + 1)]
@@ -283,13 +279,17 @@ def _named(rows: Sequence[AnnotationRow], classes: Sequence[str], class_names: S
         return Annotations(tuple(rows), tuple(classes))
     if len(set(class_names)) != len(class_names):
         raise UsageError("duplicate class name in the class names")
+    count = things(len(class_names), "class name")
     if integers:
         if len(class_names) < len(classes):
-            raise UsageError(f"label {len(classes) - 1} has no name: there are only {len(class_names)} class names")
+            raise UsageError(
+                f"label {len(classes) - 1} has no name: there are {count}",
+                hint="give a name per line, beginning with that of label 0",
+            )
         rows = [_relabelled(row, class_names) for row in rows]
     unknown = sorted({name for row in rows for name in row.class_names} - set(class_names))
     if unknown:
-        raise UsageError(f"class {unknown[0]!r} is not one of the {len(class_names)} class names")
+        raise UsageError(f"label {unknown[0]!r} is not one of the {count}", hint="add it to the class names")
     return Annotations(tuple(rows), tuple(class_names))
 
 

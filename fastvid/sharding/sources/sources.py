@@ -106,7 +106,7 @@ def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bo
     for root, folder in zip(absolute, folders, strict=True):
         entries = _walk(root, ignored) if os.path.isdir(root) else [root]
         for path in entries:
-            problem = (None if follow_links else _check_inside(path, folder)) or _check_target(path)
+            problem = (None if follow_links else check_inside(path, folder)) or _check_target(path)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
             size = 0 if problem else _status(path).st_size
             yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
@@ -151,7 +151,7 @@ def _check_target(path: str) -> tuple[Reason, str] | None:
     return Reason.MISSING, f"a link to {encode_name(os.readlink(path))}, which does not exist"
 
 
-def _check_inside(path: str, root: str) -> tuple[Reason, str] | None:
+def check_inside(path: str, root: str) -> tuple[Reason, str] | None:
     """Return the problem of a path that resolves to a file outside its root; None if it is inside."""
     target = os.path.realpath(path)
     if os.path.commonpath([target, os.path.realpath(root)]) == os.path.realpath(root):
@@ -256,6 +256,7 @@ class Source:
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     stream: str = PICTURES
+    notes: tuple[str, ...] = ()  # what the ledger says of it beside the warnings of its work
 
     @property
     def class_names(self) -> tuple[str, ...]:

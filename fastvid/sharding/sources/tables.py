@@ -278,7 +278,8 @@ def read_parquet(data: bytes) -> list[NumberedRecord]:
 def plain_value(value: Any) -> Any:
     """Return a value as one that a column and JSON can store.
 
-    Nested values and integers of more than 64 bits become JSON text, times of day and dates ISO 8601, decimals text.
+    Lists of text, and of finite numbers, stay lists. Other nested values and integers of more than 64 bits become JSON
+    text, times of day and dates ISO 8601, decimals text.
     """
     if isinstance(value, bool) or value is None or isinstance(value, str | float):
         return value
@@ -292,8 +293,16 @@ def plain_value(value: Any) -> Any:
         return str(value)
     if isinstance(value, bytes):
         raise UsageError("value is binary", hint="delete the column, or store text")
-    is_text_list = isinstance(value, list) and all(isinstance(part, str) for part in value)
-    return value if is_text_list else json.dumps(value, default=plain_value)
+    is_kept = isinstance(value, list) and (all(isinstance(part, str) for part in value) or _are_numbers(value))
+    return value if is_kept else json.dumps(value, default=plain_value)
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    """Return whether a list, or each list in it, has numbers alone that a column can have."""
+    return all(
+        _are_numbers(one) if isinstance(one, list) else type(one) in (int, float) and -_INT64 <= one < _INT64
+        for one in values
+    )
 
 
 def seconds_of(value: Any, name: str, row: int) -> float | None:
@@ -340,6 +349,7 @@ MAX_LABEL: Final = 999_999
 """Largest integer label; all up to the largest one are classes."""
 LABELS: Final = "labels"
 """The column with several class names per video; `MultiHot` reads it."""
+_NOT_UNICODE: Final = re.compile("[\ud800-\udfff]")
 RESERVED: Final = "__"
 """How the columns begin that fastvid computes when it reads annotations."""
 
@@ -420,15 +430,7 @@ def check_rows(rows: Sequence[AnnotationRow]) -> None:
                     f"column {name!r} has a reserved name", hint=f"rename it: names with {RESERVED} are ours"
                 )
             for text in (name, *(value if isinstance(value, list) else [value])):
-                if isinstance(text, str) and not _is_unicode(text):
+                if isinstance(text, str) and _NOT_UNICODE.search(text):
                     raise UsageError(
                         f"column {name!r} is not UTF-8: {text!r}", hint="save the file as UTF-8", **row.where
                     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

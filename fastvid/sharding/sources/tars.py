@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
@@ -23,35 +24,59 @@ from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, 
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.timing import Reason
-from fastvid.runtime.names import decode_name
-from fastvid.runtime.values import things
-from fastvid.sharding.sources.annotations import read_annotations
+from fastvid.runtime.names import decode_name, encode_name
+from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, Source, SourceList, assign_keys, find_sources
-from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, plain_value
+from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 
-_TEXTS: Final = {"txt": "caption", "text": "caption", "caption": "caption"}
-_LABELS: Final = ("cls", "cls.txt", "label")
 _Tar = TypeVar("_Tar", bound=Hashable)
+_KINDS: Final = {
+    "cls.txt": "label", "cls": "label", "label": "label", "json": "json",
+    "txt": "caption", "text": "caption", "caption": "caption",
+}  # fmt: skip
+"""What a member with text is, by the end of its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TarSample:
-    """A sample in a tar of another tool."""
+    """A video in a tar of another tool, or what is there instead of one."""
 
     name: str
     first: int  # byte offset of its first member, which distinguishes samples of the same name
-    video: TarMember | None
+    video: TarMember | None = None
     columns: Mapping[str, Any] = field(default_factory=dict)
-    label: str | int | None = None
+    label: str | None = None
     notes: tuple[str, ...] = ()
+    problem: tuple[Reason, str] | None = None
 
-    @property
-    def class_names(self) -> tuple[str | int, ...]:
-        """Its classes, names or numbers: its label, and those in the column ``labels``."""
-        several = tuple(_several(self.columns))
-        return several if self.label is None else (self.label, *several)
+    def source(self, name: str, key: str, path: str) -> Source:
+        """Return it as a source of the tar at `path`."""
+        found = Source(name, path, 0, self.label, self.columns, problem=self.problem, key=key, notes=self.notes)
+        if self.video is None:
+            return found
+        return replace(found, size=self.video.size, member=(self.video.offset, self.video.size))
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A member with text, and its kind: the label, the caption or the fields (json) of a video."""
+
+    member: TarMember
+    part: str  # of its name, between the key and the end
+    kind: str
+
+    def closeness(self, video: str, *, alone: bool) -> int:
+        """Return how well it goes with the video whose name has the part `video`; 0 if it is another's.
+
+        `alone`: whether the key has no other video, and no field of this one's name.
+        """
+        if self.part in ("", video) or video.startswith(f"{self.part}."):
+            return 2 + len(self.part)
+        # Fields may have a name of their own, such as clip.meta.json; numbers tell one video from another.
+        is_named = not video or self.part.startswith(f"{video}.") or (alone and not re.search(r"\d", self.part))
+        return int(self.kind == "json" and is_named)
 
 
 def find_tars(sources: Sequence[str]) -> list[str]:
@@ -79,7 +104,58 @@ def find_tars(sources: Sequence[str]) -> list[str]:
 
 def read_tar(view: memoryview) -> list[TarSample]:
     """Return the samples of a tar, in order."""
-    return [_sample(view, name, members) for name, members in sample_groups(read_members(view))]
+    return [sample for key, members in sample_groups(read_members(view)) for sample in _samples(view, key, members)]
+
+
+def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator[TarSample]:
+    """Yield a sample for each video of a webdataset key, and one that is rejected for what makes none.
+
+    The only video of a key is named like the key, several are named like their files, up to the last dot.
+    """
+    members: dict[str, TarMember] = {}
+    again = [member for member in group if members.setdefault(member.name, member) is not member]
+    videos = [(_part(member), member) for member in members.values() if _is_video(member)]
+    fields = [_Field(member, *found) for member in members.values() if (found := _field(member.suffix))]
+    if not videos:
+        problem = Reason.NO_VIDEO_STREAM, "no member of the sample is a video"
+        columns, label, notes = _read_fields(view, fields)
+        yield TarSample(key, group[0].offset, None, columns, label, notes, problem)
+    unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}
+    pairs = []
+    for part, _ in videos:
+        alone = len(videos) == 1 and not any(one.part == part for one in fields)
+        # Of two labels, or two equal columns, the closest is the video's: it is read last.
+        close = [one for one in fields if one.closeness(part, alone=alone)]
+        pairs.append(sorted(close, key=lambda one: one.closeness(part, alone=alone)))
+        for one in close:
+            unused.pop(one.member.name, None)
+    for number, ((part, video), close) in enumerate(zip(videos, pairs, strict=True)):
+        columns, label, notes = _read_fields(view, close)
+        name, first = key, video.offset if number else group[0].offset
+        if len(videos) > 1:
+            # Views or parts of one thing stay in one split.
+            name, columns = f"{key}.{part}" if part else key, {"parent": key, **columns}
+            notes = ("one of several videos of a key", *notes)
+        yield TarSample(name, first, video, columns, label, (*notes, *(() if number else unused.values())))
+    for member in again:
+        problem = Reason.DUPLICATE_NAME, f"the tar has an earlier member {encode_name(member.name)!r}"
+        yield TarSample(f"{member.name}#2", member.offset, problem=problem)
+
+
+def _is_video(member: TarMember) -> bool:
+    return f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES
+
+
+def _part(member: TarMember) -> str:
+    return member.suffix.rpartition(".")[0]
+
+
+def _field(suffix: str) -> tuple[str, str] | None:
+    """Return the part before the ending, and the kind, of a member with text; None for others."""
+    for ending, kind in _KINDS.items():
+        if f".{suffix.lower()}".endswith(f".{ending}"):
+            return suffix[: -len(ending)].removesuffix("."), kind
+    return None
 
 
 def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int], tuple[str, str]]:
@@ -104,25 +180,21 @@ def sample_keys(tars: Mapping[str, Sequence[TarSample]]) -> dict[tuple[str, int]
     return {place: (name, keys[name]) for place, name in ids.items()}
 
 
-def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSample:
-    videos = [member for member in members if f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
-    # The suffix with the fewest dots is the video itself; others are derived from it, such as "flow.mp4".
-    videos.sort(key=lambda member: member.suffix.count("."))
-    notes = [f"left aside: {member.suffix}" for member in videos[1:]]
+def _read_fields(view: memoryview, fields: Iterable[_Field]) -> tuple[dict[str, Any], str | None, tuple[str, ...]]:
+    """Return the columns and the label that fields say, later ones before earlier, and notes of what does not parse."""
     columns: dict[str, Any] = {}
-    label: str | int | None = None
-    for member in members:
-        suffix = member.suffix.lower()
-        if suffix not in (*_TEXTS, *_LABELS) and suffix.rpartition(".")[2] != "json":
-            continue
+    label: str | None = None
+    notes = []
+    for one in fields:
+        member = one.member
         try:
             text = bytes(view[member.offset : member.offset + member.size]).decode("utf-8-sig")
-            if suffix in _TEXTS:
-                columns[_TEXTS[suffix]] = text.strip()
-            elif suffix in _LABELS:
+            if one.kind == "caption":
+                columns["caption"] = text.strip()
+            elif one.kind == "label":
                 numbers = text.split()
-                if len(numbers) > 1 and all(isinstance(_label(number), int) for number in numbers):
-                    columns[LABELS] = numbers
+                if len(numbers) > 1 and all(number.isascii() and number.isdigit() for number in numbers):
+                    columns[LABELS] = list(dict.fromkeys(map(_label, numbers)))
                 else:
                     label = _label(text.strip())
             else:
@@ -134,27 +206,30 @@ def _sample(view: memoryview, name: str, members: Sequence[TarMember]) -> TarSam
             label = _label(str(columns.pop("label")))
         except ValueError as error:
             notes.append(f"label does not parse: {error}")
-    return TarSample(name, members[0].offset, videos[0] if videos else None, columns, label, tuple(notes))
+    return columns, label, tuple(notes)
 
 
-def _label(text: str) -> str | int:
+def _label(text: str) -> str:
+    """Return a label, numbers without leading zeros."""
     if not (text.isascii() and text.isdigit()):
         return text
     if len(text) > len(str(MAX_LABEL)):
         raise ValueError(f"{text[:20]} is larger than {MAX_LABEL}")
-    return int(text)
+    return str(int(text))
 
 
 def _fields(record: Any) -> dict[str, Any]:
-    """Return a JSON object's fields as column values; nested values and large integers stay JSON text."""
+    """Return a JSON object's fields as column values; lists of numbers stay, other nested values are JSON text."""
     if not isinstance(record, dict):
         raise FormatError("not a JSON object")
     columns: dict[str, Any] = {}
     for name, value in record.items():
         if name == LABELS and isinstance(value, list) and all(type(part) in (str, int) for part in value):
-            columns[LABELS] = list(map(str, value))
+            columns[LABELS] = list(dict.fromkeys(_label(str(part)) for part in value))
             continue
-        plain = json.dumps(value) if isinstance(value, list) else plain_value(value)
+        plain = plain_value(value)
+        if isinstance(plain, list) and any(isinstance(part, str) for part in plain):
+            plain = json.dumps(plain)
         if isinstance(plain, float) and not math.isfinite(plain):
             plain = json.dumps(plain)
         # JSON may escape halves of surrogate pairs, which are no text.
@@ -165,49 +240,17 @@ def _fields(record: Any) -> dict[str, Any]:
     return columns
 
 
-def name_classes(
+def name_samples(
     tars: Mapping[_Tar, Sequence[TarSample]], class_names: Sequence[str]
 ) -> tuple[tuple[str, ...], dict[_Tar, list[TarSample]]]:
-    """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``.
-
-    Without class names, classes are the numbers up to the largest one, or if there are names, all labels in order.
-    """
-    found = [label for samples in tars.values() for sample in samples for label in sample.class_names]
-    numbers = [label for label in found if isinstance(label, int)]
-    by_number = bool(found) and len(numbers) == len(found)
-    if by_number and class_names and max(numbers) >= len(class_names):
-        raise UsageError(
-            f"label {max(numbers)} has no name: there are {things(len(class_names), 'class name')}",
-            hint="give a name per line, beginning with that of label 0",
-        )
-    names = {label: str(label) for label in found}
-    classes = tuple(class_names) or tuple(sorted(set(names.values())))
-    if by_number:
-        classes = tuple(class_names) or tuple(map(str, range(max(numbers) + 1)))
-        names = {number: classes[number] for number in numbers}
-    unknown = set(names.values()) - set(classes)
-    if unknown:
-        raise UsageError(
-            f"label {min(unknown)!r} is not one of the {things(len(classes), 'class name')}",
-            hint="add it to the class names",
-        )
-    return classes, {tar: [_named(sample, names) for sample in samples] for tar, samples in tars.items()}
-
-
-def _named(sample: TarSample, names: Mapping[str | int, str]) -> TarSample:
-    columns = dict(sample.columns)
-    if columns.get(LABELS):
-        columns[LABELS] = list(dict.fromkeys(names[label] for label in _several(columns)))
-    return replace(sample, label=None if sample.label is None else names[sample.label], columns=columns)
-
-
-def _several(columns: Mapping[str, Any]) -> Iterable[str | int]:
-    return map(_label, columns.get(LABELS) or ())
-
-
-def missing_video(sample: TarSample) -> tuple[Reason, str] | None:
-    """Return reason and message if the sample has no video; None otherwise."""
-    return None if sample.video is not None else (Reason.NO_VIDEO_STREAM, "no member of the sample is a video")
+    """Return the classes of all samples, and the samples of each tar with class names for label and ``labels``."""
+    rows = [AnnotationRow(one.name, one.label, one.columns) for samples in tars.values() for one in samples]
+    found = name_classes(rows, class_order(rows), class_names)
+    named = iter(found.rows)
+    return found.classes, {
+        tar: [replace(one, label=row.label, columns=row.columns) for one, row in zip(samples, named, strict=False)]
+        for tar, samples in tars.items()
+    }
 
 
 def is_dataset(root: str) -> bool:
@@ -376,22 +419,7 @@ def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
     if len(set(names.values())) < len(names):
         names = {path: path.removesuffix(".tar").strip("/") for path in found}
     ids = sample_keys({names[path]: samples for path, samples in found.items()})
-    classes, named = name_classes(found, class_names)
+    classes, named = name_samples(found, class_names)
     for path, samples in named.items():
-        for sample in samples:
-            video = sample.video
-            sources.append(
-                Source(
-                    ids[names[path], sample.first][0],
-                    path,
-                    0 if video is None else video.size,
-                    None if sample.label is None else str(sample.label),
-                    sample.columns,
-                    member=None if video is None else (video.offset, video.size),
-                    problem=missing_video(sample),
-                )
-            )
-    counts = Counter(
-        note.partition(":")[0] for samples in found.values() for sample in samples for note in sample.notes
-    )
-    return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(counts))
+        sources += [sample.source(*ids[names[path], sample.first], path) for sample in samples]
+    return SourceList(tuple(sorted(sources, key=lambda source: source.id)), classes, {})

@@ -20,11 +20,19 @@ import numpy as np
 
 from fastvid.errors import SourceError
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
-from fastvid.media.timing import FrameTiming, Reason
+from fastvid.media.timing import FrameTiming, Reason, clip_frames
+from fastvid.runtime.arrays import FloatArray
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
 from fastvid.sharding.encode.compare_parts import PartEnd, SourceFrames, compare_parts, part_ends
-from fastvid.sharding.encode.profile import DecodeWindow, Profile, plan_runs, plan_window, written_timing
+from fastvid.sharding.encode.profile import (
+    DecodeWindow,
+    Profile,
+    plan_runs,
+    plan_window,
+    written_seconds,
+    written_timing,
+)
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
 from fastvid.sharding.encode.transcode import Verified, decode_fully, encode_flow, flow_seconds, transcode, verify
 from fastvid.sharding.work.index import CopiedSource
@@ -43,20 +51,20 @@ from fastvid.sharding.work.tasks import (
 
 
 def plan_parts(
-    timing: FrameTiming, start: float | None, end: float | None, max_seconds: float
+    timing: FrameTiming,
+    start: float | None,
+    end: float | None,
+    max_seconds: float,
+    seconds: FloatArray | None = None,
 ) -> list[tuple[int, int] | None]:
     """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
 
-    A long video is split into the fewest parts of equal length that keep the bound.
+    A long video is split into the fewest parts of equal length that keep the bound. `seconds`: when each frame is
+    shown, float64 [N]; by default at the written rate.
     """
     total, rate = timing.frames, timing.rate
-    first = 0 if start is None else max(0, round(Fraction(start) * rate))
-    # Annotated ends are rounded to seconds and may lie behind the last frame.
-    last = total if end is None else min(total, round(Fraction(end) * rate))
-    if first >= last:
-        raise SourceError(
-            f"the clip {start} s to {end} s is not in {float(total / rate):.2f} s of video", reason=Reason.OUT_OF_RANGE
-        )
+    seconds = np.arange(total) / float(rate) if seconds is None else seconds
+    first, last = clip_frames(seconds, float(1 / rate), start, end)
     most = max(1, int(Fraction(max_seconds) * rate))
     count = -(-(last - first) // most)
     if count == 1:
@@ -130,7 +138,8 @@ class ClipFile:
                 self._salvaged.check(self.settings.max_bad_frames or "0")
             if task.frames is not None:
                 return PlannedClip(task, [numbered_part(self.info, timing, *task.frames)])
-            return PlannedClip(task, plan_parts(timing, task.start, task.end, most))
+            seconds = written_seconds(self.info, timing)
+            return PlannedClip(task, plan_parts(timing, task.start, task.end, most, seconds))
         ends = self._first + timing.frames
         parts = plan_parts(replace(timing, frames=ends), task.start, task.end, most)
         cut = [(first - self._first, last - self._first) for first, last in (part or (0, ends) for part in parts)]

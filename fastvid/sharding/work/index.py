@@ -32,11 +32,11 @@ from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import BLOCK, FileReader
-from fastvid.media.index_video import Proof, cut_index, frames_between, index_in_place
+from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
 from fastvid.media.remux import Promised, Remuxer, broken_tables
-from fastvid.media.timing import Reason
+from fastvid.media.timing import Reason, clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
@@ -177,11 +177,7 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
         found = cut_index(found, *task.frames)
     elif task.start is not None or task.end is not None:
         first, count = frames_between(found, task.start, task.end)
-        rate = float(found.info.fps)
-        start = first / rate if found.seconds is None else float(found.seconds[first])
-        stop = first + count
-        known = found.seconds is not None and stop < len(found.seconds)
-        end = float(found.seconds[stop]) if found.seconds is not None and known else start + count / rate
+        start, end = clip_seconds(found, first, count)
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
@@ -284,13 +280,7 @@ def _ranges(
     seconds: npt.NDArray[np.float64], step: float, start: float | None, end: float | None, max_seconds: float
 ) -> Iterator[tuple[int, int]]:
     """The frames of each part, half-open; the fewest parts of about equal numbers of frames that keep the bound."""
-    # A frame belongs to a clip when it is shown at most half a step before it begins.
-    first = 0 if start is None else int(np.searchsorted(seconds, start - step / 2))
-    last = len(seconds) if end is None else int(np.searchsorted(seconds, end - step / 2))
-    if first >= last:
-        raise SourceError(
-            f"the clip {start} s to {end} s is not in {seconds[-1] + step:.2f} s of video", reason=Reason.OUT_OF_RANGE
-        )
+    first, last = clip_frames(seconds, step, start, end)
     count = max(1, ceil((seconds[last - 1] + step - seconds[first]) / max_seconds - _ROUNDING))
     yield from pairwise(first + (last - first) * number // count for number in range(count + 1))
 
@@ -333,7 +323,7 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
         "color_range": info.range.name.lower(),
         "color_matrix": info.matrix.name.lower(),
         "whole": bool(info.flags & StreamFlag.WHOLE),
-        "coded": None if info.coded is None else asdict(info.coded),
+        **({} if info.coded is None else {"coded": asdict(info.coded)}),
     }
 
 

@@ -11,8 +11,8 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -22,35 +22,24 @@ from fastvid.errors import FastvidError, StateError
 from fastvid.load.batch.batch import Batch
 from fastvid.models import ghost
 from fastvid.runtime import faults
-from fastvid.train.config.config import Config, OptimConfig, RunConfig, to_json
+from fastvid.train.config.config import Config, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score, autocast, evaluate
 from fastvid.train.parts.replica import Lineage, Loader, Replica
-from fastvid.train.ranks import Member, StopSignal
+from fastvid.train.ranks import Interrupted, Member, StopSignal
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import Exposure, Observers, Recorder, Stopwatch, Telemetry, console
-from fastvid.train.tasks.classification import Classification
-from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums, Task
+from fastvid.train.tasks.task import CLIPS, LOSS, Phase, Sums
 
 
 @dataclass(frozen=True)
 class Stepper:
     """Runs training steps."""
 
-    optim: OptimConfig
-    run: RunConfig
+    config: Config
     member: Member
     strategy: Strategy
-    group_size: int = 1
-    ghost_norm: bool = False
     exposure: Exposure | None = None
-    task: Task = field(default_factory=Classification)
-
-    @classmethod
-    def of(cls, config: Config, member: Member, strategy: Strategy, exposure: Exposure | None = None) -> Stepper:
-        """Return the stepper of a configuration."""
-        groups, ghosts = config.data.group_size, config.model.ghost_norm
-        return cls(config.optim, config.run, member, strategy, groups, ghosts, exposure, config.task)
 
     def step(self, replica: Replica, batch: Batch) -> tuple[Sums, Tensor | None]:
         """Train a replica on this rank's share of a batch.
@@ -62,44 +51,45 @@ class Stepper:
         Returns sums over the share's scored rows, see `Task.measure`; and the norm of the gradient before
         clipping, or None without clipping.
         """
-        device = self.member.device
-        _seed(step_seed(self.run.seed, replica.samples, self.member.world.rank), device)
+        device, run, task = self.member.device, self.config.run, self.config.task
+        group_size, clip_norm = self.config.data.group_size, self.config.optim.clip_norm
+        _seed(step_seed(run.seed, replica.samples, self.member.world.rank), device)
         replica.set_lr()
         replica.optimizer.zero_grad(set_to_none=True)
         # Computed from `valid`, because `batch.weight` is rounded to float32.
         weight = batch.valid.double() / (batch.stop - batch.start)
         scale = self.strategy.loss_scale(weight.sum())
         weight = weight * scale
-        batch = self.task.prepare(batch, Phase(training=True, seed=self.run.seed, group_size=self.group_size))
+        batch = task.prepare(batch, Phase(training=True, seed=run.seed, group_size=group_size))
         if replica.freezer is not None:
             replica.freezer.freeze_norms(replica.samples)
         sums: Sums | None = None
-        slices = micro_batches(batch.num_rows, self.run.micro_batch_size, self.group_size)
+        slices = micro_batches(batch.num_rows, run.micro_batch_size, group_size)
         # Autocast forgets its half-precision weights when the outermost context ends. This one keeps them for all
         # micro-batches; it is disabled, because backward must not run under autocast.
         with torch.autocast(device.type, enabled=False):
             for rows in slices:
                 part = batch.rows(rows)
-                with self.strategy.accumulate(replica, last=rows is slices[-1]):
-                    with autocast(device, self.run.amp):
-                        outputs = replica.forward(*self.task.inputs(part))
-                    losses = self.task.losses(outputs, part)
+                with _reducing(replica.forward, last=rows is slices[-1]):
+                    with autocast(device, run.amp):
+                        outputs = replica.forward(*task.inputs(part))
+                    losses = task.losses(outputs, part)
                     loss = (losses * weight[rows].to(losses.dtype)).sum()
                     torch.autograd.backward(replica.scaler.scale(loss))
                     if self.exposure is not None and rows is slices[-1]:
                         self.exposure.backward_ended()
-                found = self.task.sums(outputs, part, losses)
+                found = task.sums(outputs, part, losses)
                 sums = found if sums is None else sums + found
         assert sums is not None
         if replica.freezer is not None:
             replica.freezer.drop_gradients(replica.samples)
         norm = None
-        if self.optim.clip_norm is not None:
+        if clip_norm is not None:
             replica.scaler.unscale_(replica.optimizer)
-            norm = nn.utils.clip_grad_norm_(replica.model.parameters(), self.optim.clip_norm)
+            norm = nn.utils.clip_grad_norm_(replica.model.parameters(), clip_norm)
         replica.scaler.step(replica.optimizer)
         replica.scaler.update()
-        if self.ghost_norm:
+        if self.config.model.ghost_norm:
             ghost.update_running_stats(replica.model, scale * batch.num_rows / (batch.stop - batch.start))
         with self.exposure.waiting() if self.exposure is not None else contextlib.nullcontext():
             self.strategy.maybe_sync(replica, sums)
@@ -107,6 +97,12 @@ class Stepper:
         if self.strategy.has_one_model():
             replica.update_average()
         return sums, norm
+
+
+def _reducing(forward: Any, *, last: bool) -> contextlib.AbstractContextManager[None]:
+    """Return a context for a micro-batch, in which DDP reduces gradients after the last one of a step only."""
+    wait: Callable[[], contextlib.AbstractContextManager[None]] | None = getattr(forward, "no_sync", None)
+    return contextlib.nullcontext() if last or wait is None else wait()
 
 
 def micro_batches(rows: int, limit: int | None, group: int = 1) -> list[slice]:
@@ -206,13 +202,17 @@ class Trainer:
         """
         devices = [self.member.device] if self.member.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
-            finished = self._fit()
+            try:
+                finished = self._fit()
+            except Interrupted as error:
+                log.info("%s", error)
+                finished = False
         self.clips_per_s = self._whole.numbers()["clips_per_s"]
         return finished
 
     def _fit(self) -> bool:
         config, run = self.config, self.config.run
-        stepper = Stepper.of(config, self.member, self.strategy, self._exposure)
+        stepper = Stepper(config, self.member, self.strategy, self._exposure)
         self.strategy.prepare(self.replica)
         if self.replica.average is not None and self.replica.samples == 0:
             self.replica.average.restart(self.replica.model)

@@ -4,7 +4,6 @@ The loop does not know which strategy it has. Its calls:
 
     prepare         once, after a resume: make the replicas equal
     rounds          yields what this rank trains on next, until the run is finished
-    accumulate      context manager around forward and backward of each micro-batch
     loss_scale      factor of a rank's weighted loss
     agree           before each step: share this rank's requests with the other ranks
     maybe_sync      after each optimizer step
@@ -21,7 +20,6 @@ user-defined one is ``sync=module:class`` and can do everything that they can.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -43,9 +41,6 @@ if TYPE_CHECKING:
     from fastvid.train.parts.evaluate import Score
     from fastvid.train.parts.replica import Loader, Replica
     from fastvid.train.tasks.task import Sums
-
-# Imported by name because the strategies import this module.
-_STRATEGIES: Final = "fastvid.train.strategies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +138,6 @@ class Strategy:
         while (epoch := loader.epoch) < epochs:
             yield Round(replica, loader, epoch, kept=self.shares_batches or self.member.leads)
 
-    def accumulate(
-        self,
-        replica: Replica,  # noqa: ARG002
-        *,
-        last: bool,  # noqa: ARG002
-    ) -> contextlib.AbstractContextManager[None]:
-        """Return a context for forward and backward of a micro-batch; `last` marks the last one of the step."""
-        return contextlib.nullcontext()
-
     def loss_scale(self, weight: Tensor) -> Tensor | float:  # noqa: ARG002
         """Return the factor of this rank's loss.
 
@@ -246,7 +232,7 @@ _START: Final = Strategy.start.__func__  # type: ignore[attr-defined]
 
 def _only(configs: Sequence[Config]) -> Config:
     if len(configs) > 1:
-        several = (name for name, where in sorted(_built_in().items()) if _load(where).start.__func__ is not _START)
+        several = (name for name in sorted(_strategies().BUILT_IN) if find_strategy(name).start.__func__ is not _START)  # type: ignore[attr-defined]
         raise UsageError(
             f"recipe has {len(configs)} models, but sync={configs[0].sync} trains one",
             hint=f"set sync={' or '.join(several)} to train all of them",
@@ -256,10 +242,10 @@ def _only(configs: Sequence[Config]) -> Config:
 
 def find_strategy(name: str) -> type[Strategy]:
     """Return the class of a strategy."""
-    known = _built_in()
+    known = _strategies().BUILT_IN
     if name not in known and ":" not in name:
         raise UsageError(f"unknown sync {name!r}", hint=f"use one of {', '.join(sorted(known))}; or module:class")
-    kind = _load(known[name]) if name in known else import_name("sync", name)
+    kind = import_name("sync", known.get(name, name))
     if not (isinstance(kind, type) and issubclass(kind, Strategy)):
         raise UsageError(f"sync {name!r} is not a strategy", hint=f"derive the class from {__name__}.Strategy")
     return kind
@@ -290,11 +276,9 @@ def build_strategy(
     own, policy = split_options(name, kind, options)
     if timeout_s is not None and "timeout_s" in _parameters(kind):
         own = {"timeout_s": timeout_s, **own}
-    strategy = kind(member, **own)
-    if not policy:
-        return strategy
-    adaptive: Strategy = _batch_policy()(strategy, member, **policy)
-    return adaptive
+    if policy:
+        kind = type(kind.__name__, (_batch_policy(), kind), {})
+    return kind(member, **own, **policy)
 
 
 def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -323,19 +307,15 @@ def split_options(name: str, kind: type[Strategy], options: Mapping[str, Any]) -
     return own, others
 
 
-def _built_in() -> Mapping[str, str]:
-    strategies: Mapping[str, str] = importlib.import_module(_STRATEGIES).BUILT_IN
-    return strategies
+def _strategies() -> Any:
+    """Return the package of the strategies, which import this module."""
+    return importlib.import_module("fastvid.train.strategies")
 
 
 def _batch_policy() -> Any:
-    return _load(importlib.import_module(_STRATEGIES).BATCH_POLICY)
-
-
-def _load(import_string: str) -> Any:
-    module, _, attribute = import_string.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    return import_name("sync", _strategies().BATCH_POLICY)
 
 
 def _parameters(kind: Any) -> list[str]:
-    return [name for name in inspect.signature(kind).parameters if name not in ("inner", "member")]
+    parameters = inspect.signature(kind).parameters
+    return [name for name, one in parameters.items() if name != "member" and one.kind is not one.VAR_KEYWORD]

@@ -14,7 +14,6 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -156,65 +155,47 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 _TRIED = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-@dataclass(frozen=True)
 class Schedule:
-    """A learning rate schedule: linear warm-up, then decay."""
+    """A learning rate schedule: linear warm-up, then decay.
 
-    rate: float
-    total: int  # samples of the whole run
-    warmup: int = 0  # samples of warm-up
-    warmup_start: float = 0.1
-    decay: str = "constant"
-    milestones: tuple[int, ...] = ()  # samples at which "step" multiplies the rate by `gamma`, ascending
-    gamma: float = 0.1
-    final: float = 0.0
-    factor: Callable[[float], Any] | None = None
+    `samples_per_epoch`: samples trained on per epoch. `rate`: the full rate. `total`: samples of the whole run.
+    `milestones`: samples at which "step" multiplies the rate, ascending.
+    """
 
-    @classmethod
-    def of(cls, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> Schedule:
-        """Return the schedule of a configuration.
-
-        `samples_per_epoch`: samples trained on per epoch.
-        """
+    def __init__(self, optim: OptimConfig, *, epochs: int, samples_per_epoch: int, global_batch_size: int) -> None:
         if optim.warmup_epochs > epochs:
             raise UsageError(
                 f"optim.warmup_epochs is {optim.warmup_epochs}, the run has {epochs} epochs",
                 hint="shorten optim.warmup_epochs or raise run.epochs",
             )
-        return cls(
-            rate=optim.base_lr * global_batch_size / optim.base_batch_size,
-            total=epochs * samples_per_epoch,
-            warmup=round(optim.warmup_epochs * samples_per_epoch),
-            warmup_start=optim.warmup_start,
-            decay=optim.decay,
-            milestones=tuple(round(epoch * samples_per_epoch) for epoch in optim.milestones),
-            gamma=optim.gamma,
-            final=optim.final,
-            factor=_foreign(optim) if ":" in optim.decay else None,
-        )
+        self.optim, self.total = optim, epochs * samples_per_epoch
+        self.rate = optim.base_lr * global_batch_size / optim.base_batch_size
+        self.milestones = tuple(round(epoch * samples_per_epoch) for epoch in optim.milestones)
+        self._warmup = round(optim.warmup_epochs * samples_per_epoch)
+        self._factor = _foreign(optim) if ":" in optim.decay else None
 
     def lr(self, samples: int) -> float:
         """Return the learning rate of the step that starts after `samples` samples.
 
-        Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at sample `warmup`. "cosine"
+        Warm-up rises linearly from ``warmup_start * rate`` at sample 0 to the full rate at its end. "cosine"
         decreases from there to ``final * rate`` at sample `total` and stays there.
         """
-        factor = 1.0
-        if samples < self.warmup:
-            factor = self.warmup_start + (1.0 - self.warmup_start) * samples / self.warmup
-        if self.decay == "step":
-            factor *= self.gamma ** sum(samples >= milestone for milestone in self.milestones)
-        elif samples < self.warmup:
+        optim, factor = self.optim, 1.0
+        if samples < self._warmup:
+            factor = optim.warmup_start + (1.0 - optim.warmup_start) * samples / self._warmup
+        if optim.decay == "step":
+            factor *= optim.gamma ** sum(samples >= milestone for milestone in self.milestones)
+        elif samples < self._warmup:
             pass
-        elif self.factor is not None:
-            factor = _checked(self.decay, self.factor, self._progress(samples))
-        elif self.decay == "cosine":
+        elif self._factor is not None:
+            factor = _checked(optim.decay, self._factor, self._progress(samples))
+        elif optim.decay == "cosine":
             progress = self._progress(samples)
-            factor = self.final + (1.0 - self.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
+            factor = optim.final + (1.0 - optim.final) * 0.5 * (1.0 + math.cos(math.pi * progress))
         return self.rate * factor
 
     def _progress(self, samples: int) -> float:
-        return min(1.0, (samples - self.warmup) / max(1, self.total - self.warmup))
+        return min(1.0, (samples - self._warmup) / max(1, self.total - self._warmup))
 
 
 def _foreign(optim: OptimConfig) -> Callable[[float], Any]:

@@ -5,7 +5,7 @@ for the whole run or for the first epochs (transfer learning). Parameters frozen
 requires_grad=False, so their backward is not computed. For parameters that are unfrozen later, the gradient is computed
 and discarded before the step, because DistributedDataParallel fixes its set of gradients on construction.
 
-`Loader` is the loader interface of the trainer, and `Lineage` a record of the samples that it trained on.
+`Loader` is the loader of the trainer, and `Lineage` a record of the samples that it trained on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.batch.batch import Batch
+from fastvid.load.batch.labels import IGNORED_LABEL
+from fastvid.load.device import upload
+from fastvid.load.loader import ClipLoader
 from fastvid.train.parts.optim import Schedule, heads, load_optimizer
 
 
@@ -260,43 +264,67 @@ def _is_finite(value: Tensor) -> bool:
     return not value.is_floating_point() or bool(value.isfinite().all())
 
 
-class Loader(Protocol):
-    """Loads the batches of one rank, as `fastvid.ClipLoader` does."""
+LABEL: Final = "label"
+"""Column of the annotations that a `fastvid.ClipLoader` reads labels from."""
+
+
+class Loader:
+    """Loads the batches of one rank: a `fastvid.ClipLoader`, whose labels may come from another column."""
+
+    def __init__(self, clips: ClipLoader, column: str = LABEL) -> None:
+        self.clips, self.column = clips, column
 
     @property
     def epoch(self) -> int:
         """The current epoch, or between epochs the next one."""
-        ...
+        return int(self.clips.state_dict()["epoch"])
 
     @property
     def global_batch_size(self) -> int:
         """Samples per global batch."""
-        ...
+        return self.clips.global_batch_size
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch, then move to the next one."""
-        ...
+        epoch, state = self.clips.epoch, self.clips.state_dict()
+        if state["epoch"] != epoch:
+            # The state was saved at the epoch's last batch: the epoch has no more batches, but is still evaluated.
+            self.clips.load_state_dict(state | {"epoch": epoch, "position": 0})
+            return
+        if self.column == LABEL:
+            yield from self.clips
+            return
+        for batch in self.clips:
+            values = batch.fields[self.column]
+            label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
+            yield Batch(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
 
     @property
     def steps_left(self) -> int:
         """Batches of the current iteration, or else of the next one."""
-        ...
+        return self.clips.steps_left if self.epoch == self.clips.epoch else 0
 
     def set_batch_size(self, global_batch_size: int) -> None:
         """Change the batch size from the current position on; ends a running iteration."""
-        ...
+        self.clips.set_batch_size(global_batch_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the loader's position after the last delivered batch."""
-        ...
+        return self.clips.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the position of a state."""
-        ...
+        self.clips.load_state_dict(state)
 
     def go(self, epoch: int, start: int, stop: int) -> None:
         """Move to positions [start, stop) of an epoch: the next iteration delivers exactly these."""
-        ...
+        self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
+        # Do not prefetch beyond `stop`.
+        self.clips.batches = replace(self.clips.batches, num_samples=stop)
+
+    def close(self) -> None:
+        """Stop its threads and processes."""
+        self.clips.close()
 
 
 _MASK: Final = 2**64 - 1

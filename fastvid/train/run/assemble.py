@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,10 +18,7 @@ from torch import nn
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.views import ONE_VIEW, Views
-from fastvid.load.device import upload
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.mixture import Mixture, parts_of
@@ -35,13 +32,14 @@ from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.config.data import MAIN, DatasetConfig
 from fastvid.train.loop.loop import EvalData
 from fastvid.train.parts.optim import Schedule, make_optimizer
-from fastvid.train.parts.replica import Freezer, Replica
+from fastvid.train.parts.replica import LABEL, Freezer, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes, gather_bytes, highest
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.records.records import Callback, Logger, Observers, observers
 
 CHECKPOINTS: Final = "checkpoints"
 CLASSES_FILE: Final = "classes.json"
+_STEEP: Final = 8.0  # first learning rate over the base rate, from which on a run is warned; no source
 
 
 def open_datasets(
@@ -159,8 +157,6 @@ _LOGGERS: Final = {
 }
 ModelSource = nn.Module | Callable[..., nn.Module]
 
-_LABEL: Final = "label"  # column that a ClipLoader reads labels from
-
 
 @dataclass(frozen=True)
 class Run:
@@ -171,7 +167,7 @@ class Run:
     state: dict[str, Any] | None  # the checkpoint's
     train_set: Dataset | Mixture
     eval_set: Dataset | None
-    loader: Labelled
+    loader: Loader
     eval_data: EvalData | None
     replica: Replica
     loggers: Observers
@@ -189,6 +185,8 @@ class Run:
         try:
             check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
             replica = make_replica(config, samples_per_epoch(loader.clips), member, make)
+            if state is None and member.leads:
+                _warn_of_the_first_rate(config, replica.schedule.lr(0))
             evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
             if state is None and member.leads:
                 load_initial_weights(config, replica.model)
@@ -198,7 +196,7 @@ class Run:
         return cls(config, checkpoint, state, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
 
 
-def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Labelled:
+def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Loader:
     """Return the loader of the training split."""
     return _loader(config, dataset, member, train=True)
 
@@ -221,12 +219,12 @@ def _loader(
     *,
     train: bool,
     targets: bool = True,
-) -> Labelled:
+) -> Loader:
     data = config.data
     world = member.world
     asked = config.task.loader_arguments(data) if targets else {}
     own = data.fields if targets else ()
-    fields = () if data.label == _LABEL else (data.label,)
+    fields = () if data.label == LABEL else (data.label,)
     clips = ClipLoader(
         dataset,
         frames=data.frames if train else data.eval_frames,
@@ -251,7 +249,7 @@ def _loader(
         workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
         output=_output(config, member.device),
     )
-    return Labelled(clips, data.label)
+    return Loader(clips, data.label)
 
 
 def _output(config: Config, device: torch.device) -> Output:
@@ -263,60 +261,6 @@ def _output(config: Config, device: torch.device) -> Output:
         std=(red_std, green_std, blue_std),
         channels_last=channels_last(config, device),
     )
-
-
-class Labelled:
-    """A loader whose labels may come from another column of the annotations."""
-
-    def __init__(self, clips: ClipLoader, column: str = _LABEL) -> None:
-        self.clips, self.column = clips, column
-
-    @property
-    def epoch(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return int(self.clips.state_dict()["epoch"])
-
-    @property
-    def global_batch_size(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self.clips.global_batch_size
-
-    def __iter__(self) -> Iterator[Batch]:
-        epoch, state = self.clips.epoch, self.clips.state_dict()
-        if state["epoch"] != epoch:
-            # The state was saved at the epoch's last batch: the epoch has no more batches, but is still evaluated.
-            self.clips.load_state_dict(state | {"epoch": epoch, "position": 0})
-            return
-        if self.column == _LABEL:
-            yield from self.clips
-            return
-        for batch in self.clips:
-            values = batch.fields[self.column]
-            label = torch.tensor([IGNORED_LABEL if value is None else int(value) for value in values])
-            yield Batch(batch, label=upload(label, batch.video.device).where(batch.valid, IGNORED_LABEL))
-
-    @property
-    def steps_left(self) -> int:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self.clips.steps_left if self.epoch == self.clips.epoch else 0
-
-    def set_batch_size(self, global_batch_size: int) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self.clips.set_batch_size(global_batch_size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `fastvid.train.parts.replica.Loader`."""
-        return self.clips.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self.clips.load_state_dict(state)
-
-    def go(self, epoch: int, start: int, stop: int) -> None:
-        """See `fastvid.train.parts.replica.Loader`."""
-        self.clips.load_state_dict(self.clips.state_dict() | {"epoch": epoch, "position": start})
-        # Do not prefetch beyond `stop`.
-        self.clips.batches = replace(self.clips.batches, num_samples=stop)
 
 
 def build_model(config: Config, member: Member, make: ModelSource | None = None) -> nn.Module:
@@ -390,7 +334,7 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member, make: M
     run = config.run
     model = build_model(config, member, make)
     freezer = Freezer(model, config.optim.freeze, samples_per_epoch) if config.optim.freeze else None
-    schedule = Schedule.of(
+    schedule = Schedule(
         config.optim,
         epochs=run.epochs,
         samples_per_epoch=samples_per_epoch,
@@ -405,6 +349,19 @@ def make_replica(config: Config, samples_per_epoch: int, member: Member, make: M
         ema_clips=config.optim.base_batch_size,
         freezer=freezer,
     )
+
+
+def _warn_of_the_first_rate(config: Config, first: float) -> None:
+    """Warn if the linear scaling rule makes the first steps much larger than those that the rate was tuned for."""
+    optim, size = config.optim, config.data.global_batch_size
+    if first >= _STEEP * optim.base_lr > 0:
+        log.warning(
+            "the first learning rate is %.4g, %.3g times optim.base_lr: data.global_batch_size is %d, "
+            "optim.base_batch_size %d. To begin at optim.base_lr, as Goyal et al. 2017 do, set optim.warmup_epochs=%d "
+            "and optim.warmup_start=%.4f",
+            first, first / optim.base_lr, size, optim.base_batch_size, min(5, config.run.epochs),
+            optim.base_batch_size / size,
+        )  # fmt: skip
 
 
 def check_device(config: Config, device: torch.device) -> None:

@@ -73,9 +73,9 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     """Check one model, whose batches are divided among `sharing` ranks."""
     member = Member(World(), torch.device("cpu"))
     run = assemble.Run.of(config, member, Member(World(0, sharing), member.device), source)
-    for loader in (run.loader, None if run.eval_data is None else run.eval_data.loader):
-        if isinstance(loader, assemble.Labelled):
-            loader.clips.close()
+    run.loader.close()
+    if run.eval_data is not None:
+        run.eval_data.loader.close()
     config, train_set, eval_set, model = run.config, run.train_set, run.eval_set, run.replica.model
     if run.state is not None:
         run.replica.load_state_dict(run.state["replica"])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 import signal
@@ -32,7 +33,7 @@ from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import Strategy, build_strategy, strategy_of
 from fastvid.train.parts.evaluate import Score
-from fastvid.train.ranks import Member, StopSignal, join
+from fastvid.train.ranks import Member, StopSignal, broadcast_bytes, join
 from fastvid.train.records.records import METRICS_FILE, Observers, Recorder, RunInfo, clock
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import CLASSES_FILE, Run, checkpoints_of, quiet
@@ -145,6 +146,9 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         )
         if run.state is not None:
             trainer.load_state_dict(run.state)
+        if (before := _finished(run, member)) is not None:
+            log.info("nothing is left to train: raise run.epochs, or choose another run.out to train anew")
+            return Result(True, 0, None, before, replica.model)
         world = member.world
         info = RunInfo(out, to_json(config), world.rank, world.size, replica.samples, replica.model)
         loggers.call("start", info)
@@ -200,17 +204,35 @@ def _write(path: Path, text: str) -> None:
     LocalStorage(path.parent).write(path.name, f"{text}\n".encode())
 
 
+def _finished(run: Run, member: Member) -> dict[str, Any] | None:
+    """Return the summary of a run of which nothing is left to train or to evaluate; its record then stays as it is."""
+    if run.state is None or run.replica.samples < run.replica.schedule.total:
+        return None
+    path = Path(run.config.run.out) / SUMMARY_FILE
+    found = broadcast_bytes(path.read_bytes() if member.leads and path.exists() else None, member)
+    summary: dict[str, Any] = {} if found is None else json.loads(found)
+    if not summary.get("over") or summary.get("samples") != run.replica.samples:
+        return None
+    if member.leads:
+        _log_changes(run.config, run.state)
+        print(json_text(summary), flush=True)  # noqa: T201 - the run's result
+    return summary
+
+
+def _log_changes(config: Config, state: Mapping[str, Any]) -> None:
+    """Warn of settings that differ from those in a checkpoint."""
+    now, before = flatten(to_json(config)), flatten(state["config"])
+    for key in sorted(now.keys() | before.keys()):
+        if now.get(key) != before.get(key):
+            log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
+
+
 def _announce(trainer: Trainer, run: Run) -> None:
     """Log the start of a run, and record it as a metrics row."""
     config, member, replica, state = trainer.config, trainer.member, trainer.replica, run.state
     if state is not None:
-        now, before = flatten(to_json(config)), flatten(state["config"])
-        for key in sorted(now.keys() | before.keys()):
-            if now.get(key) != before.get(key):
-                log.warning("%s is %r, but was %r in the checkpoint", key, now.get(key), before.get(key))
+        _log_changes(config, state)
         log.info("resuming from %s, written by %d ranks", run.checkpoint, state["world_size"])
-        if replica.samples >= replica.schedule.total:
-            log.info("nothing is left to train: raise run.epochs, or choose another run.out to train anew")
     trainer.recorder.write(
         "start",
         samples=replica.samples,

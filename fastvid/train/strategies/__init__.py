@@ -16,4 +16,4 @@ DEFAULT: Final = "ddp"
 """The strategy of recipes that do not set ``sync``."""
 
 BATCH_POLICY: Final = "fastvid.train.strategies.adaptive_batch:AdaptiveBatch"
-"""Wraps a strategy whose ranks share batches if options ``batch...`` are given."""
+"""Extends a strategy whose ranks share batches if options ``batch...`` are given."""

@@ -12,7 +12,7 @@ reproduce it.
 A policy's inputs are the same on every rank, so its sizes are too. Sizes never decrease and are the first size times
 a power of the growth factor.
 
-Wraps a strategy whose ranks share batches, and grows its global batch during the run.
+`AdaptiveBatch` grows the global batch of a strategy whose ranks share batches during the run.
 
 Samples, positions and lineage stay exact: the batch size may change at any position of the epoch's order, and an epoch
 delivers the same samples as with the first size. If a large batch exceeds the rest of an epoch, the rest is delivered
@@ -29,13 +29,12 @@ different world size are discarded, so the next decision may come later.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, cast, get_args, runtime_checkable
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 from torch import Tensor
@@ -226,24 +225,15 @@ def _positive(name: str, value: float) -> float:
 LrRule = Literal["linear", "keep"]
 
 
-@runtime_checkable
-class Measuring(Protocol):
-    """A strategy that measures the gradient noise itself, instead of in DDP's buckets."""
-
-    def measure(self, meter: NoiseMeter) -> None:
-        """Start adding measurements to a meter."""
-        ...
-
-
 class AdaptiveBatch(Strategy):
-    """Adds the options ``batch...`` to a strategy whose ranks share batches.
+    """Adds the options ``batch...`` to the class of a strategy whose ranks share batches: a base class before it.
 
-    `batch_growth`: growth factor, a whole number of at least 2.
+    `batch_growth`: growth factor, a whole number of at least 2. `options`: those of the strategy. A strategy that
+    measures the gradient noise itself, instead of in DDP's buckets, has a method ``measure(meter)``.
     """
 
     def __init__(
         self,
-        inner: Strategy,
         member: Member,
         *,
         batch: str,
@@ -254,13 +244,13 @@ class AdaptiveBatch(Strategy):
         batch_threshold: float | None = None,
         batch_patience: int | None = None,
         batch_window: int = 50,
+        **options: Any,
     ) -> None:
         if batch_lr not in (None, *get_args(LrRule)):
             raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
         check_least(1, **{"sync option batch_window": batch_window})
-        super().__init__(member)
-        self.inner = inner
-        self.policy: BatchPolicy = make_policy(
+        super().__init__(member, **options)
+        self.batch_policy: BatchPolicy = make_policy(
             batch,
             growth=batch_growth,
             largest=batch_max,
@@ -269,75 +259,64 @@ class AdaptiveBatch(Strategy):
             patience=batch_patience,
         )
         self.meter: NoiseMeter | None = None
-        self._linear = isinstance(self.policy, Scheduled) if batch_lr is None else batch_lr == "linear"
-        self._window = batch_window
-        self._norms: GradientNorms | None = None
-        self._share = torch.zeros((), dtype=torch.float64, device=member.device)
-        self._clips = 0
-        if isinstance(self.policy, Noise):
-            self.meter = NoiseMeter(member.world.size, member.device, inner.total)
-            if isinstance(inner, Measuring):
-                inner.measure(self.meter)
+        self._batch_linear = isinstance(self.batch_policy, Scheduled) if batch_lr is None else batch_lr == "linear"
+        self._batch_window = batch_window
+        self._batch_norms: GradientNorms | None = None
+        self._batch_share: Tensor | float = 0.0
+        self._batch_clips = 0
+        self._measure_itself: Any = getattr(self, "measure", None)
+        if isinstance(self.batch_policy, Noise):
+            self.meter = NoiseMeter(member.world.size, member.device, self.total)
+            if self._measure_itself is not None:
+                self._measure_itself(self.meter)
 
     def prepare(self, replica: Replica) -> None:
-        self.inner.prepare(replica)
-        measured = isinstance(self.inner, Measuring) or isinstance(replica.forward, DistributedDataParallel)
+        super().prepare(replica)
+        measured = self._measure_itself is not None or isinstance(replica.forward, DistributedDataParallel)
         if self.meter is not None and self.world_size > 1 and not measured:
             raise UsageError(
-                f"batch=noise does not support {type(self.inner).__name__}, which does not measure the gradient noise",
+                f"batch=noise does not support {type(self).__name__}, which does not measure the gradient noise",
                 hint="add a method measure(meter) to it, or use batch=schedule or batch=plateau",
             )
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
-        schedule = replica.schedule
-        self.policy.begin(loader.global_batch_size, max(1, schedule.total // epochs), schedule.milestones)
+        schedule, policy = replica.schedule, self.batch_policy
+        policy.begin(loader.global_batch_size, max(1, schedule.total // epochs), schedule.milestones)
         resizing = ResizingLoader(
-            loader, lambda: self.policy.size(replica.samples), lambda batch: self._before_step(replica, batch)
+            loader, lambda: policy.size(replica.samples), lambda batch: self._before_step(replica, batch)
         )
-        yield from self.inner.rounds(replica, cast("Loader", resizing), epochs)
+        yield from super().rounds(replica, cast("Loader", resizing), epochs)
 
     def _before_step(self, replica: Replica, batch: Batch) -> None:
         """Set the rate and attach the noise measurement for the next step."""
-        self._clips = batch.stop - batch.start
-        if self._linear:
-            replica.lr_scale = self.policy.size(replica.samples) / self.policy.first
+        self._batch_clips = batch.stop - batch.start
+        if self._batch_linear:
+            replica.lr_scale = self.batch_policy.size(replica.samples) / self.batch_policy.first
         wrapped = replica.forward
         if self.meter is not None and isinstance(wrapped, DistributedDataParallel):
-            if self._norms is None or self._norms.wrapped is not wrapped:
-                self._norms = GradientNorms(wrapped, self.member.device)
+            if self._batch_norms is None or self._batch_norms.wrapped is not wrapped:
+                self._batch_norms = GradientNorms(wrapped, self.member.device)
         else:
-            self._norms = None
-
-    def accumulate(self, replica: Replica, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        return self.inner.accumulate(replica, last=last)
+            self._batch_norms = None
 
     def loss_scale(self, weight: Tensor) -> Tensor | float:
-        self._share = weight
-        return self.inner.loss_scale(weight)
-
-    def agree(self, requests: Tensor) -> Callable[[], Tensor | None]:
-        return self.inner.agree(requests)
+        self._batch_share = weight
+        return super().loss_scale(weight)
 
     def maybe_sync(self, replica: Replica, sums: Sums) -> None:
-        self.inner.maybe_sync(replica, sums)
+        super().maybe_sync(replica, sums)
         if self.meter is not None:
-            if self._norms is not None:
-                self.meter.add(*self._norms.take(), self._share, self._clips)
+            if self._batch_norms is not None:
+                self.meter.add(*self._batch_norms.take(), torch.as_tensor(self._batch_share), self._batch_clips)
             self._decide(self.meter, replica)
 
-    def has_one_model(self) -> bool:
-        return self.inner.has_one_model()
-
     def _decide(self, meter: NoiseMeter, replica: Replica) -> None:
-        if meter.count >= self._window:
-            self.policy.observe_noise(meter.scale(), replica.samples)
+        if meter.count >= self._batch_window:
+            self.batch_policy.observe_noise(meter.scale(), replica.samples)
             meter.clear()
 
-    def total(self, values: Tensor) -> Callable[[], Tensor]:
-        return self.inner.total(values)
-
     def settle(self, replica: Replica) -> bool:
-        if not self.inner.settle(replica):
+        if not super().settle(replica):
             return False
         if self.meter is not None:
             self._decide(self.meter, replica)
@@ -345,27 +324,21 @@ class AdaptiveBatch(Strategy):
         return True
 
     def scored(self, replica: Replica, score: Score) -> None:
-        self.inner.scored(replica, score)
-        self.policy.observe_loss(score.loss, replica.samples)
+        super().scored(replica, score)
+        self.batch_policy.observe_loss(score.loss, replica.samples)
 
     def state_dict(self) -> dict[str, Any]:
         meter = None if self.meter is None else self.meter.state_dict()
-        return {**self.inner.state_dict(), "batch": {"policy": self.policy.state_dict(), "meter": meter}}
+        return {**super().state_dict(), "batch": {"policy": self.batch_policy.state_dict(), "meter": meter}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; one written without a batch policy starts at the first size."""
-        self.inner.load_state_dict(state)
+        super().load_state_dict(state)
         own = state.get("batch")
         if own is not None:
-            self.policy.load_state_dict(own["policy"])
+            self.batch_policy.load_state_dict(own["policy"])
             if self.meter is not None and own["meter"] is not None:
                 self.meter.load_state_dict(own["meter"])
-
-    def lineage(self) -> list[dict[str, int | str]] | None:
-        return self.inner.lineage()
-
-    def numbers(self) -> dict[str, float]:
-        return self.inner.numbers()
 
 
 class ResizingLoader:

@@ -24,7 +24,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -62,32 +62,39 @@ BLOCK: Final = 4096
 _SCALE_BYTES: Final = 4
 
 
-class Compressor(Protocol):
-    """Compresses the vectors of one rank, always of the same length."""
-
-    def average(
-        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
-    ) -> None:
-        """Replace a vector [n] by its mean over the ranks of a group."""
-        ...
-
-    def drain(self, values: Tensor) -> bool:
-        """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero."""
-        ...
-
-
 def add_up(values: Tensor, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str) -> None:
     """Replace a vector [n] by its sum over the ranks of a group."""
     traffic.count(purpose, values)
     dist.all_reduce(values, group=group)
 
 
-class Half:
+class Compressor:
+    """Compresses the vectors of one rank, always of the same length, and keeps what rounding withholds."""
+
+    def __init__(self) -> None:
+        self._withheld: Tensor | None = None
+
+    def average(
+        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
+    ) -> None:
+        """Replace a vector [n] by its mean over the ranks of a group."""
+        raise NotImplementedError
+
+    def drain(self, values: Tensor) -> bool:
+        """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero."""
+        if self._withheld is None:
+            return False
+        values.add_(self._withheld)
+        self._withheld.zero_()
+        return True
+
+
+class Half(Compressor):
     """Sends float16 or bfloat16. What the sum over the ranks rounds, on its way, is not fed back."""
 
     def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
         self._dtype = dtype
-        self._withheld: Tensor | None = None
 
     def average(
         self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
@@ -101,17 +108,13 @@ class Half:
         add_up(sent, group, traffic, purpose)
         values.copy_(sent)
 
-    def drain(self, values: Tensor) -> bool:
-        """See `Compressor`."""
-        return _drain(self._withheld, values)
 
-
-class Integers:
+class Integers(Compressor):
     """Sends integers of 8 or 4 bits with a scale per `BLOCK` numbers."""
 
     def __init__(self, bits: int) -> None:
+        super().__init__()
         self.bits = bits
-        self._withheld: Tensor | None = None
         self._mean_withheld: Tensor | None = None  # of the mean of the blocks that this rank owns
         self._owned = slice(0)
         self._size = 1
@@ -160,7 +163,7 @@ class Integers:
         if self._mean_withheld is not None:
             values[self._owned].add_(self._mean_withheld, alpha=self._size)
             self._mean_withheld.zero_()
-        return _drain(self._withheld, values)
+        return super().drain(values)
 
 
 def shares(length: int, size: int) -> list[slice]:
@@ -199,33 +202,45 @@ def decode(message: Tensor, length: int, bits: int, dtype: torch.dtype) -> Tenso
     return (padded * scales[:, None]).flatten()[:length]
 
 
-def _drain(withheld: Tensor | None, values: Tensor) -> bool:
-    if withheld is None:
-        return False
-    values.add_(withheld)
-    withheld.zero_()
-    return True
+CODECS: Final[dict[str, Callable[[], Compressor]]] = {
+    "fp16": lambda: Half(torch.float16),
+    "bf16": lambda: Half(torch.bfloat16),
+    "int8": lambda: Integers(8),
+    "int4": lambda: Integers(4),
+}
+"""How parameters may be sent, by name."""
 
 
-class Flat:
-    """A buffer with a range for each of some tensors, followed by further values.
+class Averager:
+    """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
 
-    The buffer is allocated once. Tensors are copied from and to it and never rebound.
+    It has one buffer with a range for each tensor, the parameters first, and further `words` at the end. Tensors are
+    copied from and to it and never rebound.
 
-    `buffer`: [n + extra], float64 if any tensor is float64, else float32. `values`: [n], the part of the buffer
-    that belongs to the tensors, in order. `words`: [extra], the part after it.
+    `buffer`: [n + words], float64 if any tensor is float64, else float32. `parameters`: the part that belongs to the
+    parameters. `words`: [words], the end.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], extra: int = 0) -> None:
-        self.tensors = tuple(tensors)
+    def __init__(
+        self,
+        parameters: Sequence[Tensor],
+        others: Sequence[Tensor],
+        *,
+        words: int = 0,
+        codec: Compressor | None = None,
+        traffic: Traffic | None = None,
+    ) -> None:
+        self.tensors = (*parameters, *others)
         wide = any(tensor.dtype == torch.float64 for tensor in self.tensors)
         sizes = [tensor.numel() for tensor in self.tensors]
         device = self.tensors[0].device if self.tensors else None
-        dtype = torch.float64 if wide else torch.float32
-        self.buffer = torch.zeros(sum(sizes) + extra, dtype=dtype, device=device)
-        self.values, self.words = self.buffer[: sum(sizes)], self.buffer[sum(sizes) :]
-        parts = torch.split_with_sizes(self.values, sizes)
+        self.buffer = torch.zeros(sum(sizes) + words, dtype=torch.float64 if wide else torch.float32, device=device)
+        *parts, self.words = torch.split_with_sizes(self.buffer, [*sizes, words])
         self._views = [part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True)]
+        self._split = sum(sizes[: len(parameters)])
+        self.parameters = self.buffer[: self._split]
+        self._codec = codec
+        self._traffic = traffic or Traffic()
 
     def consists_of(self, tensors: Iterable[Tensor]) -> bool:
         """Return whether the tensors of this buffer are the same objects as these."""
@@ -242,37 +257,6 @@ class Flat:
         """Copy the buffer into the tensors."""
         for view, tensor in zip(self._views, self.tensors, strict=True):
             tensor.copy_(view)
-
-
-CODECS: Final[dict[str, Callable[[], Compressor]]] = {
-    "fp16": lambda: Half(torch.float16),
-    "bf16": lambda: Half(torch.bfloat16),
-    "int8": lambda: Integers(8),
-    "int4": lambda: Integers(4),
-}
-"""How parameters may be sent, by name."""
-
-
-class Averager:
-    """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
-
-    `parameters`: [n], the part of the buffer that belongs to the parameters.
-    """
-
-    def __init__(
-        self,
-        parameters: Sequence[Tensor],
-        others: Sequence[Tensor],
-        *,
-        words: int = 0,
-        codec: Compressor | None = None,
-        traffic: Traffic | None = None,
-    ) -> None:
-        self.flat = Flat([*parameters, *others], words)
-        self._split = sum(parameter.numel() for parameter in parameters)
-        self.parameters = self.flat.buffer[: self._split]
-        self._codec = codec
-        self._traffic = traffic or Traffic()
 
     @torch.no_grad()
     def reduce(
@@ -292,16 +276,16 @@ class Averager:
         if size == 1:
             return
         if self._codec is None or anchor is None:
-            add_up(self.flat.buffer.div_(size), group, self._traffic, purpose)
+            add_up(self.buffer.div_(size), group, self._traffic, purpose)
             return
         # Differences are small, so rounding them costs little, and the result is the same on all ranks.
         difference = self.parameters.sub_(anchor)
         if whole:
             self._codec.drain(difference)
-            add_up(self.flat.buffer.div_(size), group, self._traffic, purpose)
+            add_up(self.buffer.div_(size), group, self._traffic, purpose)
         else:
             self._codec.average(difference, size, group, self._traffic, purpose)
-            if len(rest := self.flat.buffer[self._split :]):
+            if len(rest := self.buffer[self._split :]):
                 add_up(rest.div_(size), group, self._traffic, f"{purpose}_rest")
         difference.add_(anchor)
 

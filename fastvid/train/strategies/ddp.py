@@ -10,9 +10,7 @@ the ranks. Running statistics are linear in the batches' statistics, so it does 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -64,15 +62,6 @@ class Ddp(Strategy):
         )
         if self._hook is not None:
             replica.forward.register_comm_hook(None, self._hook)
-
-    @contextlib.contextmanager
-    def accumulate(self, replica: Replica, *, last: bool) -> Iterator[None]:
-        wrapped = replica.forward
-        if last or not isinstance(wrapped, DistributedDataParallel):
-            yield
-        else:
-            with wrapped.no_sync():
-                yield
 
     def settle(self, replica: Replica) -> bool:
         if self.world_size > 1:

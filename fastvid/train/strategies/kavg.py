@@ -52,7 +52,6 @@ the original run bit for bit.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
@@ -389,9 +388,6 @@ class Kavg(Strategy):
         self._clips = 0
         self._share.zero_()
 
-    def accumulate(self, replica: Replica, *, last: bool) -> contextlib.AbstractContextManager[None]:
-        return self._ddp.accumulate(replica, last=last)
-
     def loss_scale(self, weight: Tensor) -> float:
         if self.meter is not None:
             self._share += weight
@@ -436,9 +432,9 @@ class Kavg(Strategy):
             self._release(replica)
         if self._moments == "local" and self.world_size > 1 and (kept := moments(replica.optimizer)):
             averager = Averager([], kept, traffic=self.traffic)
-            averager.flat.collect()
+            averager.collect()
             averager.reduce(self.world_size, None, "settle")
-            averager.flat.spread()
+            averager.spread()
         return True
 
     @torch.no_grad()
@@ -458,7 +454,7 @@ class Kavg(Strategy):
                 self._outer.step(anchor, mean, replica.lr)
             anchor.copy_(mean)
         self._spread(replica)
-        self._agreed = (averager.flat.words * self.world_size).round().to("cpu", torch.int64)
+        self._agreed = (averager.words * self.world_size).round().to("cpu", torch.int64)
         self.local_steps, self._apart = 0, False
 
     def _measure(self, meter: NoiseMeter, own: Tensor, mean: Tensor, lr: float) -> None:
@@ -473,28 +469,28 @@ class Kavg(Strategy):
         if self._codec is None or self._anchor is None or self.world_size == 1:
             return
         rest = Averager([torch.zeros_like(self._anchor)], [], traffic=self.traffic)
-        if self._codec.drain(rest.flat.buffer):
+        if self._codec.drain(rest.buffer):
             rest.reduce(self.world_size, None, "settle")
             self._anchor.add_(rest.parameters)
             averager = self._collected(replica)
             averager.parameters.copy_(self._anchor)
-            averager.flat.spread()
+            averager.spread()
 
     def _collected(self, replica: Replica) -> Averager:
         """Return the averager, filled with this rank's model."""
         parameters, others = list(replica.model.parameters()), statistics(replica.model)
         if self._moments == "average":
             others += moments(replica.optimizer)
-        if not self._averager.flat.consists_of([*parameters, *others]):
+        if not self._averager.consists_of([*parameters, *others]):
             words = len(self._requests)
             self._averager = Averager(parameters, others, words=words, codec=self._codec, traffic=self.traffic)
-        self._averager.flat.collect()
-        self._averager.flat.words.copy_(self._requests)
+        self._averager.collect()
+        self._averager.words.copy_(self._requests)
         return self._averager
 
     def _spread(self, replica: Replica) -> None:
         """Copy the values in the averager into this rank's replica."""
-        self._averager.flat.spread()
+        self._averager.spread()
         if self._moments == "reset":
             reset_moments(replica.optimizer)
 

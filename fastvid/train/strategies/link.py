@@ -1,8 +1,9 @@
 """A link between a server and a client, who prove to each other that they know one token: one TCP connection.
 
-A message is a header of integers and at most one payload. The header is int64 [WORDS + 4] in the byte order of the
-machine: a magic word, the payload's size in bytes, its CRC-32, `WORDS` words of the message, the header's CRC-32. The
-first word is the kind of message; 0 is a heartbeat, which a side sends while it has nothing else to send.
+A message has a kind, values that JSON can represent, and at most one payload, the bytes of a tensor. It is sent as a
+header, the JSON of kind and values, and the payload. The header is little-endian: a magic word, the sizes in bytes of
+JSON and payload, the CRC-32 of each, and the CRC-32 of the header so far. A message without JSON is a heartbeat, which
+a side sends while it has nothing else to send.
 
 A side that receives nothing for `timeout_s` treats the other as dead. A process that was killed is noticed at once,
 because its connection closes; its death breaks no other link.
@@ -27,10 +28,10 @@ import struct
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -38,16 +39,34 @@ from torch._C._distributed_c10d import TCPStore
 
 from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
 from fastvid.runtime import faults
-from fastvid.train.ranks import Member, broadcast_bytes
+from fastvid.train.ranks import Interrupted, Member, StopSignal, broadcast_bytes
 
-WORDS: Final = 13
-"""Integers of a message; those that it does not use are 0."""
+MAGIC: Final = b"fvlink\0\5"
+"""First word of a header, and the greeting of a server: its last byte is the version of this format."""
 
-MAGIC: Final = 0x66_76_6C_69_6E_6B_00_04
-"""First word of a header: "fvlink" and the version of this format."""
-
+_HEADER: Final = struct.Struct("<8sQQIII")
 _BEATS: Final = 4  # heartbeats in `timeout_s`
 _LINGER_S: Final = 2.0  # for the other side to read the last message and close
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What one side tells the other.
+
+    Attributes:
+        kind: What it is about.
+        values: JSON values by name.
+        payload: The tensor that came with it, or uint8 [bytes]; None for none.
+    """
+
+    kind: str
+    values: Mapping[str, Any]
+    payload: Tensor | None = None
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
 
 
 class Link:
@@ -63,7 +82,6 @@ class Link:
         self.number, self.timeout_s = number, timeout_s
         self._connection = connection
         self._lock = threading.Lock()
-        self._header = torch.empty(WORDS + 4, dtype=torch.int64)
         connection.settimeout(timeout_s)
         # A header and its payload are sent separately, and a reply should not wait for either.
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -73,65 +91,87 @@ class Link:
         """Seconds between two heartbeats."""
         return self.timeout_s / _BEATS
 
-    def send(self, words: Sequence[int], payload: Tensor | None = None, checksum: int | None = None) -> None:
+    def send(
+        self,
+        kind: str,
+        values: Mapping[str, Any] | None = None,
+        payload: Tensor | bytes = b"",
+        checksum: int | None = None,
+    ) -> None:
         """Send a message.
 
         Args:
-            words: At most `WORDS`, the first of them not 0.
+            kind: What it is about.
+            values: JSON values by name; None for none.
             payload: Contiguous, on the CPU; must not change until this returns.
             checksum: CRC-32 of the payload, if known.
 
         Raises:
             WorkerError: If the other side is gone.
         """
-        if payload is not None and not payload.numel():
-            payload = None
-        if payload is not None and checksum is None:
-            checksum = crc32(payload)
-        header = encode(words, 0 if payload is None else payload.nbytes, checksum or 0)
+        data = _bytes_of(payload)
+        text = json.dumps([kind, dict(values or {})]).encode() if kind else b""
+        head = encode(text, len(data), zlib.crc32(data) if checksum is None else checksum)
         with self._lock, as_worker_error("the other side is gone", link=self.number):
-            self._send(header)
-            if payload is not None:
-                faults.reach(f"payload-{words[0]:d}")
-                self._send(payload)
+            self._send(memoryview(head))
+            if data:
+                faults.reach(f"payload-{kind}")
+                self._send(data)
 
     def beat(self) -> None:
         """Send a heartbeat. Raises as `send` does."""
-        self.send((0,))
+        self.send("")
 
-    def receive(
-        self, into: Tensor | None = None, beaten: Callable[[], None] = lambda: None
-    ) -> tuple[tuple[int, ...], Tensor | None]:
+    def receive(self, into: Tensor | None = None, beaten: Callable[[], None] = lambda: None) -> Message:
         """Wait for a message; heartbeats are skipped.
 
         Args:
             into: Contiguous, on the CPU; receives the payload, if there is one. None allocates uint8 [bytes].
             beaten: Called after each heartbeat.
 
-        Returns:
-            The message's words, and its payload.
-
         Raises:
-            ChecksumError: If the header or the payload is damaged.
+            ChecksumError: If the message is damaged.
             WorkerError: If the other side is gone or silent, or the payload does not fit.
         """
+        header = bytearray(_HEADER.size)
         while True:
-            self._receive(self._header)
-            words, size, checksum = decode(self._header)
-            if words[0]:
+            self._receive(memoryview(header))
+            length, size, text_checksum, checksum = decode(header)
+            if length:
                 break
             beaten()
+        text = bytearray(length)
+        self._receive(memoryview(text))
+        self._check(text, text_checksum)
+        kind, values = json.loads(text)
         if not size:
-            return words, None
+            return Message(kind, values)
         payload = torch.empty(size, dtype=torch.uint8) if into is None else into
         if payload.nbytes != size:
             raise WorkerError(
                 f"a message has {size} bytes, expected {payload.nbytes}", hint="train the same model on both sides"
             )
-        self._receive(payload)
-        if crc32(payload) != checksum:
-            raise ChecksumError(f"{size} bytes differ from the checksum that was sent with them", link=self.number)
-        return words, payload
+        data = _bytes_of(payload)
+        self._receive(data)
+        self._check(data, checksum)
+        return Message(kind, values, payload)
+
+    def wait(self, changed: threading.Condition, find: Callable[[], Found | None]) -> Found:
+        """Return what `find` returns as soon as that is true, and send heartbeats until then.
+
+        Args:
+            changed: Notified when another thread has changed what `find` looks at.
+            find: Called with the condition's lock.
+
+        Raises:
+            WorkerError: If the other side is gone.
+        """
+        while True:
+            with changed:
+                found = changed.wait_for(find, self.beat_s)
+            if found:
+                return found
+            self.beat()
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[None]:
@@ -168,14 +208,12 @@ class Link:
                     break
         self._connection.close()
 
-    def _send(self, tensor: Tensor) -> None:
-        rest = _bytes_of(tensor)
-        # Not `sendall`, whose time limit would be for all of the tensor.
+    def _send(self, rest: memoryview) -> None:
+        # Not `sendall`, whose time limit would be for all of the bytes.
         while rest:
             rest = rest[self._connection.send(rest) :]
 
-    def _receive(self, tensor: Tensor) -> None:
-        rest = _bytes_of(tensor)
+    def _receive(self, rest: memoryview) -> None:
         with as_worker_error("the other side is gone or silent", link=self.number):
             while rest:
                 size = self._connection.recv_into(rest)
@@ -183,23 +221,27 @@ class Link:
                     raise ConnectionError("the connection was closed")
                 rest = rest[size:]
 
-
-def encode(words: Sequence[int], size: int = 0, checksum: int = 0) -> Tensor:
-    """Return a message's header, see the module docstring."""
-    body = torch.tensor([MAGIC, size, checksum, *words, *[0] * (WORDS - len(words))])
-    return torch.cat([body, torch.tensor([crc32(body)])])
+    def _check(self, data: bytearray | memoryview, checksum: int) -> None:
+        if zlib.crc32(data) != checksum:
+            raise ChecksumError(f"{len(data)} bytes differ from the checksum that was sent with them", link=self.number)
 
 
-def decode(header: Tensor) -> tuple[tuple[int, ...], int, int]:
-    """Return words, bytes of the payload and its CRC-32."""
-    magic, size, checksum, *words, own = header.tolist()
-    if magic != MAGIC or own != crc32(header[:-1]):
+def encode(text: bytes, size: int = 0, checksum: int = 0) -> bytes:
+    """Return a message's header and JSON, see the module docstring; `size` and `checksum` are those of the payload."""
+    head = _HEADER.pack(MAGIC, len(text), size, zlib.crc32(text), checksum, 0)[:-4]
+    return head + zlib.crc32(head).to_bytes(4, "little") + text
+
+
+def decode(header: bytes | bytearray) -> tuple[int, int, int, int]:
+    """Return the bytes of the JSON and of the payload, and the CRC-32 of both."""
+    magic, length, size, text_checksum, checksum, own = _HEADER.unpack(header)
+    if magic != MAGIC or own != zlib.crc32(header[:-4]):
         raise ChecksumError(
             "message header is damaged or of another format",
             hint="run the same version of fastvid on both sides",
-            magic=f"{magic:016x}",
+            magic=magic.hex(),
         )
-    return tuple(words), size, checksum
+    return length, size, text_checksum, checksum
 
 
 def crc32(values: Tensor) -> int:
@@ -207,8 +249,10 @@ def crc32(values: Tensor) -> int:
     return zlib.crc32(_bytes_of(values))
 
 
-def _bytes_of(values: Tensor) -> memoryview:
-    """Return the memory of a contiguous CPU tensor, which may be written to."""
+def _bytes_of(values: Tensor | bytes) -> memoryview:
+    """Return the memory of a contiguous CPU tensor, which may be written to, or of bytes."""
+    if isinstance(values, bytes):
+        return memoryview(values)
     data: Any = values.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(data)
 
@@ -230,12 +274,13 @@ TOKEN_VARIABLE: Final = "FASTVID_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the token that all jobs of one training share."""
 
 _TOKEN_CHARACTERS: Final = 16  # least; a random token of hexadecimal digits then has 64 bits
-_GREETING: Final = b"fvlink\0\4"
 _NONCE_BYTES: Final = 32
 _PROOF_BYTES: Final = 32  # of SHA-256
 _NUMBER: Final = struct.Struct("<q")
 _PROOF_S: Final = 10.0  # for a client to prove that it knows the token
 _MOST_UNPROVEN: Final = 32  # connections, each of which has a thread; beyond them, the oldest is closed
+_LONGEST_START_S: Final = 60.0  # for a server to answer for the first time, however long one may be silent later
+_ATTEMPT_S: Final = 5.0  # to connect, so that a signal to stop is seen
 _PAUSE_S: Final = 0.05  # between two checks whether a listener is closed, and between two attempts to connect
 
 
@@ -293,12 +338,19 @@ def host_of_job() -> str:
     return os.environ.get("MASTER_ADDR", "127.0.0.1")
 
 
-def address_of(option: str, text: str) -> tuple[str, int]:
-    """Return host and port of a sync option."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit():
+def server_elsewhere(option: str, text: str | None, port: int) -> Address | None:
+    """Return the address of a server in another job, if a sync option names one.
+
+    A server that other jobs can reach at a `port`, or that is another job's, needs a token that they share.
+    """
+    if text is None:
+        if port:
+            shared_token("sync option port")
+        return None
+    host, colon, number = str(text).rpartition(":")
+    if not colon or not number.isdigit():
         raise UsageError(f"sync option {option} is {text!r}, expected host:port")
-    return host, int(port)
+    return Address(host, int(number), shared_token(f"sync option {option}"))
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
@@ -406,7 +458,7 @@ class Listener:
         try:
             mine, deadline = secrets.token_bytes(_NONCE_BYTES), time.monotonic() + _PROOF_S
             connection.settimeout(_PROOF_S)
-            connection.sendall(_GREETING + mine)
+            connection.sendall(MAGIC + mine)
             theirs = _read(connection, _NONCE_BYTES, deadline)
             proof = _read(connection, _PROOF_BYTES, deadline)
             known = hmac.compare_digest(proof, _proof(self.address.token, b"client", mine, theirs))
@@ -435,13 +487,14 @@ def open_link(address: Address, timeout_s: float) -> Link:
     """Return the client's side of a new link to the `Listener` at an address, which may start later.
 
     Raises:
-        WorkerError: If it does not answer in time, or its token is another one.
+        WorkerError: If it does not answer within `timeout_s`, at most a minute, or its token is another one.
+        Interrupted: If a signal stops the run meanwhile.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + min(timeout_s, _LONGEST_START_S)
     connection = _connect(address, deadline)
     try:
-        greeting = _read(connection, len(_GREETING), deadline)
-        if greeting != _GREETING:
+        greeting = _read(connection, len(MAGIC), deadline)
+        if greeting != MAGIC:
             raise WorkerError(
                 "the server is not fastvid, or of another version",
                 hint="run the same version of fastvid on both sides",
@@ -469,9 +522,11 @@ def _connect(address: Address, deadline: float) -> socket.socket:
     while True:
         try:
             connection = socket.create_connection(
-                (address.host, address.port), timeout=max(_PAUSE_S, deadline - time.monotonic())
+                (address.host, address.port), timeout=min(_ATTEMPT_S, max(_PAUSE_S, deadline - time.monotonic()))
             )
         except OSError as error:
+            if StopSignal.pending():
+                raise Interrupted(f"stopped by a signal while waiting for the server at {address}") from error
             if time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
                 continue

@@ -11,7 +11,7 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import read_generation, read_head
+from fastvid.format.generations import read_generation
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import compact_shards
@@ -211,32 +211,3 @@ def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_
 def test_amounts_that_are_not_positive_are_refused(place, amounts):
     with pytest.raises(UsageError, match="all must be positive"):
         add_sources(str(place / "data"), str(place / "videos"), **amounts)
-
-
-def test_addition_killed_anywhere_resumes(place, tmp_path):
-    make(place / "videos/jump/c.mp4", 11)
-    make(place / "videos/fly/d.mp4", 12)
-    (place / "videos/fly/text.mp4").write_text("no video")
-
-    def run(folder, fault):
-        arguments = ["add", folder, place / "videos", "--workers", "1", "--samples-per-shard", "2"]
-        return forks.fastvid(*arguments, fault=fault).returncode
-
-    def copy(name):
-        shutil.copytree(place / "data", tmp_path / name)
-        return LocalStorage(tmp_path / name)
-
-    whole = copy("whole")
-    assert run(whole.url, "none") == 3
-    expected = state(whole)
-    for fault in ("encode:2", "copied", "committed", "merged"):
-        store = copy(fault.replace(":", "-"))
-        assert run(store.url, fault) == -9, fault
-        assert len(Dataset(store.url)) in (2, 4)
-        with pytest.raises(JobError, match="unfinished"):
-            collect_garbage(store)
-        # Once everything is in the dataset, the next run finds nothing new.
-        assert run(store.url, "none") == (0 if fault == "merged" else 3), fault
-        assert state(store) == expected, fault
-        assert not store.list("ledger-parts/")
-        assert read_head(store).generation == 2

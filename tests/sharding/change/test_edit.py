@@ -22,7 +22,6 @@ from fastvid.sharding.change.edit import match_annotations, read_labels, relabel
 from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
-from tests import forks
 from tests.datasets import make_clip, pack, recommit
 
 
@@ -433,55 +432,6 @@ class TestCommands:
     def test_wrong_usage_is_explained(self, store, arguments, capsys):
         assert main([arguments[0], store.url, *arguments[1:]]) == 2
         assert capsys.readouterr().err.startswith(f"fastvid {arguments[0]}: ")
-
-
-@pytest.mark.parametrize(
-    ("command", "points"),
-    [
-        ("remove_samples(store, ['c/1'])", ["manifest", "committed"]),
-        ("compact_shards(store)", ["tar:3", "compact:1", "manifest"]),
-        ("collect_garbage(store)", ["gc:1", "gc:5"]),
-    ],
-)
-def test_killed_change_leaves_the_old_or_the_new_state(tmp_path, clip, command, points):
-    code = (
-        "import sys\n"
-        "from fastvid.storage import LocalStorage\n"
-        "from fastvid.sharding.change.edit import remove_samples\n"
-        "from fastvid.sharding.change.compact import compact_shards\n"
-        "from fastvid.sharding.change.history import collect_garbage\n"
-        f"store = LocalStorage(sys.argv[1])\n{command}\n"
-    )
-
-    def make(folder):
-        made = pack(folder, [[(f"c/{n}", clip, 0) for n in range(3 * s, 3 * s + 3)] for s in range(2)])
-        if not command.startswith("remove"):
-            remove_samples(made, ["c/2", "c/4"])
-        if command.startswith("collect"):
-            compact_shards(made)
-        return made
-
-    def run(made, fault):
-        return forks.run("-c", code, made.url, FASTVID_FAULT=fault).returncode
-
-    whole = make(tmp_path / "whole")
-    old = keys(whole)
-    assert run(whole, "none") == 0
-    new, expected = keys(whole), contents(whole)
-    for point in points:
-        made = make(tmp_path / point.replace(":", "-"))
-        assert run(made, point) == -9, point
-        now = Dataset(made.url)
-        assert now.keys.to_pylist() in (old, new)
-        for index in range(len(now.generation.shards)):
-            now.shard(index).check()
-        assert run(made, "none") == 0
-        assert keys(made) == new
-        # The commit record counts its swaps, and an interrupted compaction skips numbers.
-        after = contents(made)
-        tars = {name for name in expected if name.endswith(".tar")}
-        compared = tars if command.startswith("compact") else set(expected) - {"dataset.json"}
-        assert {name: after[name] for name in compared} == {name: expected[name] for name in compared}, point
 
 
 def test_file_swap_succeeds_only_from_the_expected_content(tmp_path):

@@ -34,7 +34,6 @@ from fastvid.sharding.page.summary import summarize
 from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import Settings, SourceTask
 from fastvid.storage import LocalStorage, open_storage
-from tests import forks
 from tests.sharding.shardtools import ffmpeg, ledger, make
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -246,43 +245,6 @@ class TestTakedown:
         assert not read_receipts(store)
         assert SECRET in [row["source_id"] for row in ledger(store.root)]
 
-    @pytest.mark.parametrize("command", ["remove", "compact", "gc"])
-    def test_killed_anywhere_it_is_completed_by_the_same_command(self, made, tmp_path, command):
-        faults = {
-            "remove": ["receipt", "blocked", "manifest", "hidden"],
-            "compact": ["compact", "committed"],
-            "gc": ["gc:1", "gc:7"],
-        }
-        steps = {
-            "remove": ["remove", "DIR", "--source", SECRET, "--reason", REASON],
-            "compact": ["compact", "DIR"],
-            "gc": ["gc", "DIR", "--yes"],
-        }
-
-        def run(folder, name, fault=""):
-            return forks.fastvid(*(folder if word == "DIR" else word for word in steps[name]), fault=fault)
-
-        def state(folder):
-            tables = {path.name: pq.read_table(path).to_pylist() for path in folder.glob("*.parquet")}
-            tables = {name: rows for name, rows in tables.items() if not name.startswith("annotations")}
-            hidden = Dataset(str(folder)).annotations.to_pylist()
-            receipt = json.loads((folder / receipt_file(1)).read_text())
-            return tables, hidden, (folder / "blocked.json").read_bytes(), receipt
-
-        whole = shutil.copytree(made, tmp_path / "whole")
-        assert [run(whole, name).returncode for name in steps] == [0, 0, 0]
-        expected = state(whole)
-        for fault in faults[command]:
-            folder = shutil.copytree(made, tmp_path / fault.replace(":", "-"))
-            for name in steps:
-                if name == command:
-                    assert run(folder, name, fault).returncode == -9, fault
-                assert run(folder, name).returncode == 0, (fault, name)
-            found = state(folder)
-            if fault not in ("manifest", "committed"):  # they use up a number, which is part of the names of shards
-                assert found == expected, fault
-            assert audit_removals(str(folder), read_receipts(LocalStorage(folder)), names=TOLD).ok, fault
-
     def test_two_takedowns_at_once_both_happen(self, store):
         with ThreadPoolExecutor(3) as pool:
             names = (SECRET, "walk/other.mp4", "jump/third.mp4")
@@ -439,33 +401,6 @@ class TestDuplicates:
         )
         assert main(["inspect", store.url]) == 0
         assert "2 duplicate: the same bytes as an earlier source" in capsys.readouterr().out
-
-    def test_dropped_ones_are_hidden_the_same_by_parts_and_after_kills(self, raw, arguments, tmp_path):
-        words = [
-            "shard", raw, "--annotations", arguments["annotations"], "--short-side", "64", "--samples-per-shard", "3",
-            "--max-seconds", "1", "--workers", "2", "--drop-duplicates", "--allow-rejected",
-        ]  # fmt: skip
-
-        def contents(folder):
-            rows = [row for row in ledger(folder) if row.pop("seconds", None) is None]
-            return rows, Dataset(str(folder)).annotations, {p.name: p.read_bytes() for p in folder.glob("*.tar")}
-
-        assert forks.fastvid(*words, "--out", tmp_path / "whole").returncode == 0
-        whole = contents(tmp_path / "whole")
-        assert {row["source_id"] for row in whole[0] if row["status"] == "removed"} == {SECRET}
-        keys = Dataset(str(tmp_path / "whole")).keys.to_pylist()
-        assert len([key for key in keys if "twin" in key]) == 3
-        assert not [key for key in keys if "secret" in key]
-        for part in (1, 0):
-            assert forks.fastvid(*words, "--out", tmp_path / "parts", "--part", f"{part}/2").returncode == 0
-        assert forks.fastvid(*words, "--out", tmp_path / "parts").returncode == 0
-        for fault in ("encode:3", "manifest"):
-            assert forks.fastvid(*words, "--out", tmp_path / "killed", fault=fault).returncode == -9
-        assert forks.fastvid(*words, "--out", tmp_path / "killed").returncode == 0
-        for name in ("parts", "killed"):
-            rows, annotations, tars = contents(tmp_path / name)
-            assert (rows, tars) == (whole[0], whole[2]), name
-            assert annotations.equals(whole[1]), name
 
     def test_added_copies_can_be_dropped(self, store, raw, tmp_path):
         (tmp_path / "more").mkdir()

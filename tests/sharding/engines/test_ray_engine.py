@@ -5,15 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from fastvid import __version__
 from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change.add import add_sources
@@ -24,8 +23,7 @@ from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_part
 from fastvid.sharding.job.lock import Staging
-from fastvid.sharding.job.plan import digest
-from fastvid.sharding.job.ray_engine import Node, check_node
+from fastvid.sharding.job.ray_engine import make_shard
 from fastvid.sharding.job.run import EncodeShards, How
 from fastvid.sharding.lerobot.jobs import index_lerobot
 from fastvid.sharding.sources.tars import gather_sources
@@ -126,43 +124,29 @@ def begun(tmp_path, settings=SETTINGS):
     return work
 
 
-def test_node_makes_a_whole_shard_and_returns_nothing_of_it(tmp_path):
+def test_a_task_makes_a_whole_shard_and_returns_nothing_of_it(tmp_path):
     make(tmp_path / "raw" / "a.mp4", frames=3)
     (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
     run_job(tmp_path / "raw", tmp_path / "local", profile=SETTINGS.profile)
-    node = Node((begun(tmp_path), How()), 1)
-    node.ready()
-    with closing(node._engine):
-        assert node.make(0, check=True) is None
+    assert make_shard((begun(tmp_path), How()), 0, 1) is None
     part = read_part(LocalStorage(tmp_path / "out"), "data-000000")
     assert {row["source_id"]: row["reason"] for row in part.rows} == {"a.mp4": None, "bad.mp4": "not-video"}
     assert tars(tmp_path / "out") == tars(tmp_path / "local")
 
 
-def test_node_without_a_source_says_so_before_it_works(tmp_path):
+def test_nodes_that_differ_from_the_job_say_so_before_they_work(tmp_path):
     path = make(tmp_path / "raw" / "a.mp4", frames=3)
     make(tmp_path / "raw" / "b.mp4", frames=3)
-    node = Node((begun(tmp_path), How()), 1)
-    os.remove(path)
-    assert node.make(0, check=True) == str(path)
-
-
-def test_node_with_another_ffmpeg_raises(tmp_path):
-    make(tmp_path / "raw" / "a.mp4", frames=3)
     other = replace(SETTINGS, build=replace(SETTINGS.build, version="4.0"))
     with pytest.raises(WorkerError, match=r"ffmpeg 4\.0"):
-        Node((begun(tmp_path, other), How()), 1).ready()
-
-
-def test_node_that_cannot_reach_the_folder_raises(tmp_path):
-    make(tmp_path / "raw" / "a.mp4", frames=3)
+        make_shard((begun(tmp_path, other), How()), 0, 1)
+    shutil.rmtree(tmp_path / "out")
     work = begun(tmp_path)
-    identity = digest(work.identity)
-    check_node(__version__, work.storage.url, identity)
     with pytest.raises(WorkerError, match=r"runs 0\.0\.1"):
-        check_node("0.0.1", work.storage.url, identity)
-    (tmp_path / "other").mkdir()
-    for url, told in ((str(tmp_path / "other"), identity), (work.storage.url, digest({}))):
-        with pytest.raises(WorkerError, match=f"cannot reach {url}: the job is not there") as caught:
-            check_node(__version__, url, told)
-        assert "a folder that all nodes share" in caught.value.hint
+        make_shard((work, How()), 0, 1, version="0.0.1")
+    os.remove(path)
+    assert make_shard((work, How()), 0, 1) == str(path)
+    Staging(work.storage).begin({"seed": 9}, replace=True)
+    with pytest.raises(WorkerError, match=f"cannot reach {work.storage.url}: the job is not there") as caught:
+        make_shard((work, How()), 0, 1)
+    assert "a folder that all nodes share" in caught.value.hint

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import tarfile
 
 import av
 import numpy as np
@@ -29,7 +28,7 @@ from fastvid.media.timing import Reason
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import opened
-from tests.sharding.shardtools import ffmpeg, ledger, make
+from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
 # Real files that other tools wrote, with the special feature of each.
@@ -49,8 +48,8 @@ FOOTAGE = {
 
 def check(data):
     """Compare plans of a video with a full decode by FFmpeg's demuxer; return the index."""
-    found = index_video(data, Limits())
-    info = found.info
+    found = index_video(data, Limits(), hdr="keep")
+    info = found.info.decoded
     table = PacketTable(found.records, whole=bool(info.flags & StreamFlag.WHOLE))
     box = Box(0, 0, info.height & ~1, info.width & ~1)
     whole, converter = [], RgbConverter()
@@ -136,7 +135,7 @@ def test_real_files_are_indexed_or_rejected_with_a_reason(name, footage):
 
 def test_damaged_videos_are_rejected_with_a_reason(tmp_path):
     data = make(tmp_path / "a.mp4", "-c:v", "libx264", "-g", "10", size="80x48", frames=30).read_bytes()
-    found = index_video(data, Limits())
+    found = index_video(data, Limits(), hdr="keep")
     middle = found.records[12]
     broken = bytearray(data)
     broken[int(middle["offset"]) + 8 : int(middle["offset"]) + int(middle["size"])] = bytes(int(middle["size"]) - 8)
@@ -165,7 +164,7 @@ def test_wrong_droppable_flag_is_detected(tmp_path, monkeypatch):
         return flags
 
     monkeypatch.setattr(prove, "packet_flags", lying)
-    found = index_video(data, Limits())
+    found = index_video(data, Limits(), hdr="keep")
     assert is_whole(found)
     assert "decoded on their own" in found.notes[-1]
 
@@ -204,11 +203,7 @@ def tars(clips, tmp_path):
         ("bad.mp4", clips["a.mp4"][:200]),
         ("c d.avi", clips["c.avi"]),
     ]
-    with tarfile.open(folder / "00001.tar", "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    tar_of(folder / "00001.tar", members)
     return folder
 
 

@@ -105,23 +105,6 @@ def test_shards_and_tables_are_readable_by_standard_tools(undisturbed):
         assert (classes[int(sample["cls"])], meta["class"], meta["label"]) == (name, name, int(sample["cls"]))
 
 
-@pytest.mark.parametrize(
-    "fault",
-    ["encode:7", "tar:5", "rename:3", "sidecar:2", "ledger:1", "manifest"],
-)
-def test_job_killed_at_any_fault_point_resumes_to_the_same_bytes(fault, folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    killed = command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault)
-    assert killed.returncode == -9
-    assert not (out / "dataset.json").exists()
-    done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
-    assert done.returncode == 3, done.stderr
-    assert "resuming the unfinished job" in done.stderr
-    assert tars(out) == tars(undisturbed[0])
-    assert ledger(out) == ledger(undisturbed[0])
-    assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
-
-
 def test_job_killed_between_commit_and_cleanup_is_complete(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault="committed").returncode == -9

@@ -12,7 +12,6 @@ from fastvid.errors import JobError, UsageError
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
-from tests import forks
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, tars
 
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "2", "--workers", "1"]
@@ -38,45 +37,10 @@ def undisturbed(folder, tmp_path_factory):
     return out
 
 
-def start(folder, out, *arguments):
-    """Run a part in a separate process."""
-    return forks.start_fastvid("shard", folder, "--out", out, *OPTIONS, *arguments)
-
-
 def same(out, undisturbed):
     assert tars(out) == tars(undisturbed)
     assert ledger(out) == ledger(undisturbed)
     assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed))
-
-
-def test_parallel_parts_and_a_merge_equal_one_job(folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    parts = [start(folder, out, "--part", f"{part}/2", "--workers", "1") for part in range(2)]
-    said = [part.communicate() for part in parts]
-    # One of them contains the file that is no video.
-    assert sorted(part.returncode for part in parts) == [0, 3], said
-    assert not (out / "dataset.json").exists()
-    assert not (out / "ledger.parquet").exists()
-    assert len(tars(out)) == 5
-    packed = [int(text.split(" packed")[0].split()[-1]) for text, _ in said]
-    assert sum(packed) == 9
-    assert all(count > 0 for count in packed)
-    merged = command(folder, "--out", out, *OPTIONS)
-    assert merged.returncode == 3, merged.stderr
-    same(out, undisturbed)
-    # A part that is started late finds its work done.
-    assert command(folder, "--out", out, *OPTIONS, "--part", "1/2").returncode == 3
-    same(out, undisturbed)
-
-
-@pytest.mark.parametrize("fault", ["encode:2", "tar:1", "ledger:1"])
-def test_merge_completes_a_killed_part(fault, folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    assert command(folder, "--out", out, *OPTIONS, "--part", "0/2", fault=fault).returncode == -9
-    assert command(folder, "--out", out, *OPTIONS, "--part", "1/2").returncode in (0, 3)
-    merged = command(folder, "--out", out, *OPTIONS)
-    assert merged.returncode == 3, merged.stderr
-    same(out, undisturbed)
 
 
 def test_killed_part_resumes_as_itself_or_with_another_division(folder, undisturbed, tmp_path):
@@ -155,9 +119,3 @@ def test_lock_is_released_when_its_process_is_killed(tmp_path):
 def test_invalid_parts_are_refused(text):
     with pytest.raises(UsageError, match="invalid part"):
         JobPart.parse(text)
-
-
-def test_every_shard_belongs_to_one_part():
-    for count in (1, 2, 3, 7):
-        parts = [JobPart(index, count) for index in range(count)]
-        assert all(sum(part.has(shard) for part in parts) == 1 for shard in range(20))

@@ -24,7 +24,7 @@ from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks
-from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, copied, differences, loader
+from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, differences, loader
 
 SIGNALS = ("observation.state", "action", "next.reward", "next.done")
 
@@ -222,25 +222,6 @@ def test_order_is_shuffled_by_frames_and_resumes_in_another_world(encoded):
 
 def identity(batch):
     return [(key, tuple(frames)) for key, frames in zip(batch.key, batch.frame_index.tolist(), strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda info: info | {"codebase_version": "v1.6"}, "LeRobot dataset has version 'v1.6'"),
-        (
-            lambda info: info | {"total_frames": 55},
-            "metadata lists 6 episodes of 54 frames, meta/info.json says 6 of 55",
-        ),
-        (lambda info: info | {"fps": 20}, "begins at frame 14.00 of its video by its seconds, at 7 by the lengths"),
-    ],
-)
-def test_metadata_that_contradicts_itself_is_an_error(change, message, tmp_path):
-    source = copied(tmp_path / "source")
-    file = source / "meta/info.json"
-    file.write_text(json.dumps(change(json.loads(file.read_text()))))
-    with pytest.raises((FormatError, UsageError), match=message):
-        index_lerobot(f"lerobot:{source}", tmp_path / "set", workers=1)
 
 
 def test_wrong_commands_say_what_to_do(tmp_path, capsys, encoded):

@@ -112,11 +112,15 @@ def render(store, **options):
     return render_page(summarize(store.url), **options)
 
 
+def samples(totals):
+    return {value: total.samples for value, total in totals.items()}
+
+
 class TestSummary:
     def test_counts_visible_samples(self, store):
         summary = summarize(store.url)
         assert (summary.num_samples, summary.removed, summary.generation.number) == (7, 1, 2)
-        assert [(c.name, c.count, dict(c.splits)) for c in summary.class_counts] == [
+        assert [(c.name, c.count, samples(c.splits)) for c in summary.class_counts] == [
             ("jump", 4, {"train": 3, "val": 1}),
             (EVIL, 3, {"train": 2, "val": 1}),
             ("empty", 0, {}),
@@ -126,7 +130,7 @@ class TestSummary:
         assert summary.sizes == {"96x64": 3, "64x96": 2, "96x96": 2}
         assert summary.rates == {"25": 7}
         assert summary.encoding.colours == {"limited smpte170m": 7}
-        assert summary.split_columns["split"] == {"train": 5, "val": 2}
+        assert samples(summary.splits["split"]) == {"train": 5, "val": 2}
         assert summary.rejected == {"truncated": 2, f"later {EVIL}": 1}
         assert (summary.sources, summary.encoding.conforming, summary.encoding.whole) == (11, 7, 0)
         assert summary.tar_bytes == sum(store.size(f"data-00000{n}.tar") for n in range(2))
@@ -143,8 +147,8 @@ class TestSummary:
         first, second, empty = summary.class_counts
         # Frames of samples 0, 2, 4, 6 and 1, 3, 5; sample 7 is removed. 5 and 6 are in the split val.
         assert (first.seconds, second.seconds, empty.seconds) == pytest.approx((55 / 25, 43 / 25, 0))
-        assert first.split_seconds == pytest.approx({"train": 43 / 25, "val": 12 / 25})
-        assert summary.split_seconds["split"] == pytest.approx({"train": 85 / 25, "val": 13 / 25})
+        assert first.splits == {"train": (3, pytest.approx(43 / 25)), "val": (1, pytest.approx(12 / 25))}
+        assert summary.splits["split"]["train"].seconds == pytest.approx(85 / 25)
         numbers = summary.to_json()
         assert numbers["classes"]["jump"] == {
             "samples": 4,
@@ -180,7 +184,7 @@ class TestSummary:
             store.delete(f"data-00000{n}.parquet")
         summary = summarize(store.url)
         # Shards 0, 3 and 6: clips of 12, 30 and 12 frames.
-        assert (summary.encoding.num_samples, summary.encoding.is_complete) == (3, False)
+        assert (summary.encoding.samples, summary.encoding.shards_read, summary.encoding.of) == (3, 3, 7)
         assert summary.num_frames.tolist() == [12, 30, 12, 30, 12, 30, 12]
         assert main(["inspect", store.url]) == 0
         assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.errors import FastvidError, FormatError, JobError, UsageError
+from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
@@ -20,7 +20,6 @@ from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests import forks
 from tests.datasets import make_clip, pack, recommit
 
 
@@ -149,37 +148,10 @@ def test_wrong_selections_make_nothing(selection, message, store, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("command", ["subset", "merge"])
-def test_killed_command_resumes(command, store, clips, tmp_path):
-    other = pack(tmp_path / "e", [[("e/0", clips[0], 0)], [("e/1", clips[1], 1)]], classes=("right", "up"))
-    arguments = {
-        "subset": ["subset", store.url, "--where", "key not in ('f0/1', 'f3/0')"],
-        "merge": ["merge", store.url, other.url],
-    }[command]
-    assert forks.fastvid(*arguments, "--out", tmp_path / "whole").returncode == 0
-    names = LocalStorage(tmp_path / "whole").list()
-    for fault in ("rename", "shard:2", "ledger", "manifest", "committed"):
-        out = tmp_path / fault
-        killed = forks.fastvid(*arguments, "--out", out, fault=fault)
-        assert killed.returncode == -9, killed.stderr
-        if fault != "committed":
-            with pytest.raises(FastvidError, match="there is no dataset"):
-                Dataset(str(out))
-            # Another command may not use the folder in the meantime.
-            with pytest.raises(JobError, match="unfinished job"):
-                make_subset(store.url, out, Selection(per_class=1))
-        done = forks.fastvid(*arguments, "--out", out)
-        assert done.returncode == 0, done.stderr
-        assert LocalStorage(out).list() == names
-        for name in names:
-            assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), (fault, name)
-        check(out)
-
-
 def test_another_dataset_in_the_folder_is_refused(store, tmp_path):
     make_subset(store.url, tmp_path / "out", Selection(per_class=1))
     make_subset(store.url, tmp_path / "out", Selection(per_class=1))
-    with pytest.raises(UsageError, match="contains another dataset"):
+    with pytest.raises(UsageError, match="contains a dataset made by a job that differs in samples"):
         make_subset(store.url, tmp_path / "out", Selection(per_class=2))
 
 

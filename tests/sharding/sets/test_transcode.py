@@ -11,11 +11,9 @@ from fastvid.format.generations import read_annotations, read_generation
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job, transcode_dataset
-from fastvid.sharding.job.status import read_status
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage, open_storage
-from tests import forks
-from tests.sharding.shardtools import ffmpeg, ledger, make, tars
+from tests.sharding.shardtools import ffmpeg, make, tars
 
 SMALL = PROFILES["intra"].changed(short_side=64)
 TINY = PROFILES["intra"].changed(short_side=32)
@@ -100,32 +98,6 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
     check({key: row for key, row in rows(old).items() if key != gone}, tmp_path / "new")
     assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
     assert set(sounds(tmp_path / "new").values()) == {None}
-
-
-def test_parts_and_a_kill_make_the_same_dataset(old, tmp_path):
-    transcode_dataset(old, tmp_path / "whole", profile=TINY)
-    arguments = [
-        "transcode",
-        old,
-        "--out",
-        tmp_path / "new",
-        "--profile",
-        "intra",
-        "--short-side",
-        "32",
-        "--workers",
-        "1",
-    ]
-    killed = forks.fastvid(*arguments, fault="ledger:1")
-    assert killed.returncode == -9, killed.stderr
-    assert not (tmp_path / "new" / "dataset.json").exists()
-    assert read_status(str(tmp_path / "new")).job.command == "transcode"
-    for part in (["--part", "0/2"], ["--part", "1/2"], []):
-        done = forks.fastvid(*arguments, *part)
-        assert done.returncode == 0, done.stderr
-    assert tars(tmp_path / "new") == tars(tmp_path / "whole")
-    assert ledger(tmp_path / "new") == ledger(tmp_path / "whole")
-    assert Dataset(str(tmp_path / "new")).generation.note == "fastvid transcode"
 
 
 def test_dataset_in_an_object_store_is_encoded_into_another(s3, old, tmp_path):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from tests.sharding.shardtools import ledger, make
+from tests.sharding.shardtools import ledger, make, tar_of
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +194,7 @@ def tars(tmp_path, clip):
     with webdataset.TarWriter(str(folder / "00000.tar")) as writer:
         writer.write({"__key__": "000000", "mp4": clip, "txt": "a dog runs", "cls": 1})
         writer.write({"__key__": "000001", "mp4": clip, "json": {"caption": "a cat", "fps": 25}, "cls": 0})
-    with tarfile.open(folder / "00001.tar", "w") as tar:
-        for name, data in (("one/000000.mp4", clip), ("none.txt", b"words"), ("bad.mp4", b"no video")):
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    tar_of(folder / "00001.tar", [("one/000000.mp4", clip), ("none.txt", "words"), ("bad.mp4", "no video")])
     return folder
 
 

@@ -7,12 +7,8 @@ import json
 import pytest
 
 from fastvid.errors import UsageError
-from fastvid.sharding.sources.action_sets import (
-    parse_hmdb51,
-    parse_kinetics,
-    parse_sthv2,
-    parse_ucf101,
-)
+from fastvid.format.annotations import annotation_table
+from fastvid.sharding.sources.action_sets import parse_kinetics
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
 
@@ -90,61 +86,6 @@ def test_kinetics_names_files_and_keeps_the_clip_for_uncut_videos():
     assert test.label is None
 
 
-def test_ucf101_returns_all_splits_with_zero_based_labels():
-    parsed = parse_ucf101(
-        "1 ApplyEyeMakeup\n2 Archery\n",
-        {
-            "trainlist01.txt": "ApplyEyeMakeup/v_g08_c01.avi 1\nArchery/v_g01_c01.avi 2\n",
-            "testlist01.txt": "ApplyEyeMakeup/v_g01_c01.avi\n",
-            "trainlist02.txt": "ApplyEyeMakeup/v_g01_c01.avi 1\n",
-            "testlist02.txt": "ApplyEyeMakeup/v_g08_c01.avi\nArchery/v_g01_c01.avi\n",
-        },
-    )
-    rows = {row.name: (row.label, row.columns) for row in parsed.rows}
-    assert rows["ApplyEyeMakeup/v_g01_c01.avi"] == ("ApplyEyeMakeup", {"split1": "test", "split2": "train"})
-    assert rows["Archery/v_g01_c01.avi"] == ("Archery", {"split1": "train", "split2": "test"})
-    assert parsed.classes == ("ApplyEyeMakeup", "Archery")
-
-
-def test_hmdb51_reads_its_codes_and_names_with_odd_characters():
-    parsed = parse_hmdb51(
-        {
-            "brush_hair_test_split1.txt": "April_09_brush_hair_u_nm_np1_ba_goo_0.avi 1 \nA#[1]&x.avi 2\n",
-            "brush_hair_test_split2.txt": "A#[1]&x.avi 0\n",
-            "readme.txt": "nothing",
-        }
-    )
-    rows = {row.name: row.columns for row in parsed.rows}
-    assert rows["brush_hair/A#[1]&x.avi"] == {"split1": "test", "split2": "unused"}
-    assert rows["brush_hair/April_09_brush_hair_u_nm_np1_ba_goo_0.avi"] == {"split1": "train"}
-    assert parsed.classes == ("brush_hair",)
-
-
-def test_sthv2_strips_brackets_and_keeps_captions():
-    parsed = parse_sthv2(
-        json.dumps({"Holding something next to something": "1", "Dropping something": "0"}),
-        {
-            "train": json.dumps(
-                [
-                    {
-                        "id": "78687",
-                        "label": "holding potato next to vicks vaporub bottle",
-                        "template": "Holding [something] next to [something]",
-                        "placeholders": ["potato", "vicks vaporub bottle"],
-                    }
-                ]
-            ),
-            "test": json.dumps([{"id": "1420"}]),
-        },
-    )
-    by_name = {row.name: row for row in parsed.rows}
-    assert by_name["78687"].label == "Holding something next to something"
-    assert by_name["78687"].columns["caption"] == "holding potato next to vicks vaporub bottle"
-    assert by_name["1420"].label is None
-    assert by_name["1420"].columns["split"] == "test"
-    assert parsed.classes == ("Dropping something", "Holding something next to something")
-
-
 def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
     (tmp_path / "train.csv").write_text("a b.mp4 1\n")
     (tmp_path / "kinetics_val_list.txt").write_text("c.mp4 0\n")
@@ -158,13 +99,29 @@ def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
 
 def test_json_is_read_like_csv(parse):
     records = [
-        {"path": "a.mp4", "label": 3, "start": 1, "end": 2.5, "tags": ["x", "y"], "box": [1, 2], "score": 0.5},
+        {
+            "path": "a.mp4",
+            "label": 3,
+            "start": 1,
+            "end": 2.5,
+            "tags": ["x", "y"],
+            "box": [1, 2],
+            "score": 0.5,
+            "poses": [[0.5, 1], [2, 3]],
+            "odd": [1e999],
+        },
         {"path": "b.mp4", "label": 0, "split": "test", "score": None},
     ]
     parsed = parse("json", json.dumps(records), "train")
     first, second = parsed.rows
     assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
-    assert first.columns == {"tags": ["x", "y"], "box": "[1, 2]", "score": 0.5, "split": "train"}
+    assert first.columns == {
+        "tags": ["x", "y"], "box": [1, 2], "score": 0.5, "split": "train", "poses": [[0.5, 1], [2, 3]],
+        "odd": "[Infinity]",
+    }  # fmt: skip
+    table = annotation_table([dict(row.columns) for row in parsed.rows])
+    assert str(table.schema.field("box").type) == "list<item: int64>"
+    assert table["poses"].to_pylist() == [[[0.5, 1.0], [2.0, 3.0]], None]
     assert second.columns == {"score": None, "split": "test"}
     assert parsed.classes == ("0", "1", "2", "3")
     with pytest.raises(UsageError, match="not a list of objects"):

@@ -164,6 +164,18 @@ def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 
 
+def test_slow_frames_and_jumps_of_the_clock_are_no_damage(tmp_path):
+    made = {
+        "slow.mp4": make(tmp_path / "in" / "slow.mp4", *X264, rate="1/2", frames=12),
+        "jump.mkv": make(tmp_path / "in" / "jump.mkv", "-vf", r"setpts=(N/25+40*gte(N\,9))/TB", *X264, frames=20),
+    }
+    report = run_job(str(tmp_path / "in"), str(tmp_path / "out"), profile="copy", workers=1)
+    assert (report.packed, report.rejected) == (2, {})
+    dataset = fastvid.open(tmp_path / "out")
+    for video, source in zip(dataset, dataset.column("source_id").to_pylist(), strict=True):
+        check(dataset, video.key, frames_of(str(made[source])))
+
+
 def test_long_videos_become_parts_without_loss(raw, tmp_path):
     report = run_job(str(raw / "x264.mkv"), str(tmp_path / "out"), profile="copy", workers=1, max_seconds=0.5)
     assert report.packed == 1

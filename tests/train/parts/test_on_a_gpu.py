@@ -269,7 +269,7 @@ def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch: pytest
         epoch=0, **{"state_dict.return_value": {"epoch": 0}, "__iter__.side_effect": lambda: iter([batch])}
     )
     cuda.syncs.clear()
-    (found,) = assemble.Labelled(clips, "picture")
+    (found,) = assemble.Loader(clips, "picture")
     assert not cuda.syncs
     wanted = torch.arange(batch.num_rows).where(batch.valid.cpu(), IGNORED_LABEL)
     assert torch.equal(found.label.cpu(), wanted)
@@ -284,12 +284,12 @@ def test_a_step_does_not_read_its_loss_scale(tmp_path: Any, monkeypatch: pytest.
     found = []
     for scale in (2.0, torch.tensor(2.0, dtype=torch.float64)):
         model = use_ghost_norm(toy.net(norm=True), 2)
-        schedule = Schedule.of(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
+        schedule = Schedule(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
         replica = Replica(model, make_optimizer(model, optim), schedule)
         strategy = build_strategy("ddp", member, {})
         monkeypatch.setattr(strategy, "loss_scale", lambda _, scale=scale: scale)
         with Calls() as calls:
-            Stepper.of(config, member, strategy).step(replica, toy_batch())
+            Stepper(config, member, strategy).step(replica, toy_batch())
         assert not calls.names["_local_scalar_dense"]
         found.append({name: value.clone() for name, value in model.state_dict().items()})
     for name, value in found[0].items():
@@ -334,12 +334,12 @@ def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
     # A convolution and a linear layer, each with a weight and a bias.
     model = nn.Sequential(nn.Conv3d(3, 4, (2, 3, 3)), nn.Flatten(), nn.Linear(16, toy.CLASSES))
     optim = replace(config.optim, groups="plain")
-    schedule = Schedule.of(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
+    schedule = Schedule(optim, epochs=5, samples_per_epoch=80, global_batch_size=8)
     replica = Replica(model, make_optimizer(model, optim), schedule)
     batch = next(iter(toy.ToyLoader(World())))
     batch = Batch(batch, video=batch.video.float())
     with Calls() as calls:
-        Stepper.of(config, member, build_strategy("ddp", member, {})).step(replica, batch)
+        Stepper(config, member, build_strategy("ddp", member, {})).step(replica, batch)
     assert calls.casts[torch.bfloat16] == 4
 
 

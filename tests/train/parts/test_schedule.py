@@ -42,7 +42,7 @@ def optim(**changes: object) -> OptimConfig:
 
 
 def schedule(config: OptimConfig) -> Schedule:
-    return Schedule.of(config, epochs=10, samples_per_epoch=1000, global_batch_size=256)
+    return Schedule(config, epochs=10, samples_per_epoch=1000, global_batch_size=256)
 
 
 @pytest.mark.parametrize(("samples", "lr"), STEP)
@@ -69,7 +69,7 @@ def test_a_milestone_during_warmup_applies() -> None:
 def test_rate_scales_linearly_for_the_summit_run() -> None:
     # 0.02 at 128 clips gives 1.92 at 12,288.
     config = OptimConfig(base_lr=0.02, base_batch_size=128)
-    large = Schedule.of(config, epochs=1, samples_per_epoch=234_619, global_batch_size=12_288)
+    large = Schedule(config, epochs=1, samples_per_epoch=234_619, global_batch_size=12_288)
     assert large.lr(0) == pytest.approx(1.92, rel=1e-12)
 
 

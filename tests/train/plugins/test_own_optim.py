@@ -60,7 +60,7 @@ def trained(optim: OptimConfig) -> list[torch.Tensor]:
 
 
 def schedule(optim: OptimConfig) -> Schedule:
-    return Schedule.of(optim, epochs=2, samples_per_epoch=20, global_batch_size=4)
+    return Schedule(optim, epochs=2, samples_per_epoch=20, global_batch_size=4)
 
 
 def test_an_own_optimizer_steps_as_the_same_one_of_fastvid_does() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fastvid.runtime.processes import World
+from fastvid.train.parts.replica import Loader
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
-from fastvid.train.run.assemble import Labelled
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows
 from tests.train import toy
@@ -16,12 +16,12 @@ from tests.train import toy
 
 @pytest.mark.parametrize("restart", [True, False])
 def test_a_state_of_the_last_batch_resumes_in_its_epoch_without_batches(restart):
-    loader = Labelled(make(FakeDataset(32)))
+    loader = Loader(make(FakeDataset(32)))
     for _ in loader:
         state = loader.state_dict()
     expected = [rows(batch) for batch in loader]
     if restart:
-        loader = Labelled(make(FakeDataset(32)))
+        loader = Loader(make(FakeDataset(32)))
     loader.load_state_dict(state)
     assert (loader.epoch, loader.steps_left) == (0, 0)
     assert loader.state_dict() == state

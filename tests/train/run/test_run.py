@@ -103,6 +103,41 @@ def test_a_run_of_two_ranks_writes_all_its_files(folder: Path, undisturbed: Path
     assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
 
 
+def test_a_finished_run_keeps_its_record(
+    folder: Path, undisturbed: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Started again, also with a setting that it never ran with, it prints its summary; more epochs are trained."""
+    out = shutil.copytree(undisturbed, tmp_path / "out")
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    changes = [f"run.out={out}", "optim.base_lr=0.001"]
+    assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+    assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+    assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
+    assert "optim.base_lr is 0.001, but was 0.02 in the checkpoint" in caplog.text
+    assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes, "run.epochs=3"])) == 0
+    assert json.loads((out / "config.json").read_text())["optim"]["base_lr"] == 0.001
+    assert json.loads((out / "summary.json").read_text())["samples"] == 3 * TRAIN
+
+
+@pytest.mark.parametrize(
+    ("changes", "warned"),
+    [
+        (["optim.base_batch_size=1"], False),
+        (["optim.base_batch_size=1", "data.global_batch_size=8", "optim.warmup_start=0.125"], False),
+        (["optim.base_batch_size=1", "data.global_batch_size=8", "optim.warmup_epochs=0"], True),
+        (["optim.base_batch_size=1", "data.global_batch_size=8", "optim.warmup_start=1"], True),
+    ],
+)
+def test_a_first_rate_far_above_the_base_rate_is_warned_of(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: list[str], *, warned: bool
+) -> None:
+    """A batch far larger than that of the base rate, without warm-up; the remedy begins at the base rate."""
+    assert fastvid_command(["train", str(folder / "recipe.py"), f"run.out={tmp_path}", *changes, "--dry-run"]) == 0
+    said = "the first learning rate is 0.16, 8 times optim.base_lr: data.global_batch_size is 8, "
+    assert (f"{said}optim.base_batch_size 1" in caplog.text) == warned
+    assert ("set optim.warmup_epochs=2 and optim.warmup_start=0.1250" in caplog.text) == warned
+
+
 def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_path: Path) -> None:
     store = LocalStorage(shutil.copytree(folder / "shards", tmp_path / "shards"))
     _tag(store, "paper", 1)

@@ -21,7 +21,7 @@ from fastvid.train.ranks import Member, broadcast_bytes
 from fastvid.train.strategies.link import Address, Link, Listener, host_of_job, open_link, token_of_job
 from fastvid.train.tasks.task import Sums
 
-FIRST, NEXT, LOOK, LEAVE = 1, 2, 3, 4  # what a client asks for
+FIRST, NEXT, LOOK, LEAVE = "first", "next", "look", "leave"  # what a client asks for
 TIMEOUT_S = 60.0
 
 
@@ -50,21 +50,22 @@ class Central(Strategy):
     def serve(self, link: Link) -> None:
         kind = FIRST
         while kind != LEAVE:
-            (kind, *_), change = link.receive(torch.empty_like(self.central))
+            asked = link.receive(torch.empty_like(self.central))
+            kind = asked.kind
             with self.lock:
-                self.central += self.share * change
+                self.central += self.share * asked.payload
                 self.done, self.taken = self.done + (kind == NEXT), self.taken + (kind in (FIRST, NEXT))
-                words, weights = (kind, self.taken - 1, self.done), self.central.clone()
-            link.send(words, weights)
+                values, weights = {"batch": self.taken - 1, "done": self.done}, self.central.clone()
+            link.send(kind, values, weights)
 
     @torch.no_grad()
-    def ask(self, kind: int, replica: Replica) -> tuple[int, int]:
+    def ask(self, kind: str, replica: Replica) -> tuple[int, int]:
         weights = parameters_to_vector(replica.model.parameters())
-        self.link.send((kind,), weights - self.known)
-        (_, batch, done, *_), _ = self.link.receive(weights)
+        self.link.send(kind, payload=weights - self.known)
+        answer = self.link.receive(weights)
         self.known = weights
         vector_to_parameters(weights.clone(), replica.model.parameters())
-        return batch, done
+        return answer["batch"], answer["done"]
 
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         per_epoch = replica.schedule.total // epochs // loader.global_batch_size

@@ -102,7 +102,7 @@ def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = No
     strategy = build_strategy(config.sync, member, config.sync_options)
     world = strategy.reader.world
     loader = kind(world, **case.data)
-    schedule = Schedule.of(
+    schedule = Schedule(
         config.optim,
         epochs=config.run.epochs,
         samples_per_epoch=loader.batches.count(0) * toy.BATCH if loader.batches.last == "drop" else toy.NUM_SAMPLES,

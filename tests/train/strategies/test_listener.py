@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import signal
 import socket
 import struct
 import threading
@@ -12,9 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fastvid.errors import FastvidError, UsageError, WorkerError
+from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
 from fastvid.runtime.processes import World
-from fastvid.train.ranks import Member
+from fastvid.train.ranks import Member, StopSignal
 from fastvid.train.strategies import link as listener
 from fastvid.train.strategies.asgd.strategy import Asgd
 from fastvid.train.strategies.link import (
@@ -26,6 +29,7 @@ from fastvid.train.strategies.link import (
     shared_store,
     shared_token,
 )
+from tests.train.strategies import lab
 from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
 
 SIZE = 6
@@ -55,12 +59,46 @@ def listening_at(port: int) -> set[str]:
 def echoing(host: str = "127.0.0.1") -> Iterator[Listener]:
     def session(link: Link) -> None:
         with contextlib.suppress(WorkerError):
-            link.send((1, link.receive()[0][1]))
+            asked = link.receive()
+            link.send(asked.kind, asked.values, b"" if asked.payload is None else asked.payload)
 
     made = Listener(session, 20.0, token=TOKEN, host=host)
     made.start()
     yield made
     made.close()
+
+
+def test_a_message_arrives_unchanged_and_damage_is_detected() -> None:
+    """Sent as float32, like weights, large integers would lose their last digits."""
+    values = {"rate": 0.1, "version": 2**53 + 1, "digest": -(2**63), "nan": float("inf"), "name": "é"}
+    with echoing() as made:
+        for payload in (torch.arange(5.0), torch.zeros(0), torch.tensor(3, dtype=torch.int64)):
+            link = open_link(made.address, 20.0)
+            link.beat()
+            link.send("what", values, payload)
+            got = link.receive(torch.empty_like(payload))
+            assert (got.kind, got.values) == ("what", values)
+            assert got.payload is None if not payload.numel() else torch.equal(got.payload, payload)
+            link.close()
+        link = open_link(made.address, 20.0)
+        link.send("what", values, b"bytes")
+        with pytest.raises(WorkerError, match="a message has 5 bytes, expected 8"):
+            link.receive(torch.empty(1, dtype=torch.float64))
+        link.close()
+
+
+@pytest.mark.parametrize("where", range(0, 60, 3))
+def test_a_damaged_message_is_refused(where: int) -> None:
+    data = bytearray(listener.encode(json.dumps(["what", {"version": 1, "to": "be damaged"}]).encode()))
+    data[where] ^= 1
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as mine,
+        server.accept()[0] as theirs,
+    ):
+        mine.sendall(data)
+        with pytest.raises(ChecksumError):
+            Link(theirs, 0, 20.0).receive()
 
 
 @contextlib.contextmanager
@@ -73,8 +111,8 @@ def knocking(address: Address) -> Iterator[socket.socket]:
 def test_servers_listen_on_the_given_address_alone() -> None:
     with echoing("127.0.0.2") as made:
         assert listening_at(made.address.port) == {"127.0.0.2"}
-    with serving(SIZE, shards=2) as servers:
-        assert [listening_at(server.address.port) for server in servers] == [{"127.0.0.1"}] * 2
+    with serving(SIZE, shards=2) as server:
+        assert listening_at(server.address.port) == {"127.0.0.1"}
     store = shared_store(Member(World(), torch.device("cpu")))
     assert listening_at(store.port) == {"127.0.0.1"}
     # The tables are read correctly: a socket for all addresses is seen as such.
@@ -89,14 +127,14 @@ def test_a_host_that_is_not_this_machine_is_refused() -> None:
 
 @pytest.mark.parametrize("token", ["fedcba9876543210", "", TOKEN + " "])
 def test_a_client_with_another_token_is_refused(token: str) -> None:
-    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+    with serving(SIZE) as server, client_of(server, SIZE) as client:
         client.join(ones())
-        address = servers[0].address
+        address = server.address
         with pytest.raises(WorkerError, match="refused this client") as failed:
             open_link(Address(address.host, address.port, token), 20.0)
         assert TOKEN_VARIABLE in str(failed.value)
         assert TOKEN not in str(failed.value)
-        assert len(servers[0].clients) == 1
+        assert len(server.clients) == 1
 
 
 def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
@@ -105,7 +143,7 @@ def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
 
         def answer() -> None:
             with trap.accept()[0] as connection:
-                connection.sendall(b"fvlink\0\4" + bytes(32))
+                connection.sendall(listener.MAGIC + bytes(32))
                 connection.recv(64)
                 connection.sendall(bytes(40))
 
@@ -118,9 +156,9 @@ def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
 
 def test_a_stranger_can_neither_read_nor_push_nor_close_admission() -> None:
     """It sends messages without a proof, an old proof, garbage, or nothing at all, and holds its connections open."""
-    with serving(SIZE) as servers, client_of(servers, SIZE) as client, contextlib.ExitStack() as held:
+    with serving(SIZE) as server, client_of(server, SIZE) as client, contextlib.ExitStack() as held:
         client.join(ones())
-        before, address = threading.active_count(), servers[0].address
+        before, address = threading.active_count(), server.address
         for number in range(STRANGERS):
             stranger = held.enter_context(knocking(address))
             with contextlib.suppress(OSError):
@@ -137,11 +175,11 @@ def test_a_stranger_can_neither_read_nor_push_nor_close_admission() -> None:
                     data += piece
             assert len(data) <= 40
         assert client.push(ones(), 1.0) == 0
-        with client_of(servers, SIZE) as newcomer:
+        with client_of(server, SIZE) as newcomer:
             weights = torch.empty(SIZE, dtype=torch.float64)
             assert newcomer.join(weights) == (1,)
             assert torch.equal(weights, torch.zeros_like(weights))
-        assert len(servers[0].clients) == 2
+        assert len(server.clients) == 2
 
 
 def test_a_recorded_proof_does_not_open_a_second_connection() -> None:
@@ -174,8 +212,8 @@ def test_many_clients_with_the_token_are_all_served() -> None:
         links = [open_link(made.address, 20.0) for _ in range(count)]
         assert sorted(link.number for link in links) == list(range(count))
         for number, link in enumerate(links):
-            link.send((1, number))
-            assert link.receive()[0][1] == number
+            link.send("number", {"is": number})
+            assert link.receive()["is"] == number
             link.close()
 
 
@@ -183,8 +221,8 @@ def test_many_clients_with_the_token_are_all_served() -> None:
 def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: pytest.LogCaptureFixture) -> None:
     """An honest client that diverges must not poison the others."""
     with contextlib.ExitStack() as stack:
-        servers = stack.enter_context(serving(SIZE))
-        honest, other = (stack.enter_context(client_of(servers, SIZE)) for _ in range(2))
+        server = stack.enter_context(serving(SIZE))
+        honest, other = (stack.enter_context(client_of(server, SIZE)) for _ in range(2))
         weights = ones()
         honest.join(weights)
         other.join(ones())
@@ -193,9 +231,9 @@ def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: py
         with pytest.raises(FastvidError, match="values are not finite"):
             honest.push(wrong, 1.0)
         assert f"client {honest.number}: 1 of {SIZE} values are not finite" in caplog.text
-        assert servers[0].not_finite == 1
-        assert servers[0].shard.version == 0
-        assert torch.equal(weights_of(servers), ones())
+        assert server.not_finite == 1
+        assert server.head.version == 0
+        assert torch.equal(weights_of(server), ones())
         # The link is still usable, and the others go on.
         honest.fetch(weights)
         assert torch.equal(weights, ones())
@@ -204,18 +242,18 @@ def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: py
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
 def test_a_rate_that_is_not_finite_is_refused(rate: float) -> None:
-    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+    with serving(SIZE) as server, client_of(server, SIZE) as client:
         client.join(ones())
         with pytest.raises(FastvidError, match="not finite"):
             client.push(ones(), rate)
-        assert torch.equal(weights_of(servers), ones())
+        assert torch.equal(weights_of(server), ones())
 
 
 def test_initial_weights_that_are_not_finite_are_refused() -> None:
-    with serving(SIZE) as servers, client_of(servers, SIZE) as client:
+    with serving(SIZE) as server, client_of(server, SIZE) as client:
         with pytest.raises(FastvidError, match="not finite"):
             client.join(ones() * float("nan"))
-        assert not servers[0].shard.initialized
+        assert not server.head.initialized
 
 
 def test_the_token_of_the_environment_is_not_sent_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,6 +288,22 @@ def test_a_client_waits_for_a_server_that_starts_later() -> None:
         return True
 
     assert together(2, work) == [True, True]
+
+
+def test_a_client_without_a_server_gives_up_and_obeys_a_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It waits a minute at most, however long a running server may be silent."""
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        place = Address("127.0.0.1", free.getsockname()[1], TOKEN)
+    with monkeypatch.context() as shorter:
+        shorter.setattr(listener, "_LONGEST_START_S", 0.1)
+        with pytest.raises(WorkerError, match="no process answers"):
+            open_link(place, 300.0)
+    case = lab.Case({"server": str(place), "timeout_s": 300.0}, sync="asgd")
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        result = lab.run(case, tmp_path, Member(World(), torch.device("cpu")), stop)
+    assert (result["over"], result["samples"]) == (False, 0)
 
 
 def test_a_server_refuses_a_port_without_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,15 @@
-"""A client of a sharded parameter server, and how it pushes each step's gradient and fetches the newest weights.
+"""A client of a parameter server, and how it pushes each step's gradient and fetches the newest weights.
+
+A client has a link to each shard of the server, all at one address. What it asks for is the kind of a message, and the
+server answers with "done", "refused" or "not finite":
+
+    open      first on a link: which shard is meant; the answer says how many there are
+    join      on the head, the first shard: begin; the answer says whether this client initializes the weights
+    init      the initial weights
+    fetch     the newest weights
+    push      a gradient, and on the head the part of a lease that it completes
+    lease     on the head: the next samples
+    leave     the end
 
 With ``overlap``, the transfers of a step run while the next step computes, with two buffers each for gradients and
 weights: one is used by the loop and one by the transfer, and they are swapped only between transfers. A gradient is
@@ -7,11 +18,11 @@ then one step staler.
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import astuple, dataclass, replace
-from enum import IntEnum
+from dataclasses import astuple, dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -19,58 +30,11 @@ from torch import Tensor
 from fastvid.errors import FastvidError, UsageError, WorkerError
 from fastvid.train.strategies.asgd.lease import Lease
 from fastvid.train.strategies.asgd.weights import ranges
-from fastvid.train.strategies.link import Address, Link, open_link
+from fastvid.train.strategies.link import Address, Message, open_link
 
-
-class ServerMessage(IntEnum):
-    """Kind of message: a client's request (below 16) or the reply to it."""
-
-    JOIN = 1
-    INIT = 2
-    FETCH = 3
-    GRADIENT = 4
-    LEASE = 6
-    LEAVE = 7
-    SHARDS = 8
-    DONE = 16
-    REFUSED = 17
-    NOT_FINITE = 18
-
-
-@dataclass(frozen=True, slots=True)
-class MessageHeader:
-    """The header of a message, all integers."""
-
-    kind: ServerMessage
-    version: int = 0
-    staleness: int = 0
-    clock: int = 0
-    clips: int = 0
-    rate: int = 0  # in GRADIENT, learning rate as the bits of a float64, see `float_bits`
-    lease: int = -1
-    epoch: int = 0
-    start: int = 0
-    stop: int = 0
-    digest: int = 0  # in an acknowledgement, digest of the samples trained on in the lease, see `Leases.acknowledge`
-    samples: int = 0
-    fresh: int = 0
-
-    @classmethod
-    def of(cls, words: tuple[int, ...]) -> MessageHeader:
-        """Return the header with these words."""
-        kind, *values = words
-        return cls(ServerMessage(kind), *values)
-
-
-def float_bits(value: float) -> int:
-    """Return a float64 as the integer with the same bits."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
-
-
-def bits_float(bits: int) -> float:
-    """Return the float64 whose bits are an integer, the inverse of `float_bits`."""
-    return float(struct.unpack("<d", struct.pack("<q", bits))[0])
-
+DONE: Final = "done"
+REFUSED: Final = "refused"
+NOT_FINITE: Final = "not finite"
 
 Versions = tuple[int, ...]
 """The version of each shard."""
@@ -91,20 +55,18 @@ class ParameterClient:
     `timeout_s`: seconds of silence after which a server is considered dead.
     """
 
-    def __init__(self, head: Address, size: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, address: Address, size: int, *, timeout_s: float = 60.0) -> None:
         self.versions: Versions = ()
         self.samples = 0
-        self._clock = 0
-        self._links = [open_link(head, timeout_s)]
+        self._links = [open_link(address, timeout_s)]
         self.number = self._links[0].number
-        self._links[0].send(astuple(MessageHeader(ServerMessage.SHARDS)))
-        ports = self._links[0].receive()[1]
-        assert ports is not None
-        addresses = [replace(head, port=port) for port in ports.view(torch.int64).tolist()]
-        self._ranges = ranges(size, len(addresses))
-        self._links += [open_link(address, timeout_s) for address in addresses[1:]]
+        shards = int(self._ask(0, "open", {"shard": 0})["shards"])
+        self._ranges = ranges(size, shards)
+        for index in range(1, shards):
+            self._links.append(open_link(address, timeout_s))
+            self._ask(index, "open", {"shard": index})
         # The other shards run in parallel; the head comes last, because its acknowledgement ends a lease.
-        self._pool = ThreadPoolExecutor(max(1, len(addresses) - 1), thread_name_prefix="asgd-link")
+        self._pool = ThreadPoolExecutor(max(1, shards - 1), thread_name_prefix="asgd-link")
 
     def join(self, weights: Tensor) -> Versions:
         """Join. The first client initializes the server's weights; the others fetch them.
@@ -112,22 +74,17 @@ class ParameterClient:
         `weights`: [size], on the CPU, contiguous; overwritten unless this is the first client. Returns the
         versions to start from.
         """
-        welcome = self._ask(self._links[0], MessageHeader(ServerMessage.JOIN))
-        self._clock = welcome.clock
-        for link in self._links[1:]:
-            self._ask(link, MessageHeader(ServerMessage.JOIN))
-        if welcome.fresh:
-            # The head is initialized last, because it admits other clients once it has weights.
-            for index in reversed(range(len(self._links))):
-                self._ask(self._links[index], MessageHeader(ServerMessage.INIT), send=self._part(weights, index))
-            self.versions = (0,) * len(self._links)
-            return self.versions
-        return self.fetch(weights)
+        if not self._ask(0, "join")["fresh"]:
+            return self.fetch(weights)
+        # The head is initialized last, because it admits other clients once it has weights.
+        for index in reversed(range(len(self._links))):
+            self._ask(index, "init", send=weights)
+        self.versions = (0,) * len(self._links)
+        return self.versions
 
     def fetch(self, into: Tensor) -> Versions:
         """Fetch the newest weights into a tensor [size]; the range of each shard is one committed version."""
-        answers = self._all(MessageHeader(ServerMessage.FETCH), into=into)
-        self.versions = tuple(answer.version for answer in answers)
+        self.versions = tuple(answer["version"] for answer in self._all("fetch", [{}] * len(self._links), into=into))
         return self.versions
 
     def push(
@@ -145,84 +102,72 @@ class ParameterClient:
         the head, in versions.
         """
         since = self.versions if since is None else since
-        header = MessageHeader(ServerMessage.GRADIENT, clock=self._clock, clips=clips, rate=float_bits(rate))
-        answers = self._all(header, send=gradient, since=since, progress=progress)
-        self._clock = answers[0].clock
-        return answers[0].staleness
+        values: list[dict[str, Any]] = [{"version": version, "rate": rate} for version in since]
+        values[0] |= {"clips": clips, "progress": None if progress is None else astuple(progress)}
+        head, *_ = self._all("push", values, send=gradient)
+        return int(head["staleness"])
 
     def lease(self) -> Lease | None:
         """Return the next samples, None if all are done. Waits while others may return some."""
-        answer = self._ask(self._links[0], MessageHeader(ServerMessage.LEASE))
-        return None if answer.lease < 0 else Lease(answer.lease, answer.epoch, answer.start, answer.stop)
+        found = self._ask(0, "lease")["lease"]
+        return None if found is None else Lease(*found)
 
     def leave(self) -> None:
         """Leave the training; leased samples that are not acknowledged go to other clients."""
         try:
-            for link in self._links:
-                self._ask(link, MessageHeader(ServerMessage.LEAVE))
+            for index in range(len(self._links)):
+                self._ask(index, "leave")
         finally:
             self._pool.shutdown()
             for link in self._links:
                 link.close()
 
-    def _part(self, values: Tensor, index: int) -> Tensor:
-        start, stop = self._ranges[index]
-        return values[start:stop]
-
     def _all(
+        self, kind: str, values: Sequence[Mapping[str, Any]], *, send: Tensor | None = None, into: Tensor | None = None
+    ) -> list[Message]:
+        """Ask every shard, each with its values."""
+        others = [
+            self._pool.submit(self._ask, index, kind, values[index], send=send, into=into)
+            for index in range(1, len(self._links))
+        ]
+        answers = [other.result() for other in others]
+        return [self._ask(0, kind, values[0], send=send, into=into), *answers]
+
+    def _ask(
         self,
-        header: MessageHeader,
+        index: int,
+        kind: str,
+        values: Mapping[str, Any] | None = None,
         *,
         send: Tensor | None = None,
         into: Tensor | None = None,
-        since: Versions | None = None,
-        progress: LeaseProgress | None = None,
-    ) -> list[MessageHeader]:
-        def one(index: int) -> MessageHeader:
-            return self._ask(
-                self._links[index],
-                replace(
-                    header,
-                    version=0 if since is None else since[index],
-                    lease=progress.lease if progress and index == 0 else -1,
-                    start=progress.position if progress and index == 0 else 0,
-                    digest=progress.digest if progress and index == 0 else 0,
-                ),
-                send=None if send is None else self._part(send, index),
-                into=None if into is None else self._part(into, index),
-            )
-
-        others = [self._pool.submit(one, index) for index in range(1, len(self._links))]
-        answers = [other.result() for other in others]
-        return [one(0), *answers]
-
-    def _ask(
-        self, link: Link, header: MessageHeader, *, send: Tensor | None = None, into: Tensor | None = None
-    ) -> MessageHeader:
-        head, *others = self._links
+    ) -> Message:
+        """Ask a shard; of a tensor [size] it gets, or fills, its range."""
+        link, others = self._links[index], self._links[1:] if index == 0 else []
 
         def beaten() -> None:
             # While this client waits for the head, keep its links to the other shards alive.
-            for other in others if link is head else ():
+            for other in others:
                 other.beat()
 
-        link.send(astuple(header), send)
-        answer = MessageHeader.of(link.receive(into, beaten)[0])
-        if link is head:
-            self.samples = max(self.samples, answer.samples)
-        if answer.kind is ServerMessage.REFUSED:
+        part = slice(*self._ranges[index]) if send is not None or into is not None else slice(0)
+        link.send(kind, values, b"" if send is None else send[part])
+        answer = link.receive(None if into is None else into[part], beaten)
+        if "samples" in answer.values:  # from the head
+            self.samples = max(self.samples, answer["samples"])
+        if answer.kind == REFUSED:
             raise UsageError(
-                f"the server rejected {header.kind.name}",
+                f"the server rejected {kind!r}",
                 hint="check that server and client have the same options, and that the client has joined",
             )
-        if answer.kind is ServerMessage.NOT_FINITE:
+        if answer.kind == NOT_FINITE:
             raise FastvidError(
-                f"the server refused {header.kind.name}: this client's values are not finite",
+                f"the server refused {kind!r}: this client's values are not finite",
                 hint="lower optim.base_lr, lengthen optim.warmup_epochs or set optim.clip_norm",
                 client=self.number,
             )
-        if answer.kind is not ServerMessage.DONE:
-            raise WorkerError(f"the server replied {answer.kind.name} to {header.kind.name}")
+        if answer.kind != DONE:
+            raise WorkerError(f"the server replied {answer.kind!r} to {kind!r}")
         return answer
 
 

@@ -21,9 +21,9 @@ flight to several shards may then be in the weights twice. The lineage in a chec
 samples, and equals ddp's at the end of an epoch.
 
 A checkpoint contains the server's state: weights, optimizer, statistics, leases. Samples that were leased but not
-acknowledged are leased again. With several shards, the state of the head is copied first: a push that it has not
-acknowledged may already be in the other shards, but one that it has acknowledged is never missing there. If a server
-dies, the run resumes from its newest checkpoint.
+acknowledged are leased again. With several shards, the state of the first one, the head, is copied first: a push that
+it has not acknowledged may already be in the other shards, but one that it has acknowledged is never missing there. If
+a server dies, the run resumes from its newest checkpoint.
 
 Failures: each client has a separate connection, so its death affects no other process; the server drops it and
 continues with the others. torchrun, however, stops all processes of a job when one dies, and restarts them from the
@@ -59,7 +59,7 @@ from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, 
 from fastvid.train.strategies.asgd.lease import Lease, Leases
 from fastvid.train.strategies.asgd.server import Policy, Server
 from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, WeightShard, ranges
-from fastvid.train.strategies.link import Address, address_of, host_of_job, shared_token, token_of_job
+from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
 
 _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
 """Names of element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
@@ -111,16 +111,17 @@ class Asgd(Strategy):
         staleness_aware: See `Policy`.
         bound: See `Policy`.
         warm_up: Updates by the first client before others are admitted.
-        shards: Number of shards of the server, each with a separate lock, threads and links.
+        shards: Number of shards of the server, each with a separate lock, and threads and links for each client.
         lease_batches: Global batches per lease, whose first batch is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
         host: Name or address of rank 0's machine that the server listens on, as clients reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
         port: Port of the server in this job, for clients of other jobs; 0 for any free one.
-        timeout_s: Seconds of silence after which a client or server is considered dead.
+        timeout_s: Seconds of silence after which a client or server is considered dead, by default `run.timeout_s` in a
+            run. A client waits a minute at most for a server to answer for the first time.
 
     Attributes:
-        servers: The shards served by this process, the head first.
+        server: The server in this process; None on other ranks, and before it starts.
 
     Raises:
         UsageError: If an option is out of range or conflicts with another.
@@ -155,14 +156,10 @@ class Asgd(Strategy):
         super().__init__(member)
         self.policy = Policy(staleness_aware=staleness_aware, bound=bound)
         self._overlap, self._warm_up, self._shards, self._lease_batches = overlap, warm_up, shards, lease_batches
-        self._elsewhere = None
-        if server is not None:
-            self._elsewhere = Address(*address_of("server", server), shared_token("sync option server"))
-        elif port:
-            shared_token("sync option port")
+        self._elsewhere = server_elsewhere("server", server, port)
         self._host, self._port, self._timeout_s = host or host_of_job(), port, timeout_s
         self._serves = member.leads and server is None
-        self.servers: list[Server] = []
+        self.server: Server | None = None
         self._states: list[Any] | None = None
         self._pusher: GradientPusher | None = None
         self._lease: Lease | None = None
@@ -181,7 +178,8 @@ class Asgd(Strategy):
     def rounds(self, replica: Replica, loader: Loader, epochs: int) -> Generator[Round, None, None]:
         with contextlib.ExitStack() as ends:
             if self._serves:
-                self._serve(replica.schedule.total // epochs, epochs, self._lease_batches * loader.global_batch_size)
+                samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
+                self._serve(Leases(samples, epochs, size))
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
             client = ParameterClient(self._address(), self._vector.size, timeout_s=self._timeout_s)
             pusher: GradientPusher | None = None
@@ -220,7 +218,8 @@ class Asgd(Strategy):
             self._pusher.settle()
         if self._saved is None:
             self._saved = self._vector.collect(self._vector.buffer())
-        self._states = [server.state_dict() for server in self.servers]
+        assert self.server is not None
+        self._states = self.server.state_dicts()
         replica.samples = int(self._states[0]["leases"]["acknowledged"])
         central = torch.cat([state["shard"]["values"] for state in self._states])
         if self._pusher is not None:
@@ -262,11 +261,10 @@ class Asgd(Strategy):
         """
         row: dict[str, float] = {}
         counts = self._pusher.staleness if self._pusher is not None else Counter[int]()
-        if self.servers:
-            head = self.servers[0]
-            counts = head.counts()
-            row |= {"clients": head.present, "updates": head.shard.version, "lost": head.lost}
-            row |= {} if head.leases is None else {"returned": head.leases.returned}
+        if (server := self.server) is not None:
+            counts = server.counts()
+            row |= {"clients": server.present, "updates": server.head.version, "lost": server.lost}
+            row |= {} if server.leases is None else {"returned": server.leases.returned}
         new, self._reported = counts - self._reported, Counter(counts)
         if pushes := new.total():
             row["staleness_mean"] = sum(staleness * times for staleness, times in new.items()) / pushes
@@ -279,38 +277,33 @@ class Asgd(Strategy):
         self._pusher.step(self._gradient, replica.lr, self._clips, self._progress)
         self._vector.spread(self._pusher.weights, statistics=False)
 
-    def _serve(self, samples_per_epoch: int, epochs: int, lease: int) -> None:
+    def _serve(self, leases: Leases) -> None:
         if self._states is not None and len(self._states) != self._shards:
             raise StateError(
                 f"checkpoint has {len(self._states)} server shards, this run has {self._shards}",
                 hint=f"set sync_options.shards={len(self._states)}",
             )
-        token = token_of_job()
-        for index, (start, stop) in enumerate(ranges(self._vector.size, self._shards)):
-            head = index == 0
-            shard = WeightShard(start, stop, self._rule, self._vector.sections, dtype=self._vector.dtype)
-            self.servers.append(
-                Server(
-                    shard,
-                    self.policy,
-                    Leases(samples_per_epoch, epochs, lease) if head else None,
-                    head=head,
-                    warm_up=self._warm_up if head else 0,
-                    token=token,
-                    host=self._host,
-                    port=self._port if head else 0,
-                    timeout_s=self._timeout_s,
-                    state=None if self._states is None else self._states[index],
-                )
-            )
-        self._reported = self.servers[0].counts()
-        self.servers[0].publish_ports([server.address.port for server in self.servers])
+        vector = self._vector
+        self.server = Server(
+            [
+                WeightShard(start, stop, self._rule, vector.sections, dtype=vector.dtype)
+                for start, stop in ranges(vector.size, self._shards)
+            ],
+            self.policy,
+            leases,
+            warm_up=self._warm_up,
+            host=self._host,
+            port=self._port,
+            timeout_s=self._timeout_s,
+            states=self._states,
+        )
+        self._reported = self.server.counts()
 
     def _address(self) -> Address:
-        """Return where the head of the server is."""
+        """Return where the server is."""
         if self._elsewhere is not None:
             return self._elsewhere
-        own = self.servers[0].address if self._serves else None
+        own = None if self.server is None else self.server.address
         found = broadcast_bytes(None if own is None else own.encode(), self.member)
         assert found is not None
         return own or Address.decode(found)
@@ -322,8 +315,8 @@ class Asgd(Strategy):
             client.leave()
 
     def _close(self, *, early: bool) -> None:
-        for server in self.servers:
-            server.close(_PATIENCE_S if early else None)
+        if self.server is not None:
+            self.server.close(_PATIENCE_S if early else None)
 
 
 class PushOptimizer(Optimizer):

@@ -14,7 +14,7 @@ from fastvid.errors import FormatError, WorkerError
 from fastvid.train.strategies.link import Link, Listener, token_of_job
 from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Ownership, Scheduler, Unit
-from fastvid.train.strategies.relay.state import Message, RelayMessage, TokenStore, receive, send
+from fastvid.train.strategies.relay.state import TokenStore
 
 log = logging.getLogger(__name__)
 
@@ -108,17 +108,16 @@ class Hub:
 
     def _session(self, link: Link) -> None:
         """Serve one stage, in its own thread."""
-        seat = link.number
         try:
-            send(link, Message(RelayMessage.PLAN, self._plan))
+            link.send("plan", self._plan)
             with self._changed:
-                self._ownership.join(seat)
+                self._ownership.join(link.number)
                 self._changed.notify_all()
             try:
                 self._serve(link)
             finally:
                 with self._changed:
-                    self._ownership.leave(seat, time.monotonic() - self._began)
+                    self._ownership.leave(link.number, time.monotonic() - self._began)
                     self._changed.notify_all()
         except WorkerError as error:
             if not self._over():
@@ -130,27 +129,25 @@ class Hub:
 
     def _serve(self, link: Link) -> None:
         known: tuple[int, ...] = ()
+
+        def found() -> tuple[tuple[int, ...], Unit | None] | None:
+            """Return the stage's partitions and what it does next; None while there is nothing to do."""
+            owned = self._ownership.of(link.number)
+            unit = self.scheduler.take(owned) if owned == known and self._broken is None else None
+            return (owned, unit) if unit is not None or owned != known or self._ended() else None
+
         while True:
-            with self._changed:
-                owned = self._ownership.of(link.number)
-                unit = None
-                if owned == known and self._broken is None:
-                    unit = self.scheduler.take(owned)
-                    if unit is None and not self._ended():
-                        self._changed.wait(link.beat_s)
-                ended = unit is None and self._ended()
-            if ended:
-                send(link, Message(RelayMessage.END))
+            owned, unit = link.wait(self._changed, found)
+            if unit is not None:
+                self._visit(link, unit)
+            elif self._ended():
+                link.send("end")
                 return
-            if owned != known:
-                send(link, Message(RelayMessage.OWN, {"partitions": list(owned)}))
-                report = receive(link).values
+            else:
+                link.send("own", {"partitions": owned})
+                report = link.receive().values
                 self.record.stages.append({"stage": link.number, "partitions": list(owned), **report})
                 known = owned
-            elif unit is not None:
-                self._visit(link, unit)
-            else:
-                link.beat()
 
     def _ended(self) -> bool:
         return self.scheduler.finished or self._broken is not None
@@ -158,12 +155,13 @@ class Hub:
     def _visit(self, link: Link, unit: Unit) -> None:
         start = time.monotonic() - self._began
         try:
-            sent = self.token_store.get(unit.model)
-            send(link, Message(RelayMessage.UNIT, dataclasses.asdict(unit), sent or b""))
-            answer = receive(link)
-            if answer.kind is RelayMessage.DONE:
+            sent = self.token_store.get(unit.model) or b""
+            link.send("unit", dataclasses.asdict(unit), sent)
+            answer = link.receive()
+            token = b"" if answer.payload is None else answer.payload.numpy().tobytes()
+            if answer.kind == "done":
                 try:
-                    tokens.check(answer.body)
+                    tokens.check(token)
                 except FormatError as error:
                     raise WorkerError(f"the stage on link {link.number} sent a damaged token: {error}") from error
                 # Recorded first: after a kill in between, the visit is repeated and has two rows instead of none.
@@ -172,18 +170,18 @@ class Hub:
                     self.record.visits.append({**row, "end": time.monotonic() - self._began, **answer.values})
                     self._on_visit(self.record.visits[-1])
                 # Stored before the model's next unit can be assigned.
-                self.token_store.put(unit.model, answer.body)
+                self.token_store.put(unit.model, token)
         except WorkerError:
             self._lost(unit, link.number)
             raise
         with self._changed:
-            self.record.token_bytes += len(sent or b"") + len(answer.body)
-            if answer.kind is RelayMessage.FAILED:
-                self.scheduler.fail(unit, str(answer.values["reason"]))
+            self.record.token_bytes += len(sent) + len(token)
+            if answer.kind == "failed":
+                self.scheduler.fail(unit, str(answer["reason"]))
             else:
                 score = answer.values.get("score")
                 self.scheduler.done(
-                    unit, seconds=float(answer.values["seconds"]), score=float("nan") if score is None else score
+                    unit, seconds=float(answer["seconds"]), score=float("nan") if score is None else score
                 )
             self._changed.notify_all()
 

@@ -38,7 +38,6 @@ from fastvid.train.run.assemble import open_datasets
 from fastvid.train.strategies.link import Address, open_link
 from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.state import Message, RelayMessage, receive, send
 from fastvid.train.tasks.task import LOSS
 
 
@@ -65,25 +64,28 @@ class StageWorker(Protocol):
 def serve(hub: Address, begin: Callable[[Mapping[str, Any]], StageWorker], timeout_s: float) -> None:
     """Train the units assigned by the hub until the sweep is finished.
 
+    The hub sends "plan" first, then "own" (partitions to keep, answered by "ready"), "unit" (answered by "done" with
+    the new token, or by "failed") and "end".
+
     `timeout_s`: seconds of silence after which the hub is considered dead.
     """
     link = open_link(hub, timeout_s)
-    plan = receive(link).values
+    plan = link.receive().values
     with link.beating():
         worker = begin(plan)
-    while (message := receive(link)).kind is not RelayMessage.END:
+    while (asked := link.receive()).kind != "end":
         began = time.perf_counter()
         with link.beating():
-            if message.kind is RelayMessage.OWN:
-                answer = Message(RelayMessage.READY, worker.assign(tuple(message.values["partitions"])))
+            if asked.kind == "own":
+                kind, report, token = "ready", worker.assign(tuple(asked["partitions"])), b""
             else:
-                unit = Unit(**message.values)
                 faults.reach("visit")
-                token, report = worker.visit(unit, message.body or None)
+                known = None if asked.payload is None else asked.payload.numpy().tobytes()
+                token, report = worker.visit(Unit(**asked.values), known)
                 report["seconds"] = time.perf_counter() - began
-                answer = Message(RelayMessage.FAILED if "reason" in report else RelayMessage.DONE, report, token)
+                kind = "failed" if "reason" in report else "done"
         faults.reach("visited")
-        send(link, answer)
+        link.send(kind, report, token)
     link.close()
 
 
@@ -230,7 +232,7 @@ def train_visit(
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         replica, state = _open(sweep_model, unit, token)
         member = Member(World(), device)
-        stepper = Stepper.of(sweep_model.config, member, Strategy(member))
+        stepper = Stepper(sweep_model.config, member, Strategy(member))
         sums, task = None, sweep_model.config.task
         before, lineage = replica.samples, Lineage()
         with sweep_model.batches(unit) as batches:
@@ -297,7 +299,7 @@ class Clips:
         resolved = [open_datasets(config, None, self.member) for config in configs]
         self.configs = [config for config, _, _ in resolved]
         _, train, self.eval = resolved[0]
-        assert not isinstance(train, Mixture)  # `SweepOptions.of` has checked it
+        assert not isinstance(train, Mixture)  # `Relay.check` has refused it
         self.train = train
         counts = samples_by_shard(self.train)
         self.parts = deal_shards(counts, num_partitions)
@@ -350,7 +352,7 @@ class Clips:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
             finally:
-                loader.clips.close()
+                loader.close()
 
         return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(config))
 
@@ -370,8 +372,7 @@ class Clips:
                         seed=config.run.seed,
                     )
             finally:
-                assert isinstance(data.loader, assemble.Labelled)
-                data.loader.clips.close()
+                data.loader.close()
 
         return score
 

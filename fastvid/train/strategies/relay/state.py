@@ -1,4 +1,4 @@
-"""The state of a model that moves, a token: as bytes, as a file, and in messages between the hub and a stage.
+"""The state of a model that moves, a token: as bytes and as a file.
 
     magic 8 | length of the structure, 8 bytes little-endian | structure, UTF-8 JSON | tensors | blake2b, 16 bytes
 
@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
-from enum import IntEnum
 from typing import Any, Final
 
 import torch
@@ -20,7 +18,6 @@ from torch import Tensor
 from fastvid.errors import ChecksumError, FormatError, StateError
 from fastvid.runtime import faults
 from fastvid.storage import open_storage
-from fastvid.train.strategies.link import Link
 
 MAGIC: Final = b"fvtoken1"
 
@@ -149,40 +146,3 @@ class TokenStore:
 
 def _name(model: int) -> str:
     return f"model-{model:04d}.token"
-
-
-class RelayMessage(IntEnum):
-    """Kind of message: PLAN, OWN, UNIT and END are sent by the hub; READY, DONE and FAILED by a stage."""
-
-    PLAN = 4
-    OWN = 1
-    UNIT = 2
-    END = 3
-    READY = 16
-    DONE = 17
-    FAILED = 18
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """A message with JSON values and a body."""
-
-    kind: RelayMessage
-    values: dict[str, Any] = field(default_factory=dict)
-    body: bytes = b""
-
-
-def send(link: Link, message: Message) -> None:
-    """Send a message; raises as `Link.send` does."""
-    values = json.dumps(message.values).encode()
-    # bytearray, because torch warns about read-only memory.
-    payload = torch.frombuffer(bytearray(values + message.body), dtype=torch.uint8)
-    link.send((message.kind, len(values)), payload)
-
-
-def receive(link: Link) -> Message:
-    """Wait for a message; raises as `Link.receive` does."""
-    (kind, size, *_), payload = link.receive()
-    assert payload is not None
-    data = payload.numpy()
-    return Message(RelayMessage(kind), json.loads(data[:size].tobytes()), data[size:].tobytes())

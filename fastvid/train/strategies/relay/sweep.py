@@ -46,69 +46,93 @@ from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.ranks import device_of, fresh_store
+from fastvid.train.ranks import Member, device_of, fresh_store
 from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
-from fastvid.train.strategies.link import Address, address_of, as_worker_error, host_of_job, shared_token
+from fastvid.train.strategies.link import Address, as_worker_error, host_of_job, server_elsewhere
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
 from fastvid.train.strategies.relay.stage import Clips, read_weights, serve
 from fastvid.train.strategies.relay.state import TokenStore
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepOptions:
-    """The ``sync_options`` of ``sync=relay``.
+class Relay(Strategy):
+    """The strategy ``sync=relay``: trains all models of a recipe in one sweep, which replaces the training loop.
 
-    Attributes:
-        out: Local folder of the sweep: the models' ``run.out``.
-        timeout_s: Seconds of silence after which a process is considered dead: the models' ``run.timeout_s``.
+    Args:
+        member: This process.
         order: "ring" or "hopper".
         partitions: S, number of partitions; None uses the number of processes, or that of the resumed sweep.
-        adopt_s: See `fastvid.train.strategies.relay.hub.Hub`.
-        hub: Host and port of a hub in another job; this job then has stages only.
+        adopt_s: Seconds that the partitions of a dead stage wait for a new stage before an existing one takes them.
+        hub: ``host:port`` of a hub in another job; this job then has stages only.
         host: Name or address of rank 0's machine that the hub listens on, as stages reach it; None is torchrun's
             ``MASTER_ADDR``, and without torchrun 127.0.0.1.
         port: Port of this job's hub, for stages of other jobs; 0 for any free one.
+
+    Raises:
+        UsageError: If an option is out of range.
     """
 
-    out: str
-    timeout_s: float
-    order: Order = "hopper"
-    partitions: int | None = None
-    adopt_s: float = 30.0
-    hub: Address | None = None
-    host: str | None = None
-    port: int = 0
+    shares_batches = False
+    steps_alike = True  # one rank at a time has a model
+
+    def __init__(
+        self,
+        member: Member,
+        *,
+        order: Order = "hopper",
+        partitions: int | None = None,
+        adopt_s: float = 30.0,
+        hub: str | None = None,
+        host: str | None = None,
+        port: int = 0,
+    ) -> None:
+        super().__init__(member)
+        check_choice("sync option order", order, get_args(Order))
+        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
+            raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
+        self.order, self.partitions, self.adopt_s = order, partitions, adopt_s
+        self.hub = server_elsewhere("hub", hub, port)
+        self.host, self.port = host or host_of_job(), port
 
     @classmethod
-    def of(cls, config: Config) -> SweepOptions:
-        """Return the options in a model's configuration.
-
-        Raises:
-            UsageError: If an option is unknown or out of range.
-        """
+    def check(cls, config: Config) -> None:
+        super().check(config)
         if config.data.mixture:
             raise UsageError(
                 "sync 'relay' divides one dataset into partitions, but data.mixture names further datasets",
                 hint="merge them with `fastvid merge`, or use another sync",
             )
-        given: dict[str, Any] = dict(config.sync_options)
-        known = {field.name for field in dataclasses.fields(cls)} - {"out", "timeout_s"}
-        unknown = sorted(given.keys() - known)
-        if unknown:
-            raise UsageError(
-                f"sync 'relay' has no option {', '.join(map(repr, unknown))}",
-                hint=f"use one of {', '.join(sorted(known))}",
-            )
-        check_choice("sync option order", given.get("order", "ring"), get_args(Order))
-        partitions = given.get("partitions")
-        if partitions is not None and (not isinstance(partitions, int) or partitions < 1):
-            raise UsageError(f"sync option partitions is {partitions!r}, expected at least 1")
-        if given.get("hub") is not None:
-            given["hub"] = Address(*address_of("hub", str(given["hub"])), shared_token("sync option hub"))
-        elif given.get("port"):
-            shared_token("sync option port")
-        return cls(out=config.run.out, timeout_s=config.run.timeout_s, **given)
+        cls(Member(World(), torch.device("cpu")), **config.sync_options)
+
+    @classmethod
+    def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
+        relay = cls(Member(World(), torch.device("cpu")), **configs[0].sync_options)
+        # A stage of another job takes its plan from the hub.
+        if relay.hub is None:
+            prepare(configs, relay, world_size, relay.member.device)
+
+    @classmethod
+    def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:  # noqa: ARG003
+        """Train all models, and return 0 when the sweep is finished."""
+        device, timeout_s = device_of(os.environ), configs[0].run.timeout_s
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        relay = cls(Member(World(), device), **configs[0].sync_options)
+        store: Store | None = None
+        hub = relay.hub
+        if hub is None:
+            world, store = _rendezvous(timeout_s)
+            if world.rank == 0:
+                _HubProcess(configs, relay, store, world.size).run()
+                return 0
+            assert store is not None
+            with as_worker_error("the hub did not start"):
+                store.wait([_HUB], timedelta(seconds=timeout_s))
+                found = store.get(_HUB)
+            hub = Address.decode(found) if found else None
+        if hub is not None:
+            serve(hub, lambda plan: _clips(configs, plan, device), timeout_s)
+        return 0
 
 
 def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord, seconds: float) -> dict[str, Any]:
@@ -202,9 +226,9 @@ class Prepared:
     scheduler: Scheduler
 
 
-def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, device: torch.device) -> Prepared:
+def prepare(configs: Sequence[Config], relay: Relay, processes: int, device: torch.device) -> Prepared:
     """Check a sweep without writing anything; the sweep and its dry run both begin here."""
-    path = Path(options.out) / SWEEP_FILE
+    path = Path(configs[0].run.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
     generation = configs[0].data.generation
     if not isinstance(generation, int):
@@ -212,7 +236,7 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
             before["generation"] if before else Dataset(configs[0].data.path, generation=generation).generation.number
         )
     plan = {
-        "partitions": options.partitions or (before["partitions"] if before else processes),
+        "partitions": relay.partitions or (before["partitions"] if before else processes),
         "generation": generation,
     }
     models = json.loads(json.dumps([_kept(config) for config in configs]))
@@ -220,30 +244,8 @@ def prepare(configs: Sequence[Config], options: SweepOptions, processes: int, de
         for name, now in (*plan.items(), ("models", models)):
             if before[name] != now:
                 raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
-    scheduler = Scheduler(len(configs), plan["partitions"], configs[0].run.epochs, order=options.order)
+    scheduler = Scheduler(len(configs), plan["partitions"], configs[0].run.epochs, order=relay.order)
     return Prepared(plan, models, _clips(configs, plan, device), scheduler)
-
-
-def sweep(configs: Sequence[Config]) -> int:
-    """Train all models, and return 0 when the sweep is finished."""
-    options = SweepOptions.of(configs[0])
-    device = device_of(os.environ)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if options.hub is not None:
-        serve(options.hub, lambda plan: _clips(configs, plan, device), options.timeout_s)
-        return 0
-    world, store = _rendezvous(options)
-    if world.rank == 0:
-        _HubProcess(configs, options, store, world.size, device).run()
-        return 0
-    assert store is not None
-    with as_worker_error("the hub did not start"):
-        store.wait([_HUB], timedelta(seconds=options.timeout_s))
-        hub = store.get(_HUB)
-    if hub:
-        serve(Address.decode(hub), lambda plan: _clips(configs, plan, device), options.timeout_s)
-    return 0
 
 
 def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.device) -> Clips:
@@ -254,18 +256,11 @@ def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.dev
 class _HubProcess:
     """Rank 0, which is both the hub and a stage."""
 
-    def __init__(
-        self,
-        configs: Sequence[Config],
-        options: SweepOptions,
-        store: Store | None,
-        processes: int,
-        device: torch.device,
-    ) -> None:
-        self.configs, self.options, self.store = configs, options, store
-        self.out = Path(options.out)
+    def __init__(self, configs: Sequence[Config], relay: Relay, store: Store | None, processes: int) -> None:
+        self.configs, self.relay, self.store = configs, relay, store
+        self.out, self.timeout_s = Path(configs[0].run.out), configs[0].run.timeout_s
         # Before anything is written, so that a sweep that is refused leaves nothing.
-        prepared = prepare(configs, options, processes, device)
+        prepared = prepare(configs, relay, processes, relay.member.device)
         self.plan, self.clips, self.scheduler = prepared.plan, prepared.clips, prepared.scheduler
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / SWEEP_FILE).write_text(json.dumps({**self.plan, "models": prepared.models}, indent=1) + "\n")
@@ -285,9 +280,8 @@ class _HubProcess:
             _print(json.loads((self.out / RESULTS_FILE).read_text()))
             return
         hub = Hub(
-            self.scheduler, self.token_store,
-            timeout_s=self.options.timeout_s, adopt_s=self.options.adopt_s, on_visit=self._tell, plan=self.plan,
-            host=self.options.host or host_of_job(), port=self.options.port,
+            self.scheduler, self.token_store, timeout_s=self.timeout_s, adopt_s=self.relay.adopt_s,
+            on_visit=self._tell, plan=self.plan, host=self.relay.host, port=self.relay.port,
         )  # fmt: skip
         self.recorder.write("start", visits=self._done, partitions=self.plan["partitions"], models=len(self.configs))
         if self.store is not None:
@@ -295,7 +289,7 @@ class _HubProcess:
         with concurrent.futures.ThreadPoolExecutor(1, "relay-hub") as pool:
             ran = pool.submit(hub.run)
             try:
-                serve(hub.address, lambda _: self.clips, self.options.timeout_s)
+                serve(hub.address, lambda _: self.clips, self.timeout_s)
             except BaseException as error:
                 # An error of this stage would occur on any other stage too. If the hub failed first, raise its error.
                 hub.stop(error)
@@ -354,7 +348,7 @@ def _kept(config: Config) -> Any:
     return tree
 
 
-def _rendezvous(options: SweepOptions) -> tuple[World, Store | None]:
+def _rendezvous(timeout_s: float) -> tuple[World, Store | None]:
     """Return the rank and world size in this job, and the job's store, which no other attempt of the job has used.
 
     There is no process group of all processes, so that a death breaks only the links of the dead process.
@@ -362,32 +356,10 @@ def _rendezvous(options: SweepOptions) -> tuple[World, Store | None]:
     if "RANK" not in os.environ:
         return World(), None
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=options.timeout_s)))
-        return World(rank, size), fresh_store(store, World(rank, size), options.timeout_s)
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+        return World(rank, size), fresh_store(store, World(rank, size), timeout_s)
     except (RuntimeError, ValueError) as error:
         raise WorkerError(
-            f"the stages did not connect within {options.timeout_s:g} s: {error}",
+            f"the stages did not connect within {timeout_s:g} s: {error}",
             hint="check that all nodes are started and can reach the hub",
         ) from error
-
-
-class Relay(Strategy):
-    """Trains all models of a recipe in one sweep, which replaces the training loop."""
-
-    shares_batches = False
-    steps_alike = True  # one rank at a time has a model
-
-    @classmethod
-    def check(cls, config: Config) -> None:
-        SweepOptions.of(config)
-
-    @classmethod
-    def rehearse(cls, configs: Sequence[Config], world_size: int) -> None:
-        options = SweepOptions.of(configs[0])
-        # A stage of another job takes its plan from the hub.
-        if options.hub is None:
-            prepare(configs, options, world_size, torch.device("cpu"))
-
-    @classmethod
-    def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:  # noqa: ARG003
-        return sweep(configs)

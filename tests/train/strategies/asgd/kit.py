@@ -34,30 +34,18 @@ def serving(
     dtype: torch.dtype = torch.float64,
     kind: type[WeightShard] = WeightShard,
     timeout_s: float = 20.0,
-    states: Sequence[Any] | None = None,
     **options: Any,
-) -> Iterator[list[Server]]:
-    """Yield the servers of all shards. Clients must leave before the block ends."""
-    servers = [
-        Server(
-            kind(start, stop, rule, sections, dtype=dtype),
-            head=index == 0,
-            token=TOKEN,
-            timeout_s=timeout_s,
-            state=None if states is None else states[index],
-            **(options if index == 0 else {key: value for key, value in options.items() if key == "policy"}),
-        )
-        for index, (start, stop) in enumerate(ranges(size, shards))
-    ]
-    servers[0].publish_ports([server.address.port for server in servers])
-    yield servers
-    for server in servers:
-        server.close()
+) -> Iterator[Server]:
+    """Yield a server. Clients must leave before the block ends."""
+    made = [kind(start, stop, rule, sections, dtype=dtype) for start, stop in ranges(size, shards)]
+    server = Server(made, token=TOKEN, timeout_s=timeout_s, **options)
+    yield server
+    server.close()
 
 
 @contextlib.contextmanager
-def client_of(servers: Sequence[Server], size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
-    client = ParameterClient(servers[0].address, size, timeout_s=timeout_s)
+def client_of(server: Server, size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
+    client = ParameterClient(server.address, size, timeout_s=timeout_s)
     yield client
     client.leave()
 
@@ -85,8 +73,8 @@ def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def weights_of(servers: Sequence[Server]) -> Tensor:
-    return torch.cat([server.shard.state_dict()["values"] for server in servers])
+def weights_of(server: Server) -> Tensor:
+    return torch.cat([shard.state_dict()["values"] for shard in server.shards])
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:

@@ -14,7 +14,6 @@ from bench.common.ports import reserved_port
 from fastvid.errors import UsageError
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
-from fastvid.train.strategies.asgd.client import ServerMessage
 from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
@@ -59,7 +58,7 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
 
 def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
     """Server and clients are separate jobs; one client dies in the middle of its third push."""
-    codes = run_jobs(tmp_path, server="", steady="", doomed=f"payload-{ServerMessage.GRADIENT:d}:3")
+    codes = run_jobs(tmp_path, server="", steady="", doomed="payload-push:3")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
     server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
     assert server["over"]

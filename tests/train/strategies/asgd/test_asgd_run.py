@@ -37,7 +37,11 @@ def newest(folder: Path) -> dict[str, Any]:
     return decode(found.data, found.name)
 
 
-@pytest.mark.parametrize("optim", [{}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}], ids=lambda o: str(o))
+@pytest.mark.parametrize(
+    "optim",
+    [{"groups": "tsm", "nesterov": True}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}],
+    ids=lambda o: str(o),
+)
 def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None:
     """Equal bit for bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
     shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}

@@ -15,9 +15,9 @@ from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, unt
 def test_an_idle_client_does_not_delay_others() -> None:
     """Of two leases the first is long: the client that finishes the other requests a third, which does not exist."""
     leases = Leases(samples_per_epoch=12, epochs=1, size=10)
-    with serving(4, policy=Policy(bound=1), leases=leases) as servers:
+    with serving(4, policy=Policy(bound=1), leases=leases) as server:
         weights = torch.zeros(4, dtype=torch.float64)
-        with client_of(servers, 4) as busy, client_of(servers, 4) as idle:
+        with client_of(server, 4) as busy, client_of(server, 4) as idle:
             busy.join(weights)
             idle.join(weights.clone())
             long = busy.lease()
@@ -37,17 +37,17 @@ def test_an_idle_client_does_not_delay_others() -> None:
             waiting.join(20)
             assert not waiting.is_alive()
         assert leases.over
-        assert servers[0].shard.version == 11
+        assert server.head.version == 11
 
 
 def test_a_client_with_new_samples_takes_the_slowest_clock() -> None:
     """Otherwise all others would wait until it had caught up on every push that it could not make."""
     leases = Leases(samples_per_epoch=8, epochs=1, size=4)
-    with serving(4, policy=Policy(bound=2), leases=leases) as servers:
+    with serving(4, policy=Policy(bound=2), leases=leases) as server:
         weights = torch.zeros(4, dtype=torch.float64)
         got = []
-        with client_of(servers, 4) as idle, client_of(servers, 4) as other:
-            with client_of(servers, 4) as leaving:
+        with client_of(server, 4) as idle, client_of(server, 4) as other:
+            with client_of(server, 4) as leaving:
                 held = {}
                 for client in (leaving, other, idle):
                     client.join(weights.clone())
@@ -62,7 +62,7 @@ def test_a_client_with_new_samples_takes_the_slowest_clock() -> None:
             # The unfinished samples of the departed client are leased to the waiting one.
             waiting.join(20)
             assert [(lease.start, lease.stop) for lease in got] == [(3, 4)]
-            assert servers[0].clients[idle.number].clock == 3
+            assert server.clients[idle.number].clock == 3
             for client, lease in ((idle, got[0]), (other, held[other])):
                 client.push(weights, 1.0, progress=LeaseProgress(lease.number, lease.stop))
         assert leases.over
@@ -78,9 +78,9 @@ def test_the_server_does_not_spin_while_clients_wait() -> None:
             return super().take(client)
 
     leases = Counting(samples_per_epoch=4, epochs=1, size=4)
-    with noted_waits() as told, serving(4, leases=leases, timeout_s=6.0) as servers, client_of(servers, 4) as busy:
+    with noted_waits() as told, serving(4, leases=leases, timeout_s=6.0) as server, client_of(server, 4) as busy:
         weights = torch.zeros(4, dtype=torch.float64)
-        with client_of(servers, 4) as one, client_of(servers, 4) as other:
+        with client_of(server, 4) as one, client_of(server, 4) as other:
             for client in (busy, one, other):
                 client.join(weights.clone())
             held = busy.lease()

@@ -43,10 +43,10 @@ def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
     constant, how many were not, and how many the checksum refused."""
     counts = {"whole": 0, "torn": 0, "refused": 0}
     lock, over, joined = threading.Lock(), threading.Event(), threading.Barrier(WRITERS + READERS)
-    with serving(SIZE, kind=kind) as servers:
+    with serving(SIZE, kind=kind) as server:
 
         def work(index: int) -> None:
-            with client_of(servers, SIZE) as client:
+            with client_of(server, SIZE) as client:
                 weights = torch.zeros(SIZE, dtype=torch.float64)
                 client.join(weights)
                 joined.wait(60)
@@ -116,10 +116,10 @@ def test_a_step_leaves_the_weights_to_their_readers() -> None:
 
 
 def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
-    with serving(8) as servers, contextlib.ExitStack() as stack:
-        client = stack.enter_context(client_of(servers, 8))
+    with serving(8) as server, contextlib.ExitStack() as stack:
+        client = stack.enter_context(client_of(server, 8))
         client.join(torch.zeros(8, dtype=torch.float64))
-        with servers[0].shard.reading() as snapshot:
+        with server.head.reading() as snapshot:
             snapshot.checksum ^= 1
         with pytest.raises(ChecksumError, match="64 bytes differ"):
             client.fetch(torch.empty(8, dtype=torch.float64))

@@ -64,19 +64,3 @@ def test_vectors_of_a_gpu_are_pinned() -> None:
     _, vector = made("cuda")
     assert vector.buffer().is_pinned()
     assert vector.collect(vector.buffer()).device.type == "cpu"
-
-
-def test_a_model_on_the_cpu_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Straight to its place: nothing is joined elsewhere first."""
-    _, vector = made("cpu")
-    into = vector.buffer()
-    places = []
-    plain = torch._foreach_copy_
-
-    def copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-        places.extend(target.untyped_storage().data_ptr() for target in targets)
-        plain(targets, sources)
-
-    monkeypatch.setattr(torch, "_foreach_copy_", copy)
-    assert vector.collect(into) is into
-    assert set(places) == {into.untyped_storage().data_ptr()}

@@ -80,19 +80,11 @@ def test_block_momentum_matches_the_closed_form_of_a_quadratic(outcomes: Outcome
             assert float((rank["trace"]["weights"][(epoch + 1) * lab.STEPS - 1] - w).abs().max()) < 1e-14
 
 
-def test_groups_that_average_as_often_as_all_ranks_equal_kavg(outcomes: Outcomes) -> None:
-    for mine, plain in zip(outcomes(4, "groups-equal"), outcomes(4, "k4"), strict=True):
-        assert difference(mine, plain) == 0
-
-
-def test_groups_of_one_rank_equal_kavg(outcomes: Outcomes) -> None:
-    for mine, plain in zip(outcomes(4, "groups-of-1"), outcomes(4, "k4"), strict=True):
-        assert difference(mine, plain) == 0
-
-
-def test_one_group_of_all_ranks_equals_kavg_with_its_period(outcomes: Outcomes) -> None:
-    for mine, plain in zip(outcomes(4, "groups-of-4"), outcomes(4, "k2"), strict=True):
-        assert difference(mine, plain) == 0
+@pytest.mark.parametrize(("name", "plain"), [("groups-equal", "k4"), ("groups-of-1", "k4"), ("groups-of-4", "k2")])
+def test_groups_that_change_nothing_equal_kavg(outcomes: Outcomes, name: str, plain: str) -> None:
+    """Groups that average as often as all ranks, of one rank, and one group of all with its period."""
+    for mine, other in zip(outcomes(4, name), outcomes(4, plain), strict=True):
+        assert difference(mine, other) == 0
 
 
 def test_weights_agree_within_groups_and_differ_between_them(outcomes: Outcomes) -> None:

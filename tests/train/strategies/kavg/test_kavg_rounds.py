@@ -11,7 +11,7 @@ from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.average import Averager, Flat, moments, reset_moments
+from fastvid.train.strategies.average import Averager, moments, reset_moments
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
@@ -150,19 +150,13 @@ def test_an_average_holds_what_has_no_gradient_and_any_layout() -> None:
     scalar = torch.tensor(2.0)
     averager = Averager([frozen, last], [scalar], words=1)
     before = [tensor.detach().clone() for tensor in (frozen, last, scalar)]
-    averager.flat.collect()
-    averager.flat.buffer.mul_(3)
-    averager.flat.spread()
+    averager.collect()
+    averager.buffer.mul_(3)
+    averager.spread()
     for tensor, old in zip((frozen, last, scalar), before, strict=True):
         assert torch.equal(tensor, old * 3)
     assert last.is_contiguous(memory_format=torch.channels_last)
     assert len(averager.parameters) == 3 + 120
-
-
-def test_a_flat_buffer_is_as_wide_as_its_widest_tensor() -> None:
-    half, single, double = torch.zeros(2).half(), torch.zeros(2), torch.zeros(2).double()
-    assert Flat([half, single]).buffer.dtype == torch.float32
-    assert Flat([single, double]).buffer.dtype == torch.float64
 
 
 def test_outer_steps(outcomes: Outcomes) -> None:

@@ -71,7 +71,7 @@ def sweep_model(model: int) -> SweepModel:
 
     def replica() -> Replica:
         module = net(model)
-        schedule = Schedule.of(
+        schedule = Schedule(
             made.optim, epochs=EPOCHS, samples_per_epoch=STAGES * PART, global_batch_size=BATCHES[model]
         )
         return Replica(module, make_optimizer(module, made.optim), schedule)
@@ -130,7 +130,7 @@ def alone(model: int, visits: list[int]) -> Replica:
     """Train the same model in a plain loop over the partitions in an order, without tokens and hub."""
     made, member = sweep_model(model), Member(World(), CPU)
     replica = made.replica()
-    stepper = Stepper.of(made.config, member, Ddp(member))
+    stepper = Stepper(made.config, member, Ddp(member))
     for number, partition in enumerate(visits):
         for batch in clips(Unit(model, number // STAGES, partition), BATCHES[model]):
             stepper.step(replica, batch)

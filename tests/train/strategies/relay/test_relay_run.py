@@ -24,7 +24,7 @@ from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import Clips, check_shared
 from fastvid.train.strategies.relay.state import TokenStore
-from fastvid.train.strategies.relay.sweep import SweepOptions, prepare
+from fastvid.train.strategies.relay.sweep import Relay, prepare
 from tests import datasets, forks
 
 ROOT = Path(__file__).parents[4]
@@ -94,7 +94,7 @@ def check_against_training_alone(folder: Path, out: Path) -> None:
     for number in range(MODELS):
         sweep_model = alone.sweep_model(number, fresh=True)
         replica = sweep_model.replica()
-        stepper = Stepper.of(sweep_model.config, member, Ddp(member))
+        stepper = Stepper(sweep_model.config, member, Ddp(member))
         with torch.random.fork_rng(devices=[]):
             for index, partition in enumerate(visits[number]):
                 with sweep_model.batches(Unit(number, index // STAGES, partition)) as batches:
@@ -190,7 +190,7 @@ def test_models_with_different_shared_settings_are_refused(folder: Path, monkeyp
         ({"hub": "here"}, "expected host:port"),
     ):
         with pytest.raises(UsageError, match=message):
-            SweepOptions.of(replace(first, sync_options=options))
+            Relay.check(replace(first, sync_options=options))
 
 
 def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_path: Path) -> None:
@@ -205,6 +205,7 @@ def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_p
         replace(config, run=replace(config.run, out=str(out)), sync_options={"partitions": 2})
         for config in recipes.load_all(str(folder / "recipe.py"))
     ]
-    prepared = prepare(configs, SweepOptions.of(configs[0]), STAGES, torch.device("cpu"))
+    relay = Relay(Member(World(), torch.device("cpu")), partitions=2)
+    prepared = prepare(configs, relay, STAGES, relay.member.device)
     assert prepared.plan["partitions"] == 2
     assert not out.exists()

@@ -19,6 +19,8 @@ def test_the_messages_and_what_is_withheld_sum_to_all_that_was_given(outcomes: O
     ranks = [rank[name] for rank in outcomes(3, "wire")]
     for rank in ranks:
         assert all(torch.equal(mine, others) for mine, others in zip(rank["means"], ranks[0]["means"], strict=True))
+        # The sum does not overflow in half precision.
+        torch.testing.assert_close(rank["large"], torch.full((8,), 40_000.0, dtype=torch.float64), rtol=0.01, atol=0.0)
         blocks = -(-scenarios.LENGTH // BLOCK) if bits < 16 else 0
         assert rank["bytes"] == scenarios.ROUNDS * (4 * blocks + -(-scenarios.LENGTH * bits // 8))
     given = sum(rank["given"] for rank in ranks) / len(ranks)

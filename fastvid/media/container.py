@@ -1,0 +1,187 @@
+"""What a container declares against what is there: boxes, sizes, counts and durations.
+
+A file that breaks off is not whole, though a demuxer may read it to its end without a complaint. A trimmed file is
+whole, though a demuxer returns fewer packets than its header counts: those outside the edits are not returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from itertools import pairwise
+from statistics import median_low
+from typing import Any, Final
+
+import av
+from av.container import InputContainer
+from av.video.stream import VideoStream
+
+from fastvid.errors import FormatError, SourceError
+from fastvid.format.mp4 import packet_places
+from fastvid.media.demuxer import fraction
+from fastvid.media.timing import Reason
+
+Read = Callable[[int, int], bytes]
+"""Returns bytes of a file by offset and size; fewer at its end."""
+
+_MOST_MOOV: Final = 1 << 30
+_CHUNK: Final = 1 << 20
+# Element ids of Matroska (RFC 9559, 5.1).
+_SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
+_NAMES: Final = {_SEGMENT: "segment", _CLUSTER: "cluster"}
+# Containers whose header contains a duration that the muxer writes last, when it is known.
+_DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
+# Containers whose header counts ticks of the video's clock, of which a packet may take several.
+_STEPS_COUNT: Final = frozenset({"avi", "ivf"})
+# Ticks that may be missing: muxers count the last packet differently.
+_SLACK_STEPS: Final = 2
+# Seconds and fraction of the header's duration that may be missing: muxers round, and audio may end earlier.
+_SLACK_SECONDS: Final = 1.0
+_SLACK_PART: Final = 0.1
+
+
+class Demuxed:
+    """What a demuxer returns of a file, in order to compare it with what the header declares."""
+
+    def __init__(self, container: str, source: InputContainer, stream: VideoStream) -> None:
+        self.container, self.packets, self.corrupt = container, 0, 0
+        self._source, self._stream = source, stream
+        self._ends: dict[int, int] = {}
+        self._times: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the packets of the video, and at the end the empty one that drains a decoder."""
+        drain = None
+        for packet in self._source.demux():
+            if not packet.size:
+                drain = packet
+                continue
+            if packet.pts is not None:
+                end = packet.pts + (packet.duration or 0)
+                self._ends[packet.stream_index] = max(end, self._ends.get(packet.stream_index, end))
+            if packet.stream_index != self._stream.index:
+                continue
+            self.packets += 1
+            self.corrupt += packet.is_corrupt
+            # AVI stores decode times only; for reordered pictures libavformat invents presentation times.
+            time = packet.dts if self.container == "avi" else packet.pts
+            self._times += [] if time is None else [time]
+            yield packet
+        # Every stream has one, and they do not say whose they are.
+        if drain is not None:
+            yield drain
+
+    def check(self, read: Read, size: int) -> None:
+        """Raise a SourceError if something is missing, in containers whose header is written last."""
+        if self.corrupt:
+            raise _truncated(f"{self.corrupt} of {self.packets} packets are truncated or damaged")
+        if self.container == "matroska":
+            _check_elements(read, size)
+        counted = self._stream.frames
+        if self.container == "mov" and self.packets < counted and not _is_there(read, size):
+            raise _truncated(f"file contains {self.packets} of the {counted} packets that its header counts")
+        if self.container in _STEPS_COUNT and self._times:
+            times = sorted(self._times)
+            # Assume the usual duration for the last frame. An AVI remuxed from an MP4 may take 24 ticks per frame.
+            steps = times[-1] + max(1, median_low([after - before for before, after in pairwise(times)] or [1]))
+            if steps < counted - _SLACK_STEPS:
+                raise _truncated(f"file contains {steps} of the {counted} clock ticks that its header counts")
+        if self.container in _DURATION_COUNTS and self._source.duration:
+            promised, ends = Fraction(self._source.duration, av.time_base), self._last_end()
+            if promised - ends > max(_SLACK_SECONDS, _SLACK_PART * promised):
+                raise _truncated(f"file ends at {float(ends):.2f} s, its header says {float(promised):.2f} s")
+
+    def _last_end(self) -> Fraction:
+        """Return the latest end of a packet of any stream, in seconds."""
+        bases = {stream.index: fraction(stream.time_base) or 0 for stream in self._source.streams}
+        return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
+
+
+def find_moov(read: Read, size: int) -> memoryview:
+    """Return the body of the ``moov`` box of an MP4 of `size` bytes."""
+    for name, position, header, length in _boxes(read, size):
+        if position + length > size:
+            raise FormatError(f"MP4 box {name!r} of {length} bytes exceeds the file")
+        if name == b"moov":
+            if length > _MOST_MOOV:
+                raise FormatError(f"MP4 has tables of {length} bytes")
+            return memoryview(read(position + header, length - header))
+    raise FormatError("MP4 has no moov box")
+
+
+def _boxes(read: Read, size: int) -> Iterator[tuple[bytes, int, int, int]]:
+    """Yield name, place, bytes of the header and bytes of each box of an MP4, the last of which may be broken."""
+    position = 0
+    while position + 8 <= size:
+        head = read(position, 16)
+        length, name, header = int.from_bytes(head[:4], "big"), head[4:8], 8
+        if length == 1:  # a 64-bit size follows (ISO/IEC 14496-12, 4.2)
+            length, header = int.from_bytes(head[8:16], "big"), 16
+        elif length == 0:
+            length = size - position
+        if length < header:
+            raise FormatError(f"MP4 box {name!r} of {length} bytes is shorter than its header")
+        yield name, position, header, length
+        position += length
+
+
+def _is_there(read: Read, size: int) -> bool:
+    """Return whether the file has all packets that the tables of an MP4 list."""
+    try:
+        packet_places(find_moov(read, size), size)
+    except FormatError:
+        return False
+    return True
+
+
+def check_fragments(read: Read, size: int) -> None:
+    """Raise a SourceError if fragments of an MP4 follow a broken box. Other bytes after the last box are padding.
+
+    `size`: size of the file in bytes.
+    """
+    position, fragmented = 0, False
+    try:
+        for name, _, _, length in _boxes(read, size):
+            if position + length > size or not any(name):
+                break
+            fragmented |= name == b"moof"
+            position += length
+    except FormatError:
+        pass
+    for start in range(position + 8, size if fragmented else 0, _CHUNK):
+        if b"moof" in read(start, _CHUNK + 3):
+            raise _truncated(
+                f"{size - position} bytes after a broken box at byte {position} contain fragments that cannot be read"
+            )
+
+
+def _check_elements(read: Read, size: int) -> None:
+    """Raise a SourceError if the segment of a Matroska file, or a cluster of an endless one, exceeds the file."""
+    at = 0
+    while (found := _element(read(at, 12))) is not None:
+        name, header, length = found
+        if name == _SEGMENT and length is None:
+            length = 0  # the elements in it follow
+        elif length is None or (name == _SEGMENT and at + header + length <= size):
+            return  # whole, or an endless cluster, whose end is not declared
+        elif name in _NAMES and at + header + length > size:
+            there = size - at - header
+            raise _truncated(f"the {_NAMES[name]} at byte {at} has {length} bytes, of which {there} are in the file")
+        at += header + length
+
+
+def _element(head: bytes) -> tuple[int, int, int | None] | None:
+    """Return the id of a Matroska element, the bytes of its header and of its body; None if there is none."""
+    if not head or not head[0]:
+        return None
+    wide = 9 - head[0].bit_length()
+    if wide >= len(head) or not head[wide]:
+        return None
+    long = 9 - head[wide].bit_length()
+    endless = (1 << 7 * long) - 1  # all bits set: the size is unknown
+    length = int.from_bytes(head[wide : wide + long], "big") & endless
+    return int.from_bytes(head[:wide], "big"), wide + long, None if length == endless else length
+
+
+def _truncated(message: str) -> SourceError:
+    return SourceError(message, reason=Reason.TRUNCATED)
