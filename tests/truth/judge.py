@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+import fastvid
 from fastvid.errors import FastvidError
 from tests.makers import ffmpeg
 from tests.truth.recipes import ENCODED, PLACE, Recipe, read_number
@@ -33,6 +34,7 @@ class Truth:
 
     pictures: np.ndarray  # upright, with square pixels, uint8 [N, H, W, 3]
     seconds: np.ndarray  # when each is shown, float64 [N], from 0
+    whole: np.ndarray | None = None  # pictures with their last odd row and column, scaled to even sides
     slack: int = 0  # pixels by which its sides may differ: Matroska gives proportions in whole pixels
 
     @property
@@ -65,20 +67,30 @@ def play(path: Path, recipe: Recipe) -> Truth:
         top, left, bottom, right = recipe.crop
         before = ["-noautorotate", *uncropped()]
         filters = [f"crop=iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1", recipe.turned or "null"]
-    odd = recipe.size[0] % 2 or recipe.size[1] % 2
-    fit = f"crop={width}:{height}:0:0" if odd else f"scale={width}:{height}:flags=bicubic+accurate_rnd"
-    chain = ",".join([recipe.player, *filters, fit, "showinfo"])
-    command = [ffmpeg(), "-hide_banner", "-v", "info", *before, "-i", str(path), "-map", "0:V:0", "-vf", chain]
+    before += ["-i", str(path), "-map", "0:V:0"]
+    scale = f"scale={width}:{height}:flags=bicubic+accurate_rnd"
+    pictures, seconds = _decoded(before, [recipe.player, *filters, scale], width, height)
+    whole = None
+    if recipe.size[0] % 2 or recipe.size[1] % 2:
+        whole = pictures
+        pictures, _ = _decoded(before, [recipe.player, *filters, f"crop={width}:{height}:0:0"], width, height)
+    truth = Truth(
+        pictures, seconds - seconds[:1], whole, 2 * (recipe.suffix in ("mkv", "webm") and recipe.aspect != "1")
+    )
+    if recipe.numbers is not None and recipe.name.startswith("av1"):  # see SHOWN_BY_OLD
+        kept = [place for place, number in enumerate(numbers_of(truth, recipe)) if number in recipe.numbers]
+        truth = Truth(pictures[kept], seconds[kept] - seconds[kept[0]])
+    return truth
+
+
+def _decoded(arguments: list[str], filters: list[str], width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+    command = [ffmpeg(), "-hide_banner", "-v", "info", *arguments, "-vf", ",".join([*filters, "showinfo"])]
     command += ["-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     seconds = np.array([float(time) for time in re.findall(rb"pts_time:\s*([-\d.e+]+)", done.stderr)])
     pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
     assert len(seconds) == len(pictures), (len(seconds), len(pictures))
-    truth = Truth(pictures, seconds - seconds[:1], 2 * (recipe.suffix in ("mkv", "webm") and recipe.aspect != "1"))
-    if recipe.numbers is not None and recipe.name.startswith("av1"):  # see SHOWN_BY_OLD
-        kept = [place for place, number in enumerate(numbers_of(truth, recipe)) if number in recipe.numbers]
-        truth = Truth(pictures[kept], seconds[kept] - seconds[kept[0]])
-    return truth
+    return pictures, seconds
 
 
 def uncropped() -> list[str]:
@@ -108,9 +120,9 @@ def fitted(pictures: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 def halved(data: np.ndarray, truth: Truth) -> tuple[np.ndarray, np.ndarray]:
-    """Return pictures of another size and those of a player at half of the lesser, float32 [N, H, W, 3]."""
-    expected = fitted(truth.pictures, *data.shape[1:3])
-    least = min(data.shape[1], data.shape[2], *truth.pictures.shape[1:3]) / 2
+    """Return pictures of another size and those of a player at a third of the lesser, float32 [N, H, W, 3]."""
+    expected = fitted(truth.pictures if truth.whole is None else truth.whole, *data.shape[1:3])
+    least = min(data.shape[1], data.shape[2], *truth.pictures.shape[1:3]) / 3
     scale = least / min(data.shape[1:3])
     size = [round(side * scale) for side in data.shape[1:3]]
     return fitted(data, *size), fitted(expected, *size)
@@ -232,3 +244,42 @@ def sound(video: Any, truth: Truth, recipe: Recipe, way: str) -> str:
 
 
 READINGS = {"frames": frames, "alone": alone, "seconds": at_seconds, "sound": sound}
+
+
+def clips(dataset: Any) -> dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Return what a loader delivers of each sample, by key: a clip, its frames, and their times; an error if it fails."""
+    loader = fastvid.ClipLoader(
+        dataset,
+        frames=fastvid.Segments(4),
+        spatial=fastvid.Native(),
+        global_batch_size=8,
+        order=fastvid.Order(shuffle=True, last="keep"),
+        output=fastvid.Output(dtype=torch.uint8, collate="list"),
+        workers=fastvid.Workers(num_threads=2, on_error=fastvid.Skip(1.0)),
+        rank=0,
+        world_size=1,
+    )
+    found = {}
+    try:
+        for batch in loader:
+            for row, key in enumerate(batch.key):
+                if key and bool(batch.valid[row]):
+                    found[key] = (batch.video[row], batch.frame_index[row], batch.seconds[row])
+    finally:
+        loader.close()
+    return found
+
+
+def loaded(clip: Any, video: Any, truth: Truth, recipe: Recipe, way: str) -> str:
+    """Return what is wrong with a sample's clip of a loader, compared with the same frames as the video gives them."""
+    if clip is None:
+        return "was skipped"
+    pictures, numbers, seconds = clip
+    batch = video.frames(numbers.numpy())
+    shown = pictures.permute(1, 2, 3, 0).numpy()
+    if shown.shape != batch.data.shape:
+        return f"has shape {shown.shape}"
+    if np.abs(shown.astype(np.int16) - batch.data).mean() > 1:
+        return "shows other pictures"
+    late = np.abs(seconds.numpy() - batch.seconds).max()
+    return "" if late <= truth.nominal / 2 else f"is {late:.3f} s off"

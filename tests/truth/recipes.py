@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import struct
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
@@ -293,6 +293,11 @@ def pixel_crop(margins: tuple[int, int, int, int], data: bytes) -> bytes:
         edited[place + width : place + width + length] = (size + len(new)).to_bytes(length, "big")
         place += width + length
     edited[place:place] = new
+    # The list of places, which no longer fits, becomes an empty space.
+    if (at := data.find(b"\x11\x4d\x9b\x74")) > 0:
+        length = 9 - data[at + 4].bit_length()
+        size = int.from_bytes(data[at + 4 : at + 4 + length], "big") & ((1 << 7 * length) - 1)
+        edited[at : at + 9] = b"\xec" + (4 + length + size - 9 | 1 << 56).to_bytes(8, "big")
     return bytes(edited)
 
 

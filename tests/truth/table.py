@@ -390,3 +390,52 @@ def paff_file(folder: Path) -> None:
     """Write field-coded H.264, which no encoder here can."""
     luma = np.clip(make.paint(FRAMES, (96, 160))[..., 1], 16, 235)
     (folder / "paff.h264").write_bytes(b"".join(paff(luma)))
+
+
+SUITE = frozenset(
+    [
+        "h264-mp4-plain",
+        "h264-mkv-pause",
+        "vp9-webm-tworates",
+        "h264-frag-mp4-dropped",
+        "hevc-mp4-jitter",
+        "h264-mp4-rate1_2",
+        "h264-mp4-rate30000_1001",
+        "h264-ts-late",
+        "h264-mp4-edit-front",
+        "h264-mp4-edit-end",
+        "hevc-mp4-edit-front-key",
+        "h264-mp4-edit-two",
+        "h264-mkv-cut-middle",
+        "h264-mp4-cut-short",
+        "hevc-mkv-cut-to-mp4",
+        "h264-mp4-opengop",
+        "hevc-mp4-opengop",
+        "h264-mp4-pyramid",
+        "hevc-mp4-inband",
+        "h264-h264-joined-mp4",
+        "h264-h264-untimed-mp4",
+        "h264-mp4-rot90",
+        "h264-mov-hflip",
+        "av1-mp4-rot270",
+        "h264-mp4-rot45",
+        "vp9-webm-sar2_1",
+        "h264-mp4-sar8_9",
+        "h264-mp4-sar2_1-rot90",
+        "h264-mp4-clap-rot90",
+        "h264-mkv-pixelcrop",
+        "vp9-webm-odd",
+        "h264-mp4-mbaff-tff",
+        "h264-mp4-bt709-pc",
+        "hevc-mp4-smpte2084",
+        "vp9-webm-arib-std-b67",
+        "h264-mkv-yuv420p10le",
+        "h264-mp4-yuv444p",
+        "mpeg2-mp4-plain",
+        "h264-mp4-frames1",
+        "h264-mkv-truncated",
+        "mpeg4-avi-plain",
+        "h264-mp4-sound",
+    ]
+)
+"""Names of those that the suite runs; all the others run in ``make soak``."""
