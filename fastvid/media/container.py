@@ -158,7 +158,7 @@ def check_fragments(read: Read, size: int) -> None:
 def _check_elements(read: Read, size: int) -> None:
     """Raise a SourceError if the segment of a Matroska file, or a cluster of an endless one, exceeds the file."""
     at = 0
-    while (found := _element(read(at, 12))) is not None:
+    while (found := element(read(at, 12))) is not None:
         name, header, length = found
         if name == _SEGMENT and length is None:
             length = 0  # the elements in it follow
@@ -170,7 +170,7 @@ def _check_elements(read: Read, size: int) -> None:
         at += header + length
 
 
-def _element(head: bytes) -> tuple[int, int, int | None] | None:
+def element(head: bytes | memoryview) -> tuple[int, int, int | None] | None:
     """Return the id of a Matroska element, the bytes of its header and of its body; None if there is none."""
     if not head or not head[0]:
         return None

@@ -26,10 +26,10 @@ from av.packet import Packet
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
-from fastvid.errors import FormatError, SourceError
+from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
-from fastvid.media.container import Demuxed, check_fragments, find_moov
+from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
@@ -382,7 +382,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         scan.shown,
     )
     pix_fmt = frame.format.name
-    said = declared(source.container, lambda at, count: os.pread(source.descriptor, count, at), _moov(source))
+    said = declared(source.container, lambda at, count: os.pread(source.descriptor, count, at), source.size)
     aspect = said.aspect(frame.height, frame.width) or fraction(stream.sample_aspect_ratio)
     times = np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64))
     interlaced = bool(frame.interlaced_frame) or scan.fields.possible
@@ -421,16 +421,6 @@ def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
     # one bit more.
     bits = view[0] << 1 if view[0] & 0x30 == 0x30 else view[0]
     return not bits & 0x08 and not bits & 0x02
-
-
-def _moov(source: OpenSource) -> bytes | None:
-    """Return the tables of an MP4; None of other containers, or if they cannot be found."""
-    if source.container != "mov":
-        return None
-    try:
-        return bytes(find_moov(lambda at, count: os.pread(source.descriptor, count, at), source.size))
-    except FormatError:
-        return None
 
 
 def _other_decoders(container: InputContainer, stream: VideoStream) -> set[str]:

@@ -32,15 +32,15 @@ from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, MissingDependency, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
-from fastvid.format.mp4 import find_box, frame_rate
+from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.timing import Reason, tagged, usual_step
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.
@@ -251,7 +251,7 @@ class NumberedPackets:
     whole: str
 
 
-def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> IndexedVideo:
+def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
     `limits`: limits on the size and number of frames. `hdr`: see `fastvid.media.describe.present`.
@@ -263,7 +263,10 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
     assert first is not None
     info, shown = described(played, data, container, hdr=hdr)
     numbered = number_packets(played)
-    info, notes = _rate(played, info, numbered.frames)
+    ticks = clock(played, numbered.order)
+    times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
+    rate, notes = _rate(played, times, numbered.frames, info.fps)
+    info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]
     checksums = [zlib.crc32(packet) for packet in played.packets]
     try:
@@ -276,7 +279,6 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
         notes.append(f"whole: {whole}")
     notes = [*shown, *_differences(played, info, first), *notes]
-    times = shown_times(played.pts, numbered.frames)
     info = with_times(info, times, played.time_base)
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
@@ -284,21 +286,13 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
 
 
 def described(
-    played: Playback, data: bytes, container: str, *, hdr: str = "tonemap"
+    played: Playback, data: bytes, container: str, *, hdr: str = TONE_MAP
 ) -> tuple[StreamInfo, tuple[str, ...]]:
     """Describe the stream of a file, see `fastvid.media.describe.present`."""
     assert played.first is not None
     info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
+    said = declared(container, lambda at, count: data[at : at + count], len(data))
     return present(info, played.first, said, played.aspect, hdr=hdr)
-
-
-def moov_of(data: bytes) -> bytes | None:
-    """Return the body of an MP4's tables; None if there are none."""
-    try:
-        return bytes(find_box(memoryview(data), b"moov", "file"))
-    except FormatError:
-        return None
 
 
 def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:
@@ -435,29 +429,41 @@ def decode_padded(context: VideoCodecContext, packets: Sequence[tuple[int, Any]]
             yield frame.pts, frame
 
 
-def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
-    """Set the mean rate over the times of the shown packets; return notes about those times."""
+def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
+    """Return the ticks at which packets show their frames; None if the container does not tell.
+
+    Presentation times if they increase, else decode times: AVI stores only those, and the n-th frame is shown at the
+    n-th of them. `order`: the packets that decode to a frame, in display order.
+    """
+    decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
+    for times in ([played.pts[packet] for packet in order], decoded):
+        known = [time for time in times if time is not None]
+        if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
+            return dict(zip(order, known, strict=True))
+    return None
+
+
+def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: Fraction) -> tuple[Fraction, list[str]]:
+    """Return the mean rate over the times of the shown frames, and notes about those times.
+
+    `times`: in ticks, int64 [N]; None if they are not known.
+    """
     shown = np.flatnonzero(frames >= 0)
-    order = shown[np.argsort(frames[shown])]
-    times = [played.pts[number] for number in order.tolist()]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
-        return info, ["times-missing"]
-    pts = np.asarray(known, np.int64)
-    steps = np.diff(pts)
-    if (steps <= 0).any():
-        return info, ["times-disordered"]
-    ticks = played.time_base
-    last = played.durations[int(order[-1])] or (int(np.median(steps)) if len(steps) else 0)
-    if last:
-        rate = frame_rate(pts, ticks.denominator, last=last * ticks.numerator) if ticks.numerator == 1 else info.fps
-        nominal = info.fps
-        # Containers round times to their clock, so the nominal rate is kept if it explains the times.
-        if abs(rate - nominal) * 1000 > rate:
-            info = replace(info, fps=rate)
+    pts = [played.pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
+    notes = ["times-missing"] if None in pts else []
+    if not notes and not all(a < b for a, b in pairwise(pts)):
+        notes = ["times-disordered"]
+    tick = played.time_base
+    if times is None or tick.numerator != 1:
+        return nominal, notes
+    steps = np.diff(times)
+    last = usual_step(steps, played.durations[int(shown[0])])
+    rate = frame_rate(times, tick.denominator, last=last) if last else nominal
     # Rounding to the container's clock changes a step by up to one tick.
-    varies = len(steps) > 0 and int(steps.max() - steps.min()) > max(1, int(np.median(steps)) // 100)
-    return info, ["variable-rate"] if varies else []
+    if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
+        notes = ["variable-rate"]
+    # Containers round times to their clock, so the nominal rate is kept if it explains the times.
+    return rate if abs(rate - nominal) * 1000 > rate else nominal, notes
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:

@@ -34,6 +34,7 @@ from math import ceil
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
@@ -164,11 +165,12 @@ def frame_bounds(seconds: FloatArray, nominal: float) -> FloatArray:
 
     `seconds`: presentation times of the shown frames, increasing. `nominal`: duration of the only frame of a video.
     """
-    return np.append(seconds, seconds[-1] + _usual(np.diff(seconds), nominal))
+    return np.append(seconds, seconds[-1] + usual_step(np.diff(seconds), nominal))
 
 
-def _usual(steps: FloatArray, nominal: float) -> float:
-    return float(np.sort(steps)[(len(steps) - 1) // 2]) if len(steps) else nominal
+def usual_step(steps: npt.NDArray[Any], otherwise: Any) -> Any:
+    """Return the usual duration of frames of these durations, one of them; `otherwise` if there is none."""
+    return np.sort(steps)[(len(steps) - 1) // 2].item() if len(steps) else otherwise
 
 
 def clip_frames(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:

@@ -32,7 +32,7 @@ from obstore.exceptions import (
 )
 from obstore.store import GCSStore, HTTPStore, S3Store
 
-from fastvid.errors import FastvidError, MissingDependency, StorageError, UnavailableError, UsageError
+from fastvid.errors import FastvidError, StorageError, UnavailableError, UsageError
 from fastvid.storage.protocol import REPLACED, TRAFFIC, RemoteOptions, Version, replaced_error
 from fastvid.storage.requests import Attempts, Failure
 
@@ -358,19 +358,6 @@ class StoreClient:
 
     def _call(self, name: str, call: Callable[[], T]) -> T:
         return self._attempts.make(self.file(name), call)
-
-
-def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
-    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods."""
-    if not url.startswith("hf://"):
-        return StoreClient(url, options, query)
-    try:
-        from fastvid.storage.hub import HubClient
-    except ImportError as error:
-        raise MissingDependency(
-            f"storage hf:// needs a package that fails to import: {error}", hint="pip install 'fastvid-toolkit[hub]'"
-        ) from error
-    return cast(StoreClient, HubClient(url, options))
 
 
 def first_bytes(client: StoreClient, name: str, most: int) -> tuple[Version, memoryview] | None:

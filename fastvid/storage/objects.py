@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Final, Protocol
 from fastvid.errors import StorageError
 from fastvid.runtime.values import sha256
 from fastvid.storage.cache import NodeCache
-from fastvid.storage.client import first_bytes, is_missing, lacks_ranges, open_client
+from fastvid.storage.client import first_bytes, is_missing, lacks_ranges
 from fastvid.storage.local import LocalStorage
 from fastvid.storage.protocol import (
     REPLACED,
@@ -31,6 +31,7 @@ from fastvid.storage.protocol import (
     truncated_error,
 )
 from fastvid.storage.requests import request_threads
+from fastvid.storage.web import open_client
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -15,6 +15,7 @@ from typing import IO, Final, Protocol
 from fastvid.errors import StorageError, UsageError
 from fastvid.storage.cache import NodeCache, UnitCache
 
+REDIRECTS_VARIABLE: Final = "FASTVID_REDIRECTS"
 CACHE_VARIABLE: Final = "FASTVID_CACHE"
 CACHE_BYTES_VARIABLE: Final = "FASTVID_CACHE_BYTES"
 VIDEO_CACHE_VARIABLE: Final = "FASTVID_CACHE_VIDEO"
@@ -37,11 +38,18 @@ class RemoteOptions:
     cache: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
     video_cache_bytes: int | None = None
+    redirects: str = ""  # of web servers: "host" to the same host, "any"; REDIRECTS_VARIABLE by default
 
     def __post_init__(self) -> None:
+        if self.follows() not in ("host", "any"):
+            raise UsageError(f"redirects are {self.follows()!r}", hint='follow them to the same "host", or "any"')
         for name in ("concurrency", "connect_seconds", "stall_seconds", "patience_seconds"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} is {getattr(self, name)}, must be greater than 0")
+
+    def follows(self) -> str:
+        """Return where redirects may lead."""
+        return self.redirects or os.environ.get(REDIRECTS_VARIABLE, "") or "host"
 
     def cache_folder(self) -> Path | None:
         """Return the folder that keeps mapped files, or None to keep them in memory."""
@@ -102,6 +110,7 @@ class Version:
 
 REPLACED: Final = "file was replaced while it was being read"
 CHANGED: Final = "file is not the version that was indexed"
+CHANGED_HINT: Final = "restore it, or run `fastvid index DIR` on the dataset to index changed files again"
 
 
 class Storage(Protocol):
@@ -246,11 +255,7 @@ def replaced_error(file: object) -> StorageError:
 
 def changed_error(file: object) -> StorageError:
     """Return the error for a file that is no longer the version that was indexed."""
-    return StorageError(
-        CHANGED,
-        file=file,
-        hint="restore it, or run `fastvid index DIR` on the dataset to index changed files again",
-    )
+    return StorageError(CHANGED, file=file, hint=CHANGED_HINT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,17 +6,17 @@ import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fastvid.decode.backends import backend
 from fastvid.load.clips.clip import ClipRules
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
-from fastvid.load.clips.plan import BatchPlanner, ClipPlanner
+from fastvid.load.clips.plan import Planner
 from fastvid.load.clips.sampling import Segments, VideoInfo
 from fastvid.load.clips.views import Views
 from fastvid.load.order.draws import Permutation
-from fastvid.load.order.epoch import Batches
-from fastvid.runtime.processes import World
+from fastvid.load.order.epoch import Share
 from tests.load.fakes import HEIGHT, WIDTH, fake
 from tests.load.loaders import clip_loader
 
@@ -64,11 +64,12 @@ def epoch_of(dataset, world, **options):
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
 
 
-def plans(dataset, crop=(96, 160)):
-    """Return six clips of two frames."""
-    one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, backend("pyav"))
-    planner = BatchPlanner(dataset, Permutation(len(dataset), 0, 0), one)
-    return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
+def plan_of(dataset, frames=None, samples=range(6), decoder=None):
+    """Return the plan of a batch of these samples."""
+    rules = ClipRules((frames or Segments(2),), (Spatial.of(CenterCrop(16)),))
+    planner = Planner(dataset, rules, Permutation(len(dataset), 0, 0), decoder or backend("pyav"))
+    share = Share(0, len(samples), np.arange(len(samples)))
+    return planner.plan(share, np.array(samples, dtype=np.int64))
 
 
 def fastvid_threads():

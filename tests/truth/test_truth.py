@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,7 +50,7 @@ def _truth(path: Path, recipe: Recipe) -> judge.Truth | None:
     """Return what a player shows, None of a file that is to be refused by all."""
     try:
         return judge.play(path, recipe)
-    except (OSError, ValueError, RuntimeError, AssertionError):
+    except (OSError, ValueError, AssertionError, subprocess.SubprocessError):
         return None
 
 

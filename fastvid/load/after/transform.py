@@ -45,7 +45,7 @@ class TransformDraws:
     Attributes:
         draws: The random numbers of the clip's sample, by seed, epoch and position.
         view: Number of the clip among the views of its sample, 0 without views.
-        index: Place of the transform in the list `after=`.
+        index: ClipPlace of the transform in the list `after=`.
     """
 
     draws: Draws

@@ -23,7 +23,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PICTURES
 from fastvid.load.clips.timed_sampling import Deltas
-from fastvid.load.order.draws import Draws, Purpose
+from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.load.order.epoch import MASKED, EveryFrame
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
@@ -241,18 +241,13 @@ class TextColumns:
                 )
             self._columns.append(column)
 
-    def row(self, sample: int | None, draws: Draws) -> str:
-        """Return the text of a row.
-
-        `draws`: the random numbers of the row's position.
-        """
+    def row(self, sample: int | None, chosen: float, dropped: float) -> str:
+        """Return the text of a row, given the random numbers that choose it and drop it."""
         text = self.text
         if sample is None:
             return text.empty
         each = [_texts(column[sample].as_py()) for column in self._columns]
         found = [one for texts in each for one in texts]
-        # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
-        chosen, dropped = draws.uniform(Purpose.TEXT, 2)
         if not found or dropped < text.drop:
             return text.empty
         if text.choose == "first":
@@ -321,11 +316,10 @@ class RowAnnotations:
         made: dict[str, npt.NDArray[Any]] = {"label": np.where(label < 0, IGNORED_LABEL, label)}
         return made if self.labels is None else made | {"labels": self.labels.rows(samples, valid)}
 
-    def on_host(self, samples: IntArray, positions: IntArray, seed: int, epoch: int) -> dict[str, Any]:
+    def on_host(self, samples: IntArray, draws: BatchDraws) -> dict[str, Any]:
         """Return the other entries.
 
-        `samples`: sample of each row, int64 [B]; MASKED for padding. `positions`: position of each row, int64
-        [B].
+        `samples`: sample of each row, int64 [B]; MASKED for padding. `draws`: the random numbers of each row.
         """
         rows = [None if sample == MASKED else sample for sample in samples.tolist()]
         made: dict[str, Any] = {
@@ -335,8 +329,9 @@ class RowAnnotations:
             }
         }
         if self.text is not None:
-            drawn = [Draws(seed, epoch, position) for position in positions.tolist()]
-            made["text"] = tuple(self.text.row(row, draws) for row, draws in zip(rows, drawn, strict=True))
+            # Word 0 chooses and word 1 drops, so that drop= does not change which texts are chosen.
+            numbers = draws.uniform(Purpose.TEXT, 2).tolist()
+            made["text"] = tuple(self.text.row(row, *drawn) for row, drawn in zip(rows, numbers, strict=True))
         if self.mixture is not None:
             made["dataset"] = tuple("" if row is None else self.mixture.name_of(row) for row in rows)
         return made

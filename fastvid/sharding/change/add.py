@@ -57,6 +57,7 @@ from fastvid.sharding.job.ledger import (
     Row,
     edit_ledger,
     is_nameless,
+    ledger_rows,
     problem_row,
     read_blocked,
     read_ledger,
@@ -77,7 +78,7 @@ from fastvid.storage.urls import copy_file, sha256_of
 def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
     """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
     if not storage.exists(LEDGER):
-        write_ledger(storage, _ledger_of(storage, generation), {})
+        write_ledger(storage, ledger_rows(storage, generation), {})
     names = ["source_id", "path", "bytes_in", "key", "reason", "seconds"]
     return {row["source_id"]: row for row in read_ledger(storage)[0].select(names).to_pylist()}
 
@@ -109,23 +110,6 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
 
         generation = change(storage, edit)
     return generation.number, _extend_ledger(storage, work, parts, generation)
-
-
-def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
-    """Return ledger rows for a dataset without a ledger, as far as its samples show."""
-    table = read_annotations(storage, generation)
-    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
-    rows: dict[str, Row] = {}
-    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
-    for stem, source, key, frames in zip(stems, *columns, strict=True):
-        if source in rows:
-            rows[source]["num_frames"] += frames  # another segment of the same video
-        else:
-            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | {
-                "source_id": source, "path": source, "status": "packed", "key": key, "shard": stem,
-                "num_frames": frames, "warnings": [],
-            }  # fmt: skip
-    return list(rows.values())
 
 
 def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> list[ShardRecord]:
@@ -270,7 +254,12 @@ def add_sources(
             _delete_shards(scratch)
             Staging(scratch).end()
         every = gather_sources(
-            sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links
+            sources,
+            annotations,
+            columns=columns,
+            class_names=class_names,
+            follow_links=follow_links,
+            rate=settings.profile.fps,
         )
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known, number = len(every.sources) - len(found.sources), generation.number
@@ -319,7 +308,8 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
     if shard.is_in_place:
         # The profile is irrelevant, because nothing is encoded.
         proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
-        return Settings(get_profile("compact"), build, limits, max_seconds, proof=proof)
+        hdr = shard.profile.get("hdr")
+        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, max_seconds, proof=proof)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:

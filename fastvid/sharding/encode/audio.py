@@ -189,8 +189,10 @@ def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool)
     options += ["-movie_timescale", str(found.rate)]
     if copied:
         return [*options, "-codec:a", "copy", "-copypriorss", "0", "-ss", f"{first:.6f}", "-t", f"{last - first:.6f}"]
-    # Fill gaps with silence, also before the first packet, so that a sample's index equals its time.
-    filters = f"aresample=async=1:first_pts=0,atrim=start={first:.6f}:end={last:.6f},asetpts=PTS-STARTPTS"
+    # Fill gaps with silence, also before the first packet, so that a sample's index equals its time. Clocks of
+    # containers round to a millisecond; the default ignores 0.1 s.
+    cut = f"atrim=start={first:.6f}:end={last:.6f},asetpts=PTS-STARTPTS"
+    filters = f"aresample=async=1:min_hard_comp=0.005:first_pts=0,{cut}"
     options += ["-filter:a", filters, "-threads", "1", "-codec:a", "aac", "-b:a", _BITRATE]
     return [*options, "-ac", str(min(found.channels, _MAX_CHANNELS))]
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.media.describe import HDR_TRANSFERS
+from fastvid.media.describe import HDR_TRANSFERS, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import SourceInfo
 from fastvid.media.timing import COLOUR, Reason
@@ -207,7 +207,11 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
         top, left, height, width = info.part
         picture = picture.filter("crop", width, height, left, top, exact=1)
     width, height = geometry.scaled
-    picture = _tone_map(build, info, picture, width, height) if info.hdr else _convert(info, picture, width, height)
+    picture = (
+        _tone_map(build, info, picture, width, height)
+        if info.hdr and profile.hdr == TONE_MAP
+        else _convert(info, picture, width, height)
+    )
     if geometry.cropped != geometry.scaled:
         picture = picture.filter("crop", *geometry.cropped)
     picture = picture.filter("setsar", "1").filter("format", "yuv420p")

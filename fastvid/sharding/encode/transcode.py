@@ -34,10 +34,10 @@ from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
+from fastvid.media.checks import Finding, Promised, check_stream
 from fastvid.media.demuxer import open_demuxer
 from fastvid.media.ffmpeg import STATISTICS, FfmpegBuild, Limits, confine_child, environment, no_space, temporary_file
 from fastvid.media.probe import OpenSource, SourceInfo
-from fastvid.media.remux import Finding, Promised, broken_tables, play_stream
 from fastvid.media.timing import Reason, tagged
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.processes import how_it_ended
@@ -85,9 +85,7 @@ def verify(
     found = Verified(info.num_frames, info.width, info.height, keys, droppable)
     full = profile.full_range if full_range is None else full_range
     stream = Promised(track, replace(info, fps=rate), full, profile.multiple)
-    wrong = chain(
-        _structure(info, found, profile, frames, size), broken_tables(stream), play_stream(data, stream, on_frame)
-    )
+    wrong = chain(_structure(info, found, profile, frames, size), check_stream(data, stream, on_frame))
     for _, message in wrong:
         raise _failure(message)
     return found

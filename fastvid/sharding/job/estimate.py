@@ -168,7 +168,8 @@ def estimate_job(
     if sampled < 1:
         raise UsageError(f"{sampled} videos in the sample", hint="use at least 1")
     settings = choose_settings(max_seconds=max_seconds, **encoding)
-    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
+    looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
+    found = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
     tried = [source for source in found.sources if source.problem is None]
     if not tried:
         raise UsageError("no source has a file", hint="compare the names in the annotations with those of the files")

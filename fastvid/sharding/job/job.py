@@ -274,7 +274,8 @@ def run_job(
         limits=limits,
     )
     how.open_engine(settings)  # a wrong one is told before sources are listed
-    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
+    looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
+    found = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
     storage = open_storage(out)
 
     work = EncodeShards(
@@ -314,13 +315,15 @@ def choose_settings(
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
-def index_settings(limits: Limits | None, *, proof: str | None = None) -> Settings:
+def index_settings(limits: Limits | None, *, proof: str | None = None, hdr: str | None = None) -> Settings:
     """Return the settings of a job that indexes videos."""
     if proof is not None and proof not in list(Proof):
         raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
-    # The profile is irrelevant, because nothing is encoded.
+    # Of the profile only `hdr` is relevant, because nothing is encoded.
     chosen = None if proof is None else Proof(proof)
-    return Settings(get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen)
+    return Settings(
+        get_profile("compact").changed(hdr=hdr), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen
+    )
 
 
 def transcode_dataset(

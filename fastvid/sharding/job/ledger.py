@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from fastvid.errors import ConflictError, FormatError, UsageError
+from fastvid.format.generations import Generation, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.timing import MEANING, Reason
@@ -236,6 +237,24 @@ def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
     """Return the ledger of a finished job, and that job's identity."""
     table, extra = _read(storage, LEDGER)
     return table, extra.get("job", {})
+
+
+def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
+    """Return the rows of a dataset's ledger; for a dataset without one, as far as its samples show."""
+    if storage.exists(LEDGER):
+        known: list[Row] = read_ledger(storage)[0].to_pylist()
+        return known
+    table = read_annotations(storage, generation)
+    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
+    rows: dict[str, Row] = {}
+    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
+    for stem, source, key, frames in zip(stems, *columns, strict=True):
+        if source in rows:
+            rows[source]["num_frames"] += frames  # another segment of the same video
+        else:
+            packed = {"source_id": source, "path": source, "status": "packed", "key": key, "shard": stem}
+            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | packed | {"num_frames": frames, "warnings": []}
+    return list(rows.values())
 
 
 def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:

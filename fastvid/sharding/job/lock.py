@@ -56,15 +56,13 @@ _LEASES: Final = "leases/"
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-@contextlib.contextmanager
-def lock_folder(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
+def lock_folder(storage: Storage, part: JobPart | None = None) -> contextlib.AbstractContextManager[Check]:
     """Lock the folder, or one part of its job, until the block ends.
 
-    Yields A function that raises JobError if another job has taken over, as happens to a job on an object store
+    Yields a function that raises JobError if another job has taken over, as happens to a job on an object store
     that was suspended for longer than a lease lasts.
     """
-    with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
-        yield check
+    return _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part)
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
 # What a task has of its source as it is.
-_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames")
+_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames", "inside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +287,8 @@ class Job:
                 else:
                     self.make(engine)
             finally:
-                self.progress.finish()
+                if self.progress.total:
+                    self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
 
     def _record(self) -> dict[str, Any]:

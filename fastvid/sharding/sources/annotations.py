@@ -207,14 +207,15 @@ def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
         raise UsageError(
             "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
         )
-    rows = [_row(number, record, split_of(file.name)) for number, record in records]
+    rows = [make_row(number, record, split_of(file.name)) for number, record in records]
     return Annotations(tuple(rows), class_order(rows))
 
 
-def _row(number: int, record: Record, split: str | None) -> AnnotationRow:
+def make_row(number: int, record: Record, split: str | None) -> AnnotationRow:
+    """Return a row of a table; `split` is that of the file."""
     path = record.get("path")
     if not isinstance(path, str) or not path:
-        raise UsageError("row has no text in the column path", row=number, column="path", hint="name the video there")
+        raise UsageError("row has no text in the column path", row=number, column="path", hint=_NAME_IT)
     columns: dict[str, Any] = {}
     for name, value in record.items():
         try:
@@ -243,7 +244,7 @@ def _metadata(file: AnnotationFile) -> AnnotationFile:
         return file
     found = next((one for one in file.files() if one.name.startswith("metadata.") and one.suffix[1:] in _FORMS), None)
     if found is None:
-        raise UsageError("folder has no metadata.csv, metadata.jsonl or metadata.parquet", file=file.place)
+        raise UsageError("folder has no metadata.csv, metadata.jsonl or metadata.parquet", file=file.place, hint=_CELLS)
     return found
 
 
@@ -299,6 +300,8 @@ def _relabelled(row: AnnotationRow, names: Sequence[str]) -> AnnotationRow:
     return replace(row, label=label, columns={**row.columns, **several})
 
 
+_CELLS: Final = "videos in the cells of Parquet are read without --annotations: `fastvid shard FOLDER --out DIR`"
+_NAME_IT: Final = f"name the video there; {_CELLS}"
 _FORMS: Final = ("csv", "json", "jsonl", "parquet")
 _TABLES: Final = (*_FORMS, "hf")
 _READERS: Final[Mapping[str, Callable[[AnnotationFile], Annotations]]] = {

@@ -12,7 +12,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 from typing import Any, Final, NoReturn
@@ -33,6 +33,14 @@ VIDEO_SUFFIXES: Final = frozenset(
     }
 )  # fmt: skip
 """File name suffixes of videos, in lower case."""
+
+PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
+"""Those of pictures that may be the frames of a video."""
+
+_DIGITS: Final = re.compile(r"([0-9]+)")
+_NAMES: Final = 3  # most names of ignored files of a kind
+_NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
+_Ignored = dict[str, list[str]]
 
 SPLITS: Final = {
     "train": "train",
@@ -68,16 +76,49 @@ class SourceFile:
     size: int  # size in bytes, 0 if unknown
     problem: tuple[Reason, str] | None = None
     tag: str | None = None
+    inside: str = ""  # see `Source`
 
 
-def find_files(roots: Sequence[str], *, follow_links: bool) -> tuple[list[SourceFile], Counter[str]]:
-    """Return the files below roots, sorted by path, and the counts of ignored files by kind."""
-    ignored = Counter[str]()
+def find_files(roots: Sequence[str], *, follow_links: bool, rate: str = "") -> tuple[list[SourceFile], Counter[str]]:
+    """Return the files below roots, sorted by path, and the counts of ignored files by kind, with names of some.
+
+    `rate`: rate of folders of pictures, which are sources of a root without videos.
+    """
+    ignored: _Ignored = {}
     local = [root for root in roots if not is_remote(root)]
     remote = [FileUrl.parse(root) for root in roots if is_remote(root)]
-    found = {file.path: file for file in _find_local(local, ignored, follow_links=follow_links)}
+    found = {file.path: file for file in _find_local(local, ignored, follow_links, rate)}
     found |= {file.path: file for file in _find_remote(remote, ignored)}
-    return [found[path] for path in sorted(found)], ignored
+    return [found[path] for path in sorted(found)], Counter({_told(*one): len(one[1]) for one in ignored.items()})
+
+
+def _told(kind: str, names: Sequence[str]) -> str:
+    """Return a kind of ignored files, with some of their names unless they are of no interest."""
+    some = ", ".join(map(encode_name, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
+    return kind if kind in _NAMELESS else f"{kind} ({some})"
+
+
+def is_video(name: str) -> bool:
+    """Return whether a file name ends like that of a video."""
+    return os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES
+
+
+def has_videos(folder: str) -> bool:
+    """Return whether a file below a folder is named like a video."""
+    return any(is_video(name) for _, _, names in os.walk(folder) for name in names)
+
+
+def picture_order(names: Iterable[str]) -> list[str]:
+    """Return the names of pictures, in the order of the numbers in them."""
+    found = [name for name in names if os.path.splitext(name)[1].lower() in PICTURE_SUFFIXES]
+    return sorted(found, key=lambda name: [int(part) if part.isdigit() else part for part in _DIGITS.split(name)])
+
+
+def pictures_in(folder: str) -> dict[str, int]:
+    """Return the sizes in bytes of the pictures of a folder by name, in order. Links are left out."""
+    with os.scandir(folder) as entries:
+        sizes = {one.name: one.stat().st_size for one in entries if one.is_file(follow_symlinks=False)}
+    return {name: sizes[name] for name in picture_order(sizes)}
 
 
 def file_at(url: str, *, with_query: bool = False) -> SourceFile:
@@ -94,7 +135,7 @@ def public_path(path: str) -> str:
     return str(FileUrl.parse(path)) if is_remote(path) else path
 
 
-def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bool) -> Iterator[SourceFile]:
+def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rate: str) -> Iterator[SourceFile]:
     if not roots:
         return
     absolute = [os.path.abspath(root) for root in roots]
@@ -104,6 +145,14 @@ def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bo
     folders = [root if os.path.isdir(root) else os.path.dirname(root) for root in absolute]
     common = os.path.commonpath(folders)
     for root, folder in zip(absolute, folders, strict=True):
+        if rate and os.path.isdir(root) and not has_videos(root):
+            for place, _, _ in os.walk(root, onerror=_raise):
+                if sizes := pictures_in(place):
+                    above = os.path.dirname(root) if place == root else root
+                    parts = tuple(os.path.relpath(place, above).split(os.sep))
+                    name = os.path.relpath(place, common if place != common else os.path.dirname(common))
+                    yield SourceFile(name, root, parts, place, sum(sizes.values()), inside=rate)
+            continue
         entries = _walk(root, ignored) if os.path.isdir(root) else [root]
         for path in entries:
             problem = (None if follow_links else check_inside(path, folder)) or _check_target(path)
@@ -112,14 +161,14 @@ def _find_local(roots: Sequence[str], ignored: Counter[str], *, follow_links: bo
             yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
 
 
-def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
+def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
     """Yield regular files, and links to files, that have a video suffix, sorted by name."""
     # Linked folders are not followed: inside the root they are found under their own name, outside is out of bounds.
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name != _RECOVERED)
         for name in folders:
             if os.path.islink(os.path.join(folder, name)):
-                ignored["linked folder"] += 1
+                ignored.setdefault("linked folder", []).append(name)
         for name in sorted(names):
             path = os.path.join(folder, name)
             kind = _ignored_kind(name)
@@ -128,15 +177,14 @@ def _walk(root: str, ignored: Counter[str]) -> Iterator[str]:
             if kind is None:
                 yield path
             else:
-                ignored[kind] += 1
+                ignored.setdefault(kind, []).append(name)
 
 
 def _ignored_kind(name: str) -> str | None:
     """Return the kind under which a file name is ignored; None if it may be a source."""
     if name.startswith("."):
         return "hidden file"
-    suffix = os.path.splitext(name)[1].lower()
-    return None if suffix in VIDEO_SUFFIXES else f"{suffix or 'nameless ending'} file"
+    return None if is_video(name) else f"{os.path.splitext(name)[1].lower() or 'nameless ending'} file"
 
 
 def _is_file(path: str) -> bool:
@@ -176,7 +224,7 @@ def _raise(error: OSError) -> NoReturn:
     ) from error
 
 
-def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[SourceFile]:
+def _find_remote(roots: Sequence[FileUrl], ignored: _Ignored) -> Iterator[SourceFile]:
     listed = [(root, _list(root, ignored)) for root in roots]
     folders = [_folder(root, files) for root, files in listed]
     common = posixpath.commonpath(folders) if folders else ""
@@ -190,11 +238,11 @@ def _find_remote(roots: Sequence[FileUrl], ignored: Counter[str]) -> Iterator[So
             yield SourceFile(posixpath.relpath(place, common), f"{root.root}{folder}", parts, url, size, None, tag)
 
 
-def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | None]]:
+def _list(root: FileUrl, ignored: _Ignored) -> list[tuple[str, int, str | None]]:
     """Return name, size in bytes and tag of each file below a root, or of the root if it is a file itself."""
     storage = open_root(root, RemoteOptions())
     name = root.name.rstrip("/")
-    if not root.is_listable or (name == root.name and os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES):
+    if not root.is_listable or (name == root.name and is_video(name)):
         version = storage.version(root.name) if root.name else None
         if version is not None:
             return [(root.name, version.size, version.tag)]
@@ -211,7 +259,7 @@ def _list(root: FileUrl, ignored: Counter[str]) -> list[tuple[str, int, str | No
         if kind is None:
             files.append((path, version.size, version.tag))
         elif below[-1]:  # skip the empty objects that consoles create for folders
-            ignored[kind] += 1
+            ignored.setdefault(kind, []).append(below[-1])
     if not seen:
         raise UsageError("source does not exist", file=root)
     return files
@@ -256,6 +304,9 @@ class Source:
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     stream: str = PICTURES
+    # `path` is a folder or tar of pictures of this rate, or Parquet with a column of this name: `member` is its row
+    # group and row
+    inside: str = ""
     notes: tuple[str, ...] = ()  # what the ledger says of it beside the warnings of its work
 
     @property
@@ -279,7 +330,7 @@ class SourceList:
 
 
 def find_sources(
-    roots: Sequence[str], annotations: Annotations | None = None, *, follow_links: bool = False
+    roots: Sequence[str], annotations: Annotations | None = None, *, follow_links: bool = False, rate: str = ""
 ) -> SourceList:
     """Find the videos of a job.
 
@@ -288,11 +339,11 @@ def find_sources(
     file is a source with a problem.
 
     `roots`: folders, or single video files; URLs of folders and files in object stores, and of files on the web.
-    Rows whose names are URLs need no root.
+    Rows whose names are URLs need no root. `rate`: see `find_files`.
     """
     if not roots and annotations is None:
         raise UsageError("no source given", hint="name a folder of videos")
-    found, ignored = find_files(roots, follow_links=follow_links)
+    found, ignored = find_files(roots, follow_links=follow_links, rate=rate)
     if annotations is None:
         sources = _by_folder(found)
         classes = tuple(sorted({source.label for source in sources if source.label is not None}))
@@ -301,7 +352,10 @@ def find_sources(
         classes = annotations.classes
     if not sources:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())) or "nothing"
-        raise UsageError("no video found", file=", ".join(roots), hint=f"name a folder of videos; this has {kinds}")
+        hint = f"name a folder of videos; this has {kinds}"
+        if any(suffix in kinds for suffix in PICTURE_SUFFIXES):
+            hint += "; of pictures as frames, give the rate to `fastvid shard` by --fps"
+        raise UsageError("no video found", file=", ".join(roots), hint=hint)
     return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), classes, dict(ignored))
 
 
@@ -340,13 +394,13 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     return tuple(replace(source, key=keys[source.id]) for source in sources)
 
 
-def _by_folder(found: Sequence[SourceFile]) -> list[Source]:
+def _by_folder(files: Sequence[SourceFile]) -> list[Source]:
     tops: dict[str, set[str]] = {}
-    for file in found:
+    for file in files:
         if len(file.parts) > 1:
             tops.setdefault(file.root, set()).add(file.parts[0])
     sources = []
-    for file in found:
+    for file in files:
         folders = file.parts[:-1]
         split = _split_name(os.path.basename(file.root))
         # If all folders below a root are splits, such as train/ and val/, the classes are one level deeper.
@@ -354,7 +408,11 @@ def _by_folder(found: Sequence[SourceFile]) -> list[Source]:
             split, folders = _split_name(folders[0]), folders[1:]
         columns = {} if split is None else {"split": split}
         label = encode_name(folders[0]) if folders else None
-        sources.append(Source(file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag))
+        sources.append(
+            Source(
+                file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag, inside=file.inside
+            )
+        )
     return sources
 
 
@@ -398,7 +456,7 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
             start = end = None  # the file is already trimmed
         elif match is None and row.whole_name is not None:
             match = look_up(row.whole_name, row.label)
-        source = _annotated(row, match, start, end)
+        source = annotated_source(row, match, start, end)
         known = sources.get(source.id)
         if known is not None and (known.label, known.columns) != (source.label, source.columns):
             raise UsageError(
@@ -438,7 +496,8 @@ def _spellings(folders: Sequence[str]) -> set[str]:
     return {folder.replace(" ", "_") for folder in folders}
 
 
-def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:
+def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:
+    """Return the source of a row and its file, or of a clip of it; one without a file has a problem."""
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
@@ -457,6 +516,7 @@ def _annotated(row: AnnotationRow, file: SourceFile | None, start: float | None,
         problem=file.problem,
         tag=file.tag,
         parent=parent,
+        inside=file.inside,
     )
 
 
@@ -469,8 +529,7 @@ def seconds_text(time: float | None) -> str:
 
 
 def _stem(name: str) -> str:
-    root, suffix = os.path.splitext(name)
-    return root if suffix.lower() in VIDEO_SUFFIXES else name
+    return os.path.splitext(name)[0] if is_video(name) else name
 
 
 def _plain_key(source: Source) -> str:

@@ -26,7 +26,8 @@ from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.timing import Reason
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
-from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, Source, SourceList, assign_keys, find_sources
+from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -114,7 +115,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator
     """
     members: dict[str, TarMember] = {}
     again = [member for member in group if members.setdefault(member.name, member) is not member]
-    videos = [(_part(member), member) for member in members.values() if _is_video(member)]
+    videos = [(_part(member), member) for member in members.values() if is_video(member.name)]
     fields = [_Field(member, *found) for member in members.values() if (found := _field(member.suffix))]
     if not videos:
         problem = Reason.NO_VIDEO_STREAM, "no member of the sample is a video"
@@ -140,10 +141,6 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator
     for member in again:
         problem = Reason.DUPLICATE_NAME, f"the tar has an earlier member {encode_name(member.name)!r}"
         yield TarSample(f"{member.name}#2", member.offset, problem=problem)
-
-
-def _is_video(member: TarMember) -> bool:
-    return f".{member.suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES
 
 
 def _part(member: TarMember) -> str:
@@ -354,22 +351,29 @@ def gather_sources(
     columns: str | Mapping[str, str] | None = None,
     class_names: Sequence[str] = (),
     follow_links: bool = False,
+    rate: str = "",
 ) -> SourceList:
-    """Return the sources of a job, from folders, tars or datasets."""
+    """Return the sources of a job, from folders, tars, Parquet tables or datasets.
+
+    `rate`: frames per second of pictures in folders and tars without videos, if these may be sources.
+    """
     specs = [annotations] if isinstance(annotations, str) else list(annotations or ())
-    if columns and not specs:
+    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
+    kinds = {"datasets": [path for path in paths if is_dataset(path)], "tars": [path for path in paths if is_tar(path)]}
+    kinds["tables"] = [path for path in paths if not specs and path not in kinds["datasets"] and find_tables(path)]
+    kind = next((kind for kind, some in kinds.items() if some), None)
+    if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
     rows = read_annotations(specs, class_names, columns=columns) if specs else None
-    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
-    datasets = [path for path in paths if is_dataset(path)]
-    if datasets:
-        _check_alone("datasets", datasets, paths, annotated=rows is not None)
-        return _storable(dataset_sources(datasets))
-    tars = [path for path in paths if is_tar(path)]
-    if not tars:
-        return _storable(find_sources(paths, rows, follow_links=follow_links))
-    _check_alone("tars", tars, paths, annotated=rows is not None)
-    return _storable(_by_tars(find_tars(tars), class_names))
+    if kind is None:
+        return _storable(find_sources(paths, rows, follow_links=follow_links, rate=rate))
+    _check_alone(kind, kinds[kind], paths, annotated=rows is not None)
+    if kind == "datasets":
+        return _storable(dataset_sources(paths))
+    if kind == "tars":
+        return _storable(_by_tars(find_tars(paths), class_names, rate))
+    tables = [table for path in paths for table in find_tables(path)]
+    return _storable(table_sources(tables, columns, class_names))
 
 
 def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annotated: bool) -> None:
@@ -401,15 +405,18 @@ def is_tar(root: str) -> bool:
     if not os.path.isdir(root):
         return root.endswith(".tar")
     names = [name for name in os.listdir(root) if not name.startswith(".")]
-    videos = any(os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES for name in names)
-    return not videos and any(name.endswith(".tar") for name in names)
+    return not any(map(is_video, names)) and any(name.endswith(".tar") for name in names)
 
 
-def _by_tars(paths: Sequence[str], class_names: Sequence[str]) -> SourceList:
+def _by_tars(paths: Sequence[str], class_names: Sequence[str], rate: str) -> SourceList:
     found: dict[str, Sequence[TarSample]] = {}
     sources: list[Source] = []
     for path in paths:
         try:
+            if rate and (pictures := tar_pictures(path)):
+                stem, size = os.path.basename(path).removesuffix(".tar"), sum(size for _, size in pictures.values())
+                sources += assign_keys([Source(stem, path, size, inside=rate)])
+                continue
             found[path] = read_tar(open_storage(os.path.dirname(path)).map(os.path.basename(path)))
         except FormatError as error:
             problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"

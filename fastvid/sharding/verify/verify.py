@@ -18,30 +18,11 @@ from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
 from fastvid.format.schema import FOREIGN
 from fastvid.format.shard import index_shard
+from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
 from fastvid.sharding.verify.check_processes import check_all
 from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 from fastvid.storage import Storage, open_storage
-
-CHECKS: Final = {
-    "annotations": "annotations are the committed ones and match the shards",
-    "files": "every list of videos in place is the committed one",
-    "tar": "every tar has the committed size and SHA-256 and is readable to its end",
-    "idx": "DALI's tar index matches the tar",
-    "parquet": "facts match the tar",
-    "pkt": "packet sidecars match their checksums",
-    "packets": "every packet matches its checksum",
-    "index": "every index row matches the sample's bytes",
-    "timing": "frames of profiles are on a constant grid from zero",
-    "shape": "frames of profiles are upright, of the indexed size, with square pixels and sides divisible by 16",
-    "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited (JPEG, flow: full), tagged in container and stream",
-    "decode": "every sample decodes to the indexed number of frames",
-    "audio": "the audio of every sample decodes",
-    "plan": "frames decoded from planned packets are those a player shows",
-    "signals": "signals are the committed ones and have a row for each frame",
-    "process": "no checking process died",
-}
-"""Every check and what it verifies, in the order of the report."""
 
 _SIDECAR_CHECKS: Final = frozenset({"idx", "parquet", "pkt", "packets", "index", "plan"})
 

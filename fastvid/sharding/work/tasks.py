@@ -31,6 +31,7 @@ from fastvid.runtime.processes import pack, unpack
 from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.salvage import allowed_frames
+from fastvid.sharding.sources.inside import put_together
 from fastvid.storage import RemoteOptions
 from fastvid.storage.protocol import CHANGED, Version
 from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
@@ -92,6 +93,7 @@ class SourceTask:
     # first frame and number of frames of a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
     copies: bool = False
+    inside: str = ""  # see `fastvid.sharding.sources.sources.Source`
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +213,16 @@ _ANSWER_SECONDS: Final = 180.0
 @contextmanager
 def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
     """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
+    if task.inside:
+        report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(task.size))
+        with temporary_file() as file:
+            put_together(task.path, task.member, task.inside, file)
+            size = os.fstat(file.fileno()).st_size
+            _check_size(size, limits)
+            report("probe", task.patience * limits.read_seconds(size))
+            with open_source(f"/proc/self/fd/{file.fileno()}") as source:
+                yield replace(source, private=True)
+        return
     if not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:

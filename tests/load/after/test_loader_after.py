@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grayscale, RandAugment
 from fastvid.load.after.chain import TransformChain
 from fastvid.load.after.transform import TransformDraws
-from fastvid.load.batch.canvas import TransformStage
+from fastvid.load.batch.assemble import TransformStage
 from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -30,7 +30,7 @@ from tests import fake_cuda
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
-from tests.load.tools import channels_are_neighbours, epoch_of, make, plans, rows
+from tests.load.tools import channels_are_neighbours, epoch_of, make, rows
 
 SAMPLES = 17
 
@@ -208,15 +208,10 @@ def stage(collate, *after, **output):
 
 
 def parts():
-    """Return clips of different shapes, the third row masked: tensors, planned clips and random numbers."""
-    planned = plans(FakeDataset(40), crop=16)
-    clips = [
-        replace(one, frames=np.arange(t), request=replace(one.request, frames=np.arange(t), size=(h, w))) if t else None
-        for one, (t, h, w) in zip(planned, SHAPES, strict=False)
-    ]
+    """Return clips of different shapes, the third row masked: tensors, shapes and random numbers."""
     generator = torch.Generator().manual_seed(4)
     video = [torch.rand(3, *shape, generator=generator) for shape in SHAPES]
-    return video, clips, [(Draws(1, 0, row), 0) if clip else None for row, clip in enumerate(clips)]
+    return video, np.array(SHAPES), [(Draws(1, 0, row), 0) if shape[0] else None for row, shape in enumerate(SHAPES)]
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])

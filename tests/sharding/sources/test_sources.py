@@ -98,7 +98,7 @@ def test_the_class_is_the_folder_and_other_files_are_counted(tmp_path):
     labels = {source.id: source.label for source in found.sources}
     assert labels == {"run/a.mp4": "run", "run/deep/b.avi": "run", "jump/c.MKV": "jump", "d.mp4": None}
     assert found.classes == ("jump", "run")
-    assert found.ignored == {".txt file": 1, "hidden file": 1, "nameless ending file": 1}
+    assert found.ignored == {".txt file (list.txt)": 1, "hidden file": 1, "nameless ending file (x)": 1}
 
 
 @pytest.mark.parametrize("roots", [["set"], ["set/train", "set/val"]])

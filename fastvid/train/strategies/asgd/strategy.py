@@ -59,6 +59,7 @@ from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, 
 from fastvid.train.strategies.asgd.lease import Lease, Leases
 from fastvid.train.strategies.asgd.server import Policy, Server
 from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, WeightShard, ranges
+from fastvid.train.strategies.average import statistics
 from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
 
 _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
@@ -165,7 +166,7 @@ class Asgd(Strategy):
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
         self._clips = 0  # of the current step
-        self._saved: Tensor | None = None  # this rank's values while its model has the server's
+        self._own_statistics: list[Tensor] | None = None  # while the model has the server's
         self._reported: Counter[int] = Counter()  # staleness up to the last row of metrics
 
     def prepare(self, replica: Replica) -> None:
@@ -206,33 +207,29 @@ class Asgd(Strategy):
                 self._clips = batch.stop - batch.start
                 # `client.samples` does not include this rank's unpushed samples.
                 replica.samples = max(replica.samples, pusher.client.samples)
-                self._restore()
+                self._restore(replica)
                 yield batch
             self._lease = pusher.lease()
 
     def settle(self, replica: Replica) -> bool:
         """Load the server's model on the rank that serves; the other ranks keep theirs."""
-        if not self._serves:
+        if self.server is None or self._pusher is None:
             return True
-        if self._pusher is not None:
-            self._pusher.settle()
-        if self._saved is None:
-            self._saved = self._vector.collect(self._vector.buffer())
-        assert self.server is not None
+        self._pusher.settle()
+        if self._own_statistics is None:
+            self._own_statistics = [value.clone() for value in statistics(replica.model)]
         self._states = self.server.state_dicts()
         replica.samples = int(self._states[0]["leases"]["acknowledged"])
         central = torch.cat([state["shard"]["values"] for state in self._states])
-        if self._pusher is not None:
-            self._pusher.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
-            self._vector.parameters_of(self._saved).copy_(self._vector.parameters_of(central))
+        self._pusher.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
         self._vector.spread(central)
         return True
 
-    def _restore(self) -> None:
-        """Restore the values of this rank's model that `settle` replaced."""
-        if self._saved is not None:
-            self._vector.spread(self._saved)
-            self._saved = None
+    def _restore(self, replica: Replica) -> None:
+        """Restore this rank's norm statistics, which `settle` replaced; its weights go on from the server's."""
+        for value, own in zip(statistics(replica.model), self._own_statistics or (), strict=False):
+            value.copy_(own)
+        self._own_statistics = None
 
     def state_dict(self) -> dict[str, Any]:
         return {"push": "gradients", "servers": self._states}

@@ -1,0 +1,281 @@
+"""Reads files of web servers, and follows redirects only where they may lead.
+
+A server that is asked for a video may answer with any address, such as one inside the network of whoever asks. So a
+redirect is followed to the same host alone, or with ``redirects="any"`` to others, but never from a public address to
+one that is not. obstore follows them all.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ipaddress
+import re
+import ssl
+import threading
+import time
+import weakref
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Final, cast
+from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from obstore.exceptions import (
+    GenericError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+
+from fastvid.errors import FastvidError, MissingDependency, StorageError
+from fastvid.storage.client import RANGE_NOT_SATISFIABLE, RANGE_SECONDS, WRITE_SECONDS, StoreClient, is_missing
+from fastvid.storage.protocol import REDIRECTS_VARIABLE, TRAFFIC, RemoteOptions, Version
+
+_MOVED: Final = (301, 302, 303, 307, 308)
+_REDIRECTS: Final = 5
+_PIECE_BYTES: Final = 2**20
+_EPOCH: Final = datetime.fromtimestamp(0, UTC)
+_ERRORS: Final[Mapping[int, type[Exception]]] = {
+    401: UnauthenticatedError, 403: PermissionDeniedError, 404: FileNotFoundError, 410: FileNotFoundError,
+    412: PreconditionError,
+}  # fmt: skip
+_SAFE: Final = "/:@!$&'()*+,;=~[]"
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class WebClient(StoreClient):
+    """Requests to one folder of a web server."""
+
+    def __init__(self, url: str, options: RemoteOptions, query: str = "") -> None:
+        super().__init__(url, options, query)
+        self._lock, self._idle = threading.Lock(), dict[tuple[bool, str, str], list[http.client.HTTPConnection]]()
+        self._is_public = False  # whether the host that the user named has a public address
+        self._tls = ssl.create_default_context()
+        weakref.finalize(self, _close, self._idle)
+
+    def head(self, name: str) -> Version | None:
+        """See `StoreClient`."""
+
+        def call() -> Version:
+            with self._answer("HEAD", name) as answer:
+                return answer.version
+
+        try:
+            return self._call(name, call)
+        except StorageError as error:
+            if is_missing(error):
+                return None
+            raise
+
+    def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
+        """See `StoreClient`."""
+
+        def call() -> tuple[memoryview | None, Version]:
+            with self._answer("GET", name) as answer:
+                fits = answer.version.size <= most
+                return TRAFFIC.received(memoryview(b"".join(answer.body))) if fits else None, answer.version
+
+        return self._call(name, call)
+
+    def get_range(
+        self, name: str, offset: int, length: int, version: Version | None
+    ) -> tuple[memoryview, Version | None]:
+        """See `StoreClient`."""
+        headers = {"Range": f"bytes={offset}-{offset + length - 1}"}
+        # A weak tag never matches in a precondition (RFC 9110, 13.1.1); the caller compares it with the response.
+        if version is not None and version.tag and not version.tag.startswith("W/"):
+            headers["If-Match"] = version.tag
+
+        def call() -> tuple[memoryview, Version | None]:
+            with self._answer("GET", name, headers) as answer:
+                if answer.status == RANGE_NOT_SATISFIABLE:
+                    return memoryview(b""), version
+                if answer.status != http.client.PARTIAL_CONTENT:
+                    raise NotSupportedError("the server sent the whole file")
+                if answer.range != (offset, min(offset + length, answer.version.size)):
+                    raise GenericError("HTTP: the server sent another range")
+                return TRAFFIC.received(memoryview(b"".join(answer.body))), answer.version
+
+        return self._call(name, call)
+
+    def stream(self, name: str, take: Callable[[Version, Iterator[bytes]], None]) -> None:
+        """See `StoreClient`."""
+
+        def call() -> None:
+            with self._answer("GET", name, seconds=WRITE_SECONDS) as answer:
+                take(answer.version, answer.body)
+
+        self._call(name, call)
+
+    @contextmanager
+    def _answer(
+        self, method: str, name: str, headers: Mapping[str, str] | None = None, seconds: float = RANGE_SECONDS
+    ) -> Iterator[_Answer]:
+        """Send a request, again where a redirect leads, and yield the answer; a connection that is still good stays."""
+        deadline = time.monotonic() + seconds
+        root = quote(self.url, safe=_SAFE + "%")
+        url = first = urlsplit(f"{root}/{quote(name, safe=_SAFE)}" + (f"?{self._query}" if self._query else ""))
+        for _ in range(_REDIRECTS):
+            connection, key = self._connect(url, is_first=url == first)
+            response = None
+            try:
+                place = f"{url.path or '/'}?{url.query}".removesuffix("?")
+                known = {"Accept-Encoding": "identity", "Host": url.netloc, **(headers or {})}
+                if url.scheme == "http" and (proxy := _proxy(url)):
+                    place, known = url._replace(fragment="").geturl(), known | _credentials(proxy)
+                connection.request(method, place, headers=known)
+                response = connection.getresponse()
+                if response.status not in _MOVED or not (location := response.headers.get("Location")):
+                    answer = _Answer.of(response, deadline)
+                    if method == "HEAD":
+                        response.read()  # nothing, but the connection is free then
+                    yield answer
+                    return
+                url = self._followed(first, url, urlsplit(urljoin(url.geturl(), location)))
+            except (FileNotFoundError, FastvidError):
+                raise
+            except (http.client.HTTPException, OSError) as error:
+                raise _failed(error) from error
+            finally:
+                if response is not None and response.isclosed() and not response.will_close:
+                    with self._lock:
+                        self._idle.setdefault(key, []).append(connection)
+                else:
+                    connection.close()
+        raise StorageError("the server redirects without an end", file=self.file(name))
+
+    def _connect(self, url: SplitResult, *, is_first: bool) -> tuple[http.client.HTTPConnection, tuple[bool, str, str]]:
+        """Return a connection to the host of a URL, or to its proxy; one of an earlier request if it is still good."""
+        key, host = (is_first, url.scheme, url.netloc), url.hostname or ""
+        with self._lock:
+            if self._idle.get(key):
+                return self._idle[key].pop(), key
+        proxy = _proxy(url)
+        place, seconds = proxy or url, self.options.connect_seconds
+        at = place.hostname or "", place.port or _PORTS.get(place.scheme, 80)
+        connection = http.client.HTTPConnection(*at, timeout=seconds)
+        if url.scheme == "https":
+            secure = connection = http.client.HTTPSConnection(*at, timeout=seconds, context=self._tls)
+            if proxy:
+                secure.set_tunnel(host, url.port, _credentials(proxy))
+        try:
+            connection.connect()
+            connection.sock.settimeout(self.options.stall_seconds)
+            if not proxy:
+                self._check_address(connection.sock.getpeername()[0], is_first=is_first)
+        except (StorageError, OSError) as error:
+            connection.close()
+            if isinstance(error, StorageError):
+                raise
+            raise _failed(error) from error
+        return connection, key
+
+    def _check_address(self, peer: str, *, is_first: bool) -> None:
+        """Refuse a redirect from a public address to another: names may be resolved to anything."""
+        address = ipaddress.ip_address(peer.partition("%")[0])
+        is_public = (getattr(address, "ipv4_mapped", None) or address).is_global
+        if is_first:
+            self._is_public |= is_public
+        elif self._is_public and not is_public:
+            raise StorageError(f"the server redirects to {address}, which is not a public address", file=self.url)
+
+    def _followed(self, first: SplitResult, old: SplitResult, new: SplitResult) -> SplitResult:
+        """Return where a redirect leads, if it may be followed."""
+        ports = [url.port or _PORTS.get(url.scheme, 0) for url in (first, new)]
+        same = new.hostname == first.hostname and (ports[0] == ports[1] or (first.scheme, ports[1]) == ("http", 443))
+        if new.scheme not in _PORTS or (old.scheme == "https" and new.scheme == "http"):
+            raise StorageError(f"the server redirects to {new.scheme}://{new.netloc}", file=self.url)
+        if not same and self.options.follows() != "any":
+            raise StorageError(
+                f"the server redirects to another host, {new.hostname}",
+                file=self.url,
+                hint=f"name the file there, or set {REDIRECTS_VARIABLE}=any if you trust the server",
+            )
+        return new
+
+
+def _close(idle: Mapping[Any, list[http.client.HTTPConnection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.close()
+
+
+def _proxy(url: SplitResult) -> SplitResult | None:
+    found = None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
+    return urlsplit(found) if found else None
+
+
+def _credentials(proxy: SplitResult) -> dict[str, str]:
+    if proxy.username is None:
+        return {}
+    user = f"{unquote(proxy.username)}:{unquote(proxy.password or '')}"
+    return {"Proxy-Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+
+
+def _failed(error: Exception) -> GenericError:
+    told = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return GenericError(f"HTTP: {'the request timed out' if isinstance(error, TimeoutError) else told}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a server answered."""
+
+    status: int
+    version: Version
+    range: tuple[int, int]  # first byte of a part, and the one behind its last
+    body: Iterator[bytes]
+
+    @classmethod
+    def of(cls, response: http.client.HTTPResponse, deadline: float) -> _Answer:
+        """Read the head of a response. Its errors are those of obstore, which the rest of `StoreClient` understands."""
+        status, headers = response.status, response.headers
+        if status >= 300 and status != RANGE_NOT_SATISFIABLE:
+            raise _ERRORS.get(status, GenericError)(f"non-2xx status code: {status} {response.reason}")
+        if headers.get("Content-Encoding", "identity") != "identity":
+            raise NotSupportedError("the server compresses the file")
+        length = re.fullmatch(r"\d+", headers.get("Content-Length", ""))
+        part = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", headers.get("Content-Range", ""))
+        size = int(length[0]) if length else 0
+        if status != RANGE_NOT_SATISFIABLE and (not length or (status == http.client.PARTIAL_CONTENT and not part)):
+            raise GenericError("HTTP: the server does not say how much it sends")
+        first, stop, whole = (int(part[1]), int(part[2]) + 1, int(part[3])) if part else (0, size, size)
+        modified = _EPOCH
+        with suppress(ValueError):
+            modified = parsedate_to_datetime(headers.get("Last-Modified", ""))
+        return cls(
+            status, Version(headers.get("ETag"), modified, whole), (first, stop), _pieces(response, size, deadline)
+        )
+
+
+def _pieces(response: http.client.HTTPResponse, size: int, deadline: float) -> Iterator[bytes]:
+    """Yield the body of a response."""
+    while size:
+        piece = response.read1(min(size, _PIECE_BYTES))
+        if not piece:
+            raise GenericError("HTTP: the response ended early")
+        size -= len(piece)
+        yield piece
+        if time.monotonic() > deadline:
+            raise TimeoutError
+    response.read(0)
+
+
+def open_client(url: str, options: RemoteOptions, query: str = "") -> StoreClient:
+    """Return the client of a folder, see `StoreClient`; of the Hub, one with its reading methods."""
+    if url.startswith("http"):
+        return WebClient(url, options, query)
+    if not url.startswith("hf://"):
+        return StoreClient(url, options, query)
+    try:
+        from fastvid.storage.hub import HubClient
+    except ImportError as error:
+        raise MissingDependency(
+            f"storage hf:// needs a package that fails to import: {error}", hint="pip install 'fastvid-toolkit[hub]'"
+        ) from error
+    return cast(StoreClient, HubClient(url, options))

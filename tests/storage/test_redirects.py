@@ -1,0 +1,117 @@
+"""Where redirects of web servers may lead."""
+
+from __future__ import annotations
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from fastvid.errors import StorageError, UsageError
+from fastvid.storage import RemoteOptions, open_storage
+from fastvid.storage.web import WebClient
+
+DATA = bytes(range(100))
+SECRET = b"of another host"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Serves DATA at /film, and elsewhere what `MOVED` says."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.seen.append(self.path)
+        place = self.server.moved.get(self.path)
+        body = b"" if place else self.server.data
+        first, last = 0, len(body) - 1
+        if not place and (asked := self.headers.get("Range")):
+            first, last = (int(part) for part in asked.removeprefix("bytes=").split("-"))
+            last = min(last, len(body) - 1)
+        self.send_response(302 if place else 206 if self.headers.get("Range") else 200)
+        if place:
+            self.send_header("Location", place)
+        elif self.headers.get("Range"):
+            self.send_header("Content-Range", f"bytes {first}-{last}/{len(body)}")
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body[first : last + 1])
+
+    do_HEAD = do_GET  # noqa: N815 - the name that the library calls
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def servers():
+    """A server, and one at another address of this machine."""
+    made = []
+    for host, data in (("127.0.0.1", DATA), ("127.0.0.2", SECRET)):
+        server = ThreadingHTTPServer((host, 0), Handler)
+        server.data, server.moved, server.seen = data, {}, []
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        made.append(server)
+    yield made
+    for server in made:
+        server.shutdown()
+        server.server_close()
+
+
+def url_of(server):
+    return f"http://{server.server_address[0]}:{server.server_address[1]}"
+
+
+def read(server, **options):
+    storage = open_storage(url_of(server), options=RemoteOptions(patience_seconds=2, cache="", **options))
+    whole, part = storage.read("moved"), bytearray(5)
+    storage.read_into("moved", [(3, memoryview(part))])
+    assert bytes(part) == whole[3:8]
+    storage.close()
+    return whole
+
+
+def test_redirects_to_the_same_host_are_followed(servers):
+    servers[0].moved = {"/moved": "again?x=1", "/again?x=1": f"{url_of(servers[0])}/film"}
+    assert read(servers[0]) == DATA
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("{other}/film", "the server redirects to another host, 127.0.0.2"),
+        ("http://localhost.localdomain:1/film", "another host"),
+        ("http://127.0.0.1:1/film", "another host"),
+        ("file:///etc/passwd", "the server redirects to file://"),
+        ("ftp://127.0.0.1/film", "the server redirects to ftp://"),
+        ("/moved", "without an end"),
+    ],
+)
+def test_other_redirects_are_errors_at_once(place, message, servers):
+    servers[0].moved = {"/moved": place.format(other=url_of(servers[1]))}
+    with pytest.raises(StorageError, match=message):
+        read(servers[0])
+    assert (len(servers[0].seen) <= 5, servers[1].seen) == (True, [])
+
+
+def test_any_redirect_is_followed_on_request(servers, monkeypatch):
+    servers[0].moved = {"/moved": f"{url_of(servers[1])}/film"}
+    assert read(servers[0], redirects="any") == SECRET
+    monkeypatch.setenv("FASTVID_REDIRECTS", "any")
+    assert read(servers[0]) == SECRET
+    monkeypatch.setenv("FASTVID_REDIRECTS", "all")
+    with pytest.raises(UsageError, match="redirects are 'all'"):
+        RemoteOptions()
+
+
+@pytest.mark.parametrize(
+    "address", ["127.0.0.1", "10.1.2.3", "192.168.0.1", "169.254.169.254", "::1", "fe80::1%eth0", "::ffff:127.0.0.1"]
+)
+def test_no_redirect_leads_from_a_public_address_into_a_network(address):
+    client = WebClient("https://example.com/set", RemoteOptions(redirects="any"))
+    client._check_address(address, is_first=False)  # from one that is not public
+    client._check_address("8.8.8.8", is_first=True)
+    client._check_address("2001:4860:4860::8888", is_first=False)
+    with pytest.raises(StorageError, match="is not a public address"):
+        client._check_address(address, is_first=False)
