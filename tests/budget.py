@@ -17,11 +17,11 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_608,
-    "decode": 2_983,
-    "media": 2_368,
+    "format": 3_635,
+    "decode": 2_990,
+    "media": 2_389,
     "storage": 1_857,
-    "sharding": 11_139,
+    "sharding": 11_159,
     "load": 6_181,
     "train": 7_363,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_043
+TESTS: Final = 56_422
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -5,6 +5,7 @@ A recipe is a name, ffmpeg's arguments, perhaps an edit of the bytes, and the ex
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 from collections.abc import Callable, Mapping
@@ -105,6 +106,10 @@ class Recipe:
     rate: str = RATE
     output: str = ""  # ffmpeg's arguments for the muxer
     more: tuple[str, ...] = ()  # further ffmpeg runs, with {} for the file before
+    paint: Callable[[], bytes] | None = None  # makes the stream instead of an encoder
+    once: bool = (
+        False  # whether the stream keeps only its first parameter sets, as in a file without any in its packets
+    )
     join: str = ""  # arguments of a second encode, whose stream follows the first
     edit: Callable[[bytes], bytes] | None = None
     sound: str = ""  # arguments of a sound encoder
@@ -120,7 +125,8 @@ class Recipe:
     @property
     def file(self) -> str:
         """The file's name."""
-        return f"{self.name}.{self.suffix.rpartition('.')[2]}"
+        suffix = self.more[-1].split()[-1] if self.more else self.suffix.rpartition(".")[2]
+        return f"{self.name}.{suffix}"
 
     def verdict(self, way: str) -> Verdict:
         """Return what must come of a way, of itself or of the ways that it is one of."""
@@ -180,7 +186,12 @@ def make(recipe: Recipe, folder: Path, work: Path) -> Path:
     """Write a recipe's file."""
     target = folder / recipe.file
     path = work / f"{recipe.name}-0.{recipe.suffix.rpartition('.')[2]}"
-    _encode(recipe, recipe.encode, path)
+    if recipe.paint is not None:
+        path.write_bytes(recipe.paint())
+    else:
+        _encode(recipe, recipe.encode, path)
+    if recipe.once:
+        path.write_bytes(once(path.read_bytes()))
     if recipe.join:
         second = work / f"{recipe.name}-second{path.suffix}"
         _encode(recipe, recipe.join, second)
@@ -299,6 +310,17 @@ def pixel_crop(margins: tuple[int, int, int, int], data: bytes) -> bytes:
         size = int.from_bytes(data[at + 4 : at + 4 + length], "big") & ((1 << 7 * length) - 1)
         edited[at : at + 9] = b"\xec" + (4 + length + size - 9 | 1 << 56).to_bytes(8, "big")
     return bytes(edited)
+
+
+def once(data: bytes) -> bytes:
+    """Return a raw H.264 or HEVC stream without the parameter sets that repeat its first ones."""
+    seen, kept = set[bytes](), bytearray()
+    for unit in re.split(rb"\x00\x00\x00?\x01", data)[1:]:
+        is_set = unit[0] & 31 in (7, 8) or unit[0] >> 1 in (32, 33, 34)
+        if not is_set or unit not in seen:
+            kept += b"\0\0\0\1" + unit
+        seen.add(unit)
+    return bytes(kept)
 
 
 def cut_off(part: float, data: bytes) -> bytes:
