@@ -185,7 +185,7 @@ def structures() -> Iterator[Recipe]:
             numbers=joined,
             more=(f"-r 25 -i {{}} -c copy {suffix}",),
         )
-    disordered = {"place": "no-index or damaged"}
+    disordered = {"place": "no-index or damaged", "all": "equal times-disordered"}
     yield base(
         "h264.h264", kind="untimed-mp4", more=("-r 25 -i {} -c copy mp4",), pictures="counted", expected=disordered
     )
