@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from fastvid.load.order.epoch import Order as Order
     from fastvid.load.order.mixture import Mixture as Mixture
     from fastvid.load.order.packed import Packed as Packed
-    from fastvid.load.workers.stats import LoaderStats as LoaderStats
+    from fastvid.load.stats import LoaderStats as LoaderStats
     from fastvid.sharding.job.job import run_job as shard
 
 __version__ = "0.2.0"

@@ -17,21 +17,21 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_540,
-    "decode": 2_980,
-    "media": 2_339,
-    "storage": 1_859,
-    "sharding": 11_141,
-    "load": 6_204,
-    "train": 7_396,
+    "format": 3_617,
+    "decode": 2_990,
+    "media": 2_361,
+    "storage": 1_865,
+    "sharding": 11_070,
+    "load": 6_182,
+    "train": 7_343,
     "models": 1_149,
-    "cli": 1_452,
+    "cli": 1_455,
     "report": 497,
     "runtime": 495,
     "demo": 466,
     "tune": 591,
     "root": 169,
-    "bench": 9_787,
+    "bench": 9_785,
     "examples": 363,
     "pipelines": 585,
     "docker": 199,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_305
+TESTS: Final = 55_013
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

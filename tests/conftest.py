@@ -51,7 +51,7 @@ LONG = (
     "test_decode_bench.py",
     "test_in_place_footage.py",
     "test_fault_soak.py",
-    "test_parts.py",
+    "test_interrupted.py",
     "test_snippets.py",
     "test_pyav.py",
     "test_safe_path.py",

@@ -34,7 +34,7 @@ ORDER = {
     for folder, order in {
         "fastvid": "errors runtime report storage format decode media sharding load tune models train demo cli",
         "fastvid/sharding": "sources encode work engines job in_place lerobot verify change sets page",
-        "fastvid/load": "options order clips memory device after batch workers trainers loader clip_dataset",
+        "fastvid/load": "options stats order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "link average ddp kavg adaptive_batch asgd relay",
         "bench/batches": "rivals corpus scores batches",

@@ -159,6 +159,7 @@ def index(
     out: str | None = None,
     labels: Labels,
     prove: Proof | None = None,
+    hdr: Literal["tonemap", "keep"] = "tonemap",
     root: str | None = None,
     allow_rejected: bool = False,
     looking: Looking,
@@ -197,6 +198,8 @@ def index(
             the folder of a dataset.
         out (DIR): Folder of the dataset; tars are linked into it (default: the tars' folder).
         prove: How much of each video in place is compared with an independent decode (default: sample).
+        hdr: Reject videos in place of high dynamic range, which only encoding tone-maps, or keep their values as they
+            are (default: tonemap).
         root (DIR): Where the videos of a dataset of videos in place are now; they are indexed there again.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
     """
@@ -213,7 +216,7 @@ def index(
         return _report(index_lerobot(sources[0], folder, proof=proof, **how), allow_rejected)
     if not sources or not all(map(is_tar, sources)):
         folder = _needed(out, "videos are listed in a new folder")
-        report = index_videos(sources, folder, proof=proof, **labels.options(), **looking.options(), **how)
+        report = index_videos(sources, folder, proof=proof, hdr=hdr, **labels.options(), **looking.options(), **how)
         return _report(report, allow_rejected)
     if labels.annotations or labels.columns or prove:
         raise UsageError("tars contain their labels and columns, and are proven whole", hint="omit the option")

@@ -46,6 +46,7 @@ class Encoding:
         crf (N): Quality, lower is better (default: the profile's).
         gop (FRAMES): Key frame interval (default: the profile's).
         fps (RATE): Frame rate, such as 15 or 30000/1001 (default: each source's).
+        hdr: Tone-map high dynamic range, or keep its values as they are (default: tonemap).
         streams (NAMES): rgb, or rgb,flow.
         flow: Optical flow method.
         flow_bound (PIXELS): Largest motion per frame (default: 20).
@@ -56,6 +57,7 @@ class Encoding:
     crf: int | None = None
     gop: int | None = None
     fps: str | None = None
+    hdr: Literal["tonemap", "keep"] | None = None
     streams: str = "rgb"
     flow: Literal["dis", "tvl1"] = "dis"
     flow_bound: float | None = None
@@ -63,7 +65,7 @@ class Encoding:
     def options(self) -> dict[str, Any]:
         """As keyword arguments of a job."""
         profile = get_profile(self.profile).changed(
-            short_side=self.short_side, crf=self.crf, gop=self.gop, fps=self.fps
+            short_side=self.short_side, crf=self.crf, gop=self.gop, fps=self.fps, hdr=self.hdr
         )
         return {"profile": profile, "streams": self.streams, "flow": self.flow, "flow_bound": self.flow_bound}
 

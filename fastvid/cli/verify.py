@@ -6,10 +6,11 @@ import logging
 from collections.abc import Sequence
 
 from fastvid.errors import visible
+from fastvid.media.checks import CHECKS
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import json_text, size, things
 from fastvid.sharding.change.receipts import Receipt, audit_removals
-from fastvid.sharding.verify.verify import CHECKS, VerifyReport, repair_sidecars, verify_dataset
+from fastvid.sharding.verify.verify import VerifyReport, repair_sidecars, verify_dataset
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)

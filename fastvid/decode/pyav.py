@@ -82,6 +82,11 @@ class PyAvDecoder:
         finally:
             self._lock.release()
 
+    def give(self, clip: EncodedClip, write: Write) -> None:
+        """Decode a clip as `decode` does, but give each frame as it is; raises what `decode` returns."""
+        places = {frame: place for place, frame in enumerate(clip.request.frames.tolist())}
+        self._run(clip, _FrameWriter(clip, places, None, write))
+
     def close(self) -> None:
         """Release the codec contexts. May be called twice."""
         with self._lock:

@@ -5,10 +5,10 @@ files in the node's cache, named by the SHA-256 in the generation; it and all ot
 pages exist once per node, and pickling carries no rows. Without a usable cache, they are in memory as well.
 
     an Arrow IPC file, uncompressed
-    trailer    the size of the Arrow file in bytes, and a CRC-32 of pages spread over it
+    trailer    the size of the Arrow file in bytes, and its CRC-32
 
-Such a file is written once and never changed. Arrow checks the structure; the trailer notices a file that was cut, or
-that lost pages, without reading all of it.
+Such a file is written once and never changed. Arrow checks the structure. All of it is compared with the trailer when
+it is first mapped on a node; a small file beside it remembers which version of it was, by its inode, size and time.
 
 Signals are numbers that a dataset has for every frame, such as the actions and the state of a robot.
 
@@ -22,6 +22,7 @@ process's memory, up to `MEMORY`; from `MAPPED_FRAMES` on they are mapped like a
 from __future__ import annotations
 
 import bisect
+import contextlib
 import difflib
 import logging
 import os
@@ -72,9 +73,8 @@ def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
 
 
 _TRAILER: Final = struct.Struct("<QI")
-_PAGE: Final = 4096
-# At most 64 pages are read for the checksum: a millisecond on a cold disk's cache of a file of any size.
-_PAGES: Final = 64
+_READ: Final = 1 << 20  # bytes of a file that are read at once for its checksum
+_VERIFIED: Final = ".verified"
 # Rows of a chunk, as in Parquet's row groups: offsets of strings fit 32 bits up to 2 KiB a row.
 _CHUNK: Final = 2**20
 
@@ -99,8 +99,10 @@ def map_table(path: Path) -> pa.Table:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END) - _TRAILER.size
         file.seek(max(size, 0))
-        if size < 0 or file.read() != _TRAILER.pack(size, _checksum(file, size)):
-            raise FormatError("damaged file of mapped annotations", file=str(path), hint="delete the file")
+        trailer = file.read()
+        if size < 0 or len(trailer) != _TRAILER.size or trailer[:8] != _TRAILER.pack(size, 0)[:8]:
+            raise FormatError("cut file of mapped annotations", file=str(path), hint="delete the file")
+        _verify(path, file, trailer)
     try:
         table: pa.Table = pa.ipc.open_file(pa.memory_map(str(path)), footer_offset=size).read_all()
     except pa.ArrowException as error:
@@ -108,11 +110,27 @@ def map_table(path: Path) -> pa.Table:
     return table
 
 
+def _verify(path: Path, file: BinaryIO, trailer: bytes) -> None:
+    """Compare a file with its trailer, unless this version of it was compared before."""
+    facts = os.fstat(file.fileno())
+    version = f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {trailer.hex()}"
+    seen = path.with_name(f"{path.name}{_VERIFIED}")
+    with contextlib.suppress(OSError, ValueError):
+        if seen.read_text() == version:
+            return
+    size, crc = _TRAILER.unpack(trailer)
+    if _checksum(file, size) != crc:
+        raise FormatError("damaged file of mapped annotations", file=str(path), hint="delete the file")
+    with contextlib.suppress(OSError):  # it is verified again next time
+        seen.write_text(version)
+
+
 def _checksum(file: BinaryIO, size: int) -> int:
+    """Return the CRC-32 of the first bytes of a file."""
+    file.seek(0)
     crc = 0
-    for start in np.unique(np.linspace(0, max(size - _PAGE, 0), _PAGES, dtype=np.int64)).tolist():
-        file.seek(start)
-        crc = zlib.crc32(file.read(min(_PAGE, size - start)), crc)
+    for start in range(0, size, _READ):
+        crc = zlib.crc32(file.read(min(_READ, size - start)), crc)
     return crc
 
 
@@ -122,7 +140,7 @@ MAPPED_ROWS: Final = 100_000
 """Number of rows from which annotations are mapped: fewer are read in a tenth of a second and take tens of MB."""
 
 # Change it when the layout of the files changes, so that an older fastvid's files are not used.
-_LAYOUT: Final = "1"
+_LAYOUT: Final = "2"
 
 
 def _labels(table: pa.Table) -> IntArray:

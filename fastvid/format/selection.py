@@ -3,13 +3,15 @@
 A condition is written like ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates the condition, so its whole
 expression language works: ``LIKE``, ``IN``, ``BETWEEN``, ``IS NULL``, ``'x' IN labels`` for a list column, arithmetic,
 ``length(caption)``, regular expressions. A condition reads the table alone: it sees no file, no network and no variable
-of the program.
+of the program, and must be a function of the sample's row.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -145,27 +147,88 @@ def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str
 
 
 _ROW: Final = "__row"
+_MEMORY: Final = "4GB"
+_PATIENCE: Final = 120.0
+"""Seconds that a filter may take: ten million rows take half of one."""
+_LONGEST: Final = 100_000  # characters of a condition
+_CLOCKS: Final = ("current_", "local", "session_", "user")
+# Functions of their arguments alone, and macros that use only such; the engine refuses aggregates itself.
+_PURE: Final = """
+    SELECT function_name FROM duckdb_functions() WHERE function_type IN ('scalar', 'aggregate')
+    GROUP BY 1 HAVING bool_and(stability = 'CONSISTENT')
+    UNION SELECT function_name FROM duckdb_functions() WHERE function_type = 'macro'
+        AND regexp_matches(function_name, '^(list|array|map|json|date|round)_')
+"""
 _SPLIT: Final = "split"
 
 
 def matching_rows(table: pa.Table, condition: str) -> IntArray:
     """Return the rows for which a condition is true, as SQL defines it: a comparison with NULL is not.
 
+    A condition is a function of the row: with others, such as ``random()``, every process would select other rows.
     Returns row numbers, ascending, int64 [M].
     """
     import duckdb  # slow to import, and few programs filter
 
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
+    limits: dict[str, Any] = {"threads": available_cores(), "memory_limit": _MEMORY, "temp_directory": ""}
     try:
-        with duckdb.connect(
-            ":memory:", config={"enable_external_access": "false", "threads": available_cores()}
-        ) as engine:
+        with duckdb.connect(":memory:", config={"enable_external_access": "false", **limits}) as engine:
             engine.execute("SET python_enable_replacements = false")
             engine.execute("SET lock_configuration = true")
-            chosen = engine.from_arrow(numbered).filter(condition).project(_ROW).fetchnumpy()[_ROW]
-    except duckdb.Error as error:
+            _check_pure(engine, condition, table.column_names)
+            alarm = threading.Timer(_PATIENCE, engine.interrupt)
+            alarm.daemon = True
+            alarm.start()
+            try:
+                chosen = engine.from_arrow(numbered).filter(condition).project(_ROW).fetchnumpy()[_ROW]
+            finally:
+                alarm.cancel()
+    except (duckdb.Error, MemoryError, pa.ArrowException) as error:
         raise _translated(error, condition, table) from error
     return np.sort(np.asarray(chosen, dtype=np.int64))
+
+
+def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
+    """Raise a UsageError for a condition that is no function of the row alone."""
+    if len(condition) > _LONGEST:
+        raise UsageError(
+            f"condition of {len(condition):,} characters, at most {_LONGEST:,} are allowed",
+            hint="put what it lists into a column with `fastvid relabel`",
+        )
+    statement = f"SELECT 1 FROM rows WHERE {condition}"  # noqa: S608 - it is parsed, not run
+    text = engine.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()[0]
+    try:
+        parsed = json.loads(text)
+    except RecursionError as error:
+        raise UsageError("condition is nested too deeply") from error
+    if parsed["error"]:
+        return  # the engine says what is wrong with it
+    pure = {name for (name,) in engine.execute(_PURE).fetchall()}
+    known = {name.lower() for name in columns}
+    query = parsed["statements"][0]["node"]
+    for kind, name in _parts(query.get("where_clause", {"class": "SUBQUERY"})):
+        # Words such as current_date look like columns.
+        impure = kind == "COLUMN_REF" and name not in known and name.startswith(_CLOCKS)
+        if impure or kind in ("SUBQUERY", "WINDOW") or (kind == "FUNCTION" and name not in pure):
+            what = {"SUBQUERY": "a query", "WINDOW": "a window"}.get(kind, name)
+            raise UsageError(
+                f"cannot select by where={condition!r}: {what} is no function of a sample's row",
+                hint="compare columns and constants; in place of a list in a query use IN ('a', 'b') or list_contains",
+            )
+
+
+def _parts(node: object) -> Iterator[tuple[str, str]]:
+    """Yield the kind and the name of each part of a parsed condition."""
+    waiting = [node]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, dict):
+            kind, names = part.get("class", ""), part.get("column_names") or [part.get("function_name", "")]
+            yield kind, str(names[0]).lower()
+            waiting += part.values()
+        elif isinstance(part, list):
+            waiting += part
 
 
 def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:

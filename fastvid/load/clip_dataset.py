@@ -28,15 +28,15 @@ from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
-from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, Crops, Frames, as_clips, clips_to_decode
-from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, add_location, prefetch_threads
+from fastvid.load.clips.clip import ClipRules, Crops, Frames
+from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers, with_moved
 from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.clip_worker import ClipTask, fetch_clip
+from fastvid.load.workers.clip_worker import Row, fetch_clip
 from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -172,8 +172,8 @@ class ClipDataset(MapStyle[ClipRow]):
 
     def _read(self, seed: int, epoch: int, visits: Sequence[SampleVisit]) -> list[ClipRow]:
         decoders = self._open()
-        clips, order = ClipPlanner(self.spec.rules, seed, epoch, decoders.backend), self.spec.orders.order(seed, epoch)
-        planner = BatchPlanner(self.dataset, order, clips, join=decoders.join)
+        order = self.spec.orders.order(seed, epoch)
+        planner = Planner(self.dataset, self.spec.rules, order, decoders.backend, decoders.join)
         samples, positions = (np.array([visit[field] for visit in visits], dtype=np.int64) for field in range(2))
         plan = planner.plan(Share(visits[0].start, visits[0].stop, positions), samples)
         for error in plan.errors.values():
@@ -203,38 +203,33 @@ _OF_BATCH: Final = frozenset({"weight", "valid"})
 _LARGE: Final = frozenset({"video", "flow"})
 
 
-def _decoded(plan: BatchPlan, decoders: Decoders, num_fetchers: int) -> Batch:
-    """Return the batch of a plan, all of whose clips are planned."""
-    canvas = decoders.finisher.open(plan.clips, plan.share.shape)
-    rows = clips_to_decode(plan.clips)
-    sources: Sequence[BatchRow | EncodedClip] = _fetched(as_clips(rows), num_fetchers) if num_fetchers else rows
-    tasks = [ClipTask(row.row, source, canvas) for row, source in zip(rows, sources, strict=True)]
+def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
+    """Return the batch of a plan, all of whose rows are planned."""
+    canvas = decoders.memory.open(plan)
+    rows = [Row(canvas, row) for row in plan.reads]
+    if num_fetchers:
+        with ThreadPoolExecutor(min(num_fetchers, len(rows)), thread_name_prefix="fastvid-fetch") as pool:
+            canvas.packets = dict(zip(plan.reads, pool.map(_fetched, rows), strict=True))
     lane = decoders.lanes[0].take()
     try:
-        with closing(lane.make(tasks, lambda _: True, None)) as results:  # type: ignore[type-var]
+        with closing(lane.make(rows, lambda _: True)) as results:  # type: ignore[type-var]
             for made in results:
-                row = rows[made.number]
-                canvas.done(row.row, good=made.error is None)
+                row = rows[made.number].row
+                canvas.done(row, made.error)
                 if made.error is not None:
-                    add_location(made.error, row.shard.stem, row.key)
+                    plan.place(row).locate(made.error)
                     raise made.error
     finally:
         decoders.lanes[0].give(lane)
-    shown = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-    return decoders.assembler.make(plan, canvas, shown, ())[0]
+    return decoders.assembler.make(canvas)[0]
 
 
-def _fetched(clips: Sequence[Clip | None], num_fetchers: int) -> list[EncodedClip]:
-    def fetch(clip: Clip | None) -> EncodedClip:
-        assert clip is not None
-        try:
-            return fetch_clip(clip)[0]
-        except Exception as error:
-            add_location(error, clip.shard.stem, clip.key)
-            raise
-
-    with ThreadPoolExecutor(min(num_fetchers, len(clips)), thread_name_prefix="fastvid-fetch") as pool:
-        return list(pool.map(fetch, clips))
+def _fetched(row: Row) -> EncodedClip:
+    try:
+        return fetch_clip(row)[0]
+    except Exception as error:
+        row.target.place(row.row).locate(error)
+        raise
 
 
 def collate_rows(
@@ -316,6 +311,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         world_size: int | None = None,
         **moved: Any,
     ) -> None:
+        if not hasattr(clips, "spec"):
+            hint = "give it the dataset of the DataLoader, a ClipDataset"
+            raise UsageError(f"clips is a {type(clips).__name__}, expected a ClipDataset", hint=hint)
         (order,) = with_moved("ExactSampler", {"order": order}, moved)
         check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None

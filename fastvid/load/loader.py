@@ -16,6 +16,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch.utils.data import IterableDataset, Subset
 
@@ -24,11 +25,11 @@ from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.batch import Batch as Batch
-from fastvid.load.batch.canvas import SoundMemory
+from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
 from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
-from fastvid.load.clips.plan import BatchPlan, BatchPlanner, ClipPlanner, EpochPlans, prefetch_threads
+from fastvid.load.clips.plan import EpochPlans, Plan, Planner, prefetch_threads
 from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Skip, Workers, with_moved
@@ -37,10 +38,10 @@ from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
+from fastvid.load.stats import Counters, LoaderStats, batch_callbacks
 from fastvid.load.trainers import check_use
 from fastvid.load.workers.engine import BatchPipeline
 from fastvid.load.workers.lanes import Decoders, choose_backends
-from fastvid.load.workers.stats import Counters, LoaderStats, batch_callbacks
 from fastvid.runtime.processes import World, available_cores
 from fastvid.runtime.values import check_integer
 
@@ -51,48 +52,28 @@ SKIP_SLACK: Final = 5
 fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
 
 
-class Skips:
-    """A loader's policy for failed clips."""
-
-    def __init__(self, on_error: OnError) -> None:
-        self._skip = on_error if isinstance(on_error, Skip) else None
-
-    def take(
-        self, errors: Mapping[int, Exception], rows: int, step: Counters, total: Counters, views: int = 1
-    ) -> dict[int, Exception]:
-        """Count the failed clips of a batch.
-
-        `errors`: by row of the canvas, see `fastvid.load.batch.canvas`. `rows`: rows of the batch. `views`:
-        canvas rows for each row of each stream. Returns the first error of each masked row.
-        """
-        first: dict[int, Exception] = {}
-        for row in sorted(errors):
-            # If one stream or view of a clip fails, the whole clip fails.
-            first.setdefault(row // views % rows, errors[row])
-        for error in first.values():
-            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
-            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
-            if self._skip is None or not own:
-                raise error
-            step.skips[type(error).__name__] += 1
-            _log.warning("clip skipped: %s", error)
-        step.clips -= len(first)
-        if first:
-            assert self._skip is not None
-            _check(self._skip.max_rate, first, step, total)
-        return first
-
-
-def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
+def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counters) -> None:
+    """Count the failed clips of a batch, or raise the first error."""
+    first: dict[int, Exception] = {}
+    for number in sorted(canvas.errors):
+        # If one stream or view of a clip fails, the whole clip fails.
+        first.setdefault(canvas.plan.row_of(number), canvas.errors[number])
+    for error in first.values():
+        # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
+        own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
+        if not isinstance(on_error, Skip) or not own:
+            raise error
+        step.skips[type(error).__name__] += 1
+        _log.warning("clip skipped: %s", error)
+    step.clips -= len(first)
     skips = total.skips + step.skips
-    skipped = skips.total()
-    seen = total.clips + step.clips + skipped
-    if skipped > SKIP_SLACK + max_rate * seen:
+    skipped, seen = skips.total(), total.clips + step.clips + skips.total()
+    if first and isinstance(on_error, Skip) and skipped > SKIP_SLACK + on_error.max_rate * seen:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
         raise FastvidError(
-            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
+            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error={on_error} allows",
             hint="run `fastvid verify` to find damaged samples and exclude them with where=",
-        ) from errors[max(errors)]
+        ) from first[max(first)]
 
 
 def _sizes(
@@ -209,7 +190,6 @@ class ClipLoader(IterableDataset[Batch]):
         """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
-        self._skips = Skips(workers.on_error)
         self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
@@ -370,9 +350,9 @@ class ClipLoader(IterableDataset[Batch]):
                 waited = time.perf_counter() - asked
                 step.add(work.counters)
                 samples = work.plan.samples
-                step.clips, step.batches = sum(sample != MASKED for sample in samples), 1
+                step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
-                self._skips.take(work.errors, len(samples), step, self.stats.total, self.spec.rules.num_views)
+                count_skips(self.workers.on_error, work, step, self.stats.total)
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds
@@ -432,24 +412,14 @@ class ClipLoader(IterableDataset[Batch]):
 
     def _pipeline(self) -> BatchPipeline:
         """Return a pipeline of the rest of this epoch and of all that follow."""
-        decoders, audio = self._decoders, self.spec.rules.audio
-        return BatchPipeline(
-            self._epochs(self._seed, self._epoch, self._position),
-            decoders,
-            prefetch=self.workers.prefetch,
-            sounds=None if audio is None else SoundMemory(audio, decoders.pool, self._video.stream),
-            num_fetchers=self._num_fetchers,
-        )
+        epochs, prefetch = self._epochs(self._seed, self._epoch, self._position), self.workers.prefetch
+        return BatchPipeline(epochs, self._decoders, prefetch=prefetch, num_fetchers=self._num_fetchers)
 
-    def _epochs(self, seed: int, first: int, position: int) -> Iterator[Iterator[BatchPlan]]:
+    def _epochs(self, seed: int, first: int, position: int) -> Iterator[Iterator[Plan]]:
         """Yield the plans of the rest of the first epoch, then those of each that follows."""
         rules, plans, decoders = self.spec.rules, self.plans, self._decoders
         for epoch in itertools.count(first):
-            clips = ClipPlanner(rules, seed, epoch, decoders.backend)
-            # Clips that this process prefetches must be decided in this process.
-            here = self._num_fetchers > 0 or rules.audio is not None or not clips.runs_in_workers
-            options = {"join": decoders.join, "decide": here or not decoders.decides}
             order = plans.orders.order(seed, epoch)
-            planner = BatchPlanner(self.dataset, order, clips, **options, clip_sizes=self._clip_sizes)
+            planner = Planner(self.dataset, rules, order, decoders.backend, decoders.join, self._clip_sizes)
             yield planner.plans(plans.epoch(seed, epoch), position)
             position = 0

@@ -10,13 +10,15 @@ Does not import torch, because worker processes write batches too.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import cached_property
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -141,7 +143,7 @@ class SharedBufferPool(BufferPool):
         self._empty.append(block)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowLayout:
     """Layout of one row of a batch."""
 
@@ -151,42 +153,40 @@ class RowLayout:
     # scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     channels: tuple[tuple[float, float], ...] | None = None
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint8]:
         """Data type of the row."""
         return np.dtype(np.uint8) if self.channels is None else np.dtype(np.float32)
 
-    @property
-    def shape(self) -> tuple[int, int, int, int]:
-        """Shape of the row in memory."""
-        sizes = dict(zip("CTHW", self.levels_shape, strict=True))
-        one, two, three, four = (sizes[axis] for axis in self.order)
-        return one, two, three, four
-
-    @property
+    @cached_property
     def levels_shape(self) -> tuple[int, int, int, int]:
         """Shape that decoders write: [3, T, H, W]."""
         return (3, self.num_frames, *self.size)
 
-    @property
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the row in memory."""
+        return tuple(self.levels_shape["CTHW".index(axis)] for axis in self.order)
+
+    @cached_property
     def nbytes(self) -> int:
         """Size of the row in bytes."""
-        return 3 * self.num_frames * self.size[0] * self.size[1] * self.dtype.itemsize
+        return math.prod(self.levels_shape) * self.dtype.itemsize
 
-    @property
+    @cached_property
     def as_decoded(self) -> bool:
         """Whether decoders can write the row directly: they write values, and planes as a whole."""
         return self.channels is None and self.order.endswith("HW")
 
-    def decoded(self, memory: UInt8Array) -> UInt8Array:
-        """Return `nbytes` bytes of memory as a row that decoders write directly, viewed as [3, T, H, W]."""
-        return memory.reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
+    @cached_property
+    def _axes(self) -> tuple[int, ...]:
+        return tuple(self.order.index(axis) for axis in "CTHW")
 
-    def view(self, memory: npt.NDArray[np.float32] | UInt8Array) -> npt.NDArray[np.float32] | UInt8Array:
+    def view(self, memory: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
-        return memory.view(self.dtype).reshape(self.shape).transpose([self.order.index(axis) for axis in "CTHW"])
+        return memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
 
-    def fill(self, row: npt.NDArray[np.float32] | UInt8Array, levels: UInt8Array) -> None:
+    def fill(self, row: npt.NDArray[Any], levels: UInt8Array) -> None:
         """Convert decoded values and write them to the row.
 
         `row`: viewed as [3, T, H, W]. `levels`: decoded values, uint8 [3, T, H, W].

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
@@ -20,12 +20,17 @@ from fastvid.format.mp4 import Declared, declared_by_mp4
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Coded, Times
 from fastvid.format.schema import Matrix, Range
+from fastvid.media.container import Read, element, find_moov
 from fastvid.media.demuxer import side_data
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray
 
 ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
 """The hint for a video whose packets cannot be used unchanged."""
+
+TONE_MAP, KEEP = HDR = ("tonemap", "keep")
+"""What becomes of high dynamic range: pictures of the usual one, which only encoding makes, or its values as they are.
+"""
 
 HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 """Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
@@ -64,14 +69,14 @@ class Orientation:
         return cls(turn % 4, mirror, abs(degrees - 90 * turn) <= _NEAR_TURN)
 
 
-def declared(container: str, read: Callable[[int, int], bytes], moov: bytes | None = None) -> Declared:
+def declared(container: str, read: Read, size: int) -> Declared:
     """Return how a container says that its pictures are shown; nothing of containers that FFmpeg tells of.
 
-    `read`: returns bytes of the file by offset and size. `moov`: the body of an MP4's tables.
+    `size`: size of the file in bytes.
     """
     try:
-        if container == "mov" and moov is not None:
-            return declared_by_mp4(memoryview(moov))
+        if container == "mov":
+            return declared_by_mp4(find_moov(read, size))
         if container == "matroska":
             return Declared(margins=_matroska_margins(read(0, _HEAD)))
     except (FormatError, struct.error, IndexError):
@@ -80,7 +85,7 @@ def declared(container: str, read: Callable[[int, int], bytes], moov: bytes | No
 
 
 def present(
-    info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = "tonemap"
+    info: StreamInfo, frame: VideoFrame, said: Declared, aspect: Fraction | None, *, hdr: str = TONE_MAP
 ) -> tuple[StreamInfo, tuple[str, ...]]:
     """Return a stream's description with what its first frame and its container say of its pictures; and notes.
 
@@ -118,7 +123,7 @@ def _refuse(frame: VideoFrame, hdr: str) -> None:
     if frame.interlaced_frame:
         raise _unusable("its pictures are interlaced, and packets cannot be deinterlaced")
     transfer = HDR_TRANSFERS.get(int(frame.color_trc))
-    if transfer and hdr != "keep":
+    if transfer and hdr != KEEP:
         raise SourceError(
             f"its pictures have high dynamic range ({transfer}), which only encoding tone-maps",
             reason=Reason.HDR,
@@ -185,24 +190,10 @@ def _matroska_margins(head: bytes) -> tuple[int, int, int, int]:
 def _elements(view: memoryview, inside: tuple[int, ...]) -> Iterator[tuple[int, memoryview]]:
     """Yield EBML elements and, of containers that are named, what they contain; what is cut ends at the cut."""
     at = 0
-    while at + 2 <= len(view):
-        kind, at = _number(view, at, keep_marker=True)
-        size, at = _number(view, at, keep_marker=False)
-        body = view[at : at + size]
-        yield kind, body
+    while (found := element(view[at : at + 12])) is not None:
+        kind, header, size = found
+        stop = len(view) if size is None else at + header + size
+        yield kind, view[at + header : stop]
         if kind in inside:
-            yield from _elements(body, inside)
-        at += size
-
-
-def _number(view: memoryview, at: int, *, keep_marker: bool) -> tuple[int, int]:
-    """Return a variable-length number and where it ends; a size of all ones, unknown, is as long as possible."""
-    first = view[at]
-    length = 9 - first.bit_length()
-    if length > 8:
-        raise FormatError("EBML number of more than eight bytes")
-    value = int.from_bytes(view[at : at + length], "big")
-    if not keep_marker:
-        value &= (1 << 7 * length) - 1
-        value = 1 << 62 if value == (1 << 7 * length) - 1 else value
-    return value, at + length
+            yield from _elements(view[at + header : stop], inside)
+        at = stop

@@ -3,8 +3,7 @@
 The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
 container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
 
-`FileReader` reads parts of a file on a disk or in an object store, and counts what that takes. `Comparison` compares
-frames decoded from planned packets with what FFmpeg's demuxer and decoder make of the file by themselves.
+`FileReader` reads parts of a file on a disk or in an object store, and counts what that takes.
 """
 
 from __future__ import annotations
@@ -14,37 +13,30 @@ import os
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
 
-import av
 import numpy as np
-from av.video.frame import VideoFrame
 
-from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.headers import WHOLE_PACKETS, FieldPairs, shortened
+from fastvid.format.headers import WHOLE_PACKETS, FieldPairs
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
-from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
-from fastvid.format.schema import INPUT_PADDING, Codec, PacketFlag, StreamFlag
-from fastvid.media.container import Demuxed, check_fragments, find_moov
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.format.schema import Codec
+from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
+from fastvid.media.demuxer import open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import (
-    HEADER_WINDOW,
-    check_pixels,
-    decode_padded,
     decoded_codec,
     found_at,
-    frame_digest,
 )
-from fastvid.media.timing import Reason
-from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray, UInt32Array
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import usual_step
+from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
 
@@ -229,17 +221,17 @@ class Tables:
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
     """Read where the packets of a file are."""
-    container, moov = sniff(file.part(0, CONTAINER_BYTES)), None
+    container, track = sniff(file.part(0, CONTAINER_BYTES)), None
     if container == "mov":
         try:
             # Boxes behind the frames are the tables and little else: read them at once.
-            moov = bytes(find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size))
-            track = read_moov(memoryview(moov), file.size)
+            moov = find_moov(lambda at, n: file.part(at, n, ahead=_TABLES_AHEAD if at else 0), file.size)
+            track = read_moov(moov, file.size)
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
-        else:
-            return replace(_from_track(track, container, limits), declared=declared(container, file.part, moov))
-    return replace(_Demuxed(file, container, limits).tables(), declared=declared(container, file.part, moov))
+    said = declared(container, file.part, file.size)
+    tables = _Demuxed(file, container, limits).tables() if track is None else _from_track(track, container, limits)
+    return replace(tables, declared=said)
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -285,29 +277,18 @@ class _Demuxed:
         """Read the file."""
         with open_demuxer(self.file, self.container) as source:
             stream = video_stream(source)
-            context = stream.codec_context
             codec = decoded_codec(stream)
-            check_pixels(context.width, context.height, self.limits)
-            extradata = bytes(context.extradata or b"")
+            demuxed = Demuxed(self.container, source, stream, self.limits)
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
-            fields = FieldPairs(codec.label, extradata)
-            demuxed = Demuxed(self.container, source, stream)
-            try:
-                for packet in demuxed:
-                    if packet.size:
-                        self._take(packet, fields, kept)
-            except MemoryError as error:
-                raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
-            except av.FFmpegError as error:
-                message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
-                raise SourceError(message, reason=Reason.DAMAGED) from error
+            fields = FieldPairs(codec.label, demuxed.extradata)
+            for packet in demuxed:
+                if packet.size:
+                    self._take(packet, fields, kept)
             demuxed.check(self.file.part, self.file.size)
-            time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
-            nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
         pts, shown = np.asarray(self.pts, np.int64), np.asarray(self.shown, np.bool_)
-        rate = nominal.limit_denominator(100_000)
+        rate, time_base = demuxed.rate, demuxed.time_base
         if time_base.numerator == 1:
             measured = _rate(pts, shown, time_base.denominator, self.last or 1)
             # Containers round times to their clock, so the nominal rate is kept if it explains the times.
@@ -315,7 +296,7 @@ class _Demuxed:
         return Tables(
             container=self.container,
             codec=codec,
-            extradata=extradata,
+            extradata=demuxed.extradata,
             rate=rate,
             time_base=time_base,
             offsets=np.asarray(self.offsets, np.int64),
@@ -326,24 +307,20 @@ class _Demuxed:
             heads=self.heads,
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
-            aspect=aspect,
+            aspect=demuxed.aspect,
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
         number = len(self.sizes)
         if packet.is_corrupt:
             raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
-        if number >= self.limits.max_frames:
-            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if packet.pts is None:
             raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         data = bytes(packet)
         if fields.completes(memoryview(data)) and number:
             raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         end = self.offsets[-1] + self.sizes[-1] if number else 0
-        start = end if packet.pos is None or packet.pos < 0 else packet.pos
-        near = self.file.part(start, HEADER_WINDOW + len(data))
-        self.offsets.append(found_at(near, data, number, start))
+        self.offsets.append(found_at(self.file.part, data, number, packet.pos, end))
         self.sizes.append(len(data))
         self.pts.append(packet.pts)
         self.shown.append(not packet.is_discard)
@@ -360,151 +337,7 @@ def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:
     return replace(tables, heads=heads, checksums=checksums)
 
 
-def _rate(pts: IntArray, shown: BoolArray, ticks: int, last: int) -> Fraction:
-    return frame_rate(np.sort(pts[shown]), ticks, last=last)
-
-
-CANDIDATES: Final = 8
-"""Key packets among which the one is chosen whose frames are compared."""
-
-NEAR: Final = 16
-"""Packets behind that key packet whose frames are compared."""
-
-SHORT: Final = 64
-"""Packets of a video whose last frame is compared as well."""
-
-
-class Comparison:
-    """Decodes frames of a file in two ways."""
-
-    def __init__(self, file: FileReader, tables: Tables) -> None:
-        self.file, self.tables = file, tables
-        self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
-        self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
-
-    def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
-        """Decode packets; yield their numbers and frames, in display order."""
-        chosen = records[packets]
-        places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
-        context = open_context(self.tables.codec, self.tables.extradata)
-        try:
-            data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
-            for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
-                self.aspect = self.aspect or fraction(context.sample_aspect_ratio)
-                yield number, frame
-        except (av.FFmpegError, ValueError) as error:
-            raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
-
-    def begun(self, head: bytes) -> VideoFrame | None:
-        """Return a picture of the size and colours of the video, decoded from the head of its first packet.
-
-        None if the decoder makes nothing of it. Its pixels mean nothing.
-        """
-        context = open_context(self.tables.codec, self.tables.extradata)
-        context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
-        try:
-            packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))
-            frames = [*context.decode(packet), *context.decode(None)]
-        except (av.FFmpegError, ValueError):
-            return None
-        self.aspect = fraction(context.sample_aspect_ratio)
-        return frames[0] if frames else None
-
-    def wrong(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> int | None:
-        """Return the first of some frames that differs from what FFmpeg makes of the file; None if none does.
-
-        `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
-        the stream.
-        """
-        table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
-        rows = np.flatnonzero(np.isin(records["frame"], frames)).tolist()
-        numbers = {row: self._numbers.get(packet_offsets(records[row : row + 1])[0]) for row in rows}
-        expected = self._played([number for number in numbers.values() if number is not None])
-        for row, number in numbers.items():
-            frame = int(records["frame"][row])
-            if number is None:
-                return frame  # the file has no packet there
-            try:
-                decoded = self.decoded(table.plan([frame]).packets, records)
-                found = next((given for place, given in decoded if place == row), None)
-            except SourceError:
-                return frame
-            if found is None or frame_digest(found) != expected[number]:
-                return frame
-        return None
-
-    def ends_alike(self) -> bool:
-        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
-        tables = self.tables
-        keys = np.flatnonzero(tables.sync & tables.shown)
-        times = np.sort(tables.pts[tables.shown]) - int(tables.pts[tables.shown].min())
-        since = int(tables.pts[keys[-1]] - tables.pts[tables.shown].min()) if len(keys) else 0
-        self.file.seek(0)
-        with open_demuxer(self.file, tables.container) as source:
-            stream = video_stream(source)
-            begin = stream.start_time or 0
-            try:
-                if since > 0:
-                    source.seek(begin + since, stream=stream)
-                found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
-            except av.FFmpegError as error:
-                raise SourceError(f"reading failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
-        listed: list[int] = times[times >= since].tolist()
-        return sorted(time for time in found if time >= since) == listed
-
-    def _played(self, numbers: Sequence[int]) -> dict[int, bytes]:
-        """Return the digests of the frames that packets show, decoded by FFmpeg in one pass.
-
-        The pass begins at an earlier key packet than the plan of the last of them.
-        """
-        tables = self.tables
-        # Times since the first frame: an empty edit delays all of them, which only the demuxer applies.
-        times = tables.pts - int(tables.pts[tables.shown].min())
-        keys = np.flatnonzero(tables.sync)
-        first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
-        at = max(min(first, last - 1), 0)
-        # Frames that are shown before the key packet they follow are not decoded by who begins there.
-        if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
-            at -= 1
-        key = keys[at] if len(keys) else 0
-        missing, found = {int(times[number]): number for number in numbers}, dict[int, bytes]()
-        self.file.seek(0)
-        with open_demuxer(self.file, tables.container) as source:
-            stream = video_stream(source)
-            stream.codec_context.thread_count = 1
-            begin = stream.start_time or 0
-            try:
-                if times[key] > 0:
-                    source.seek(begin + int(times[key]), stream=stream)
-                for frame in source.decode(stream):
-                    number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
-                    if number is not None:
-                        found[number] = frame_digest(frame)
-                    if not missing:
-                        return found
-            except av.FFmpegError as error:
-                raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
-        raise SourceError(
-            f"FFmpeg shows no frame at the time of packet {min(missing.values())}",
-            reason=Reason.NO_INDEX,
-            hint=ENCODE_HINT,
-        )
-
-
-def chosen_frames(records: RecordArray) -> list[int]:
-    """Return some frames around a key packet, always the same ones; of a short video also the last.
-
-    Frames before the key packet prove the plans inside a GOP, those after it that decoding may start there. Of several
-    key packets the one is taken before which the fewest packets have to be decoded.
-    """
-    rng = np.random.default_rng(zlib.crc32(records.tobytes()))
-    keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
-    start = stop = 0
-    if len(keys) > 1:
-        number = min(rng.integers(1, len(keys), CANDIDATES).tolist(), key=lambda key: keys[key] - keys[key - 1])
-        start, stop = int(keys[number - 1]), int(keys[number])
-    before, after = (
-        shown[shown >= 0].tolist() for shown in np.split(records["frame"][start : stop + NEAR], [stop - start])
-    )
-    drawn = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
-    return sorted({*after[:1], *drawn, *([last] if len(records) <= SHORT else [])})
+def _rate(pts: IntArray, shown: BoolArray, ticks: int, only: int) -> Fraction:
+    """Return the mean rate of the shown frames. `only`: ticks that the only frame of a video lasts."""
+    times = np.sort(pts[shown])
+    return frame_rate(times, ticks, last=usual_step(np.diff(times), only))

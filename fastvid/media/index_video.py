@@ -12,7 +12,7 @@ What is not known is decoded from its key packet, or, where that is not proven, 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -26,13 +26,15 @@ from fastvid.format.bitstream import can_plan, changes_parameters
 from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
-from fastvid.media.describe import ENCODE_HINT, present, with_times
+from fastvid.media.checks import Comparison, Finding, check_packets, chosen_frames
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP, present, with_times
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.file_tables import Comparison, FileReader, Tables, chosen_frames, read_tables, with_heads
+from fastvid.media.file_tables import FileReader, Tables, read_tables, with_heads
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times
-from fastvid.media.timing import Reason, clip_frames, frame_bounds
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import clip_frames, frame_bounds
 from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
 # Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
@@ -117,7 +119,7 @@ class Proof(StrEnum):
     ALL = "all"
 
 
-def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str = "tonemap") -> IndexedVideo:
+def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str = TONE_MAP) -> IndexedVideo:
     """Index the first video stream of a file.
 
     `limits`: limits on its size and number of frames. `hdr`: see `fastvid.media.describe.present`.
@@ -127,10 +129,10 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
     tables = read_tables(file, limits)
     if not can_plan(tables.codec):
         return _index_whole(file, limits, hdr)
-    return Indexing(file, _with_read_heads(tables, file), limits, hdr).indexed(proof)
+    return Indexing(Comparison(file, _with_read_heads(tables, file)), hdr).indexed(proof)
 
 
-def _index_whole(file: FileReader, limits: Limits, hdr: str = "tonemap") -> IndexedVideo:
+def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
     if file.size > limits.output_bytes:
         raise SourceError(
             f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
@@ -202,14 +204,12 @@ def _why_changed(tables: Tables, flags: UInt8Array) -> str:
 class Indexing:
     """Makes the index of a file of its tables."""
 
-    file: FileReader
-    tables: Tables
-    limits: Limits
-    hdr: str = "tonemap"
+    compared: Comparison
+    hdr: str = TONE_MAP
 
     def indexed(self, proof: Proof) -> IndexedVideo:
         """Return the index."""
-        tables = self.tables
+        tables = self.compared.tables
         flags, notes, why = choose_flags(tables)
         flags[0] |= _KEY
         frames = self._frames(flags)
@@ -220,6 +220,7 @@ class Indexing:
             PacketTable(records)
         except FormatError as error:
             raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+        self.compared.check_order(records)
         first, aspect = self._first(records, proof)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
         count = int((frames >= 0).sum())
@@ -227,7 +228,7 @@ class Indexing:
         info, shown = present(info, first, tables.declared, aspect, hdr=self.hdr)
         times = shown_times(tables.pts.tolist(), records["frame"].astype(np.int64))
         info = with_times(info, times, tables.time_base)
-        if proof is Proof.SAMPLE and not Comparison(self.file, tables).ends_alike():
+        if proof is Proof.SAMPLE and not self.compared.ends_alike():
             raise SourceError(
                 "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
@@ -236,13 +237,8 @@ class Indexing:
         if why:
             info = replace(info, flags=info.flags | StreamFlag.WHOLE)
             notes.append(f"whole: {why}")
-            compared = Comparison(self.file, tables)
-            if proof is Proof.SAMPLE and (wrong := compared.wrong(info, records, _early(records))) is not None:
-                raise SourceError(
-                    f"frame {wrong} decoded from its packets differs from what FFmpeg shows",
-                    reason=Reason.NO_INDEX,
-                    hint=ENCODE_HINT,
-                )
+            if proof is Proof.SAMPLE and (wrong := self._differs(info, records, _early(records))):
+                raise SourceError(wrong, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         notes = [*shown, *tables.notes, *notes]
         return IndexedVideo(
             info, records, first.format.name, tables.container, tuple(notes), (), times, tables.time_base
@@ -250,7 +246,7 @@ class Indexing:
 
     def _frames(self, flags: UInt8Array) -> IntArray:
         """Return the frame that each packet shows, in display order, -1 for none; int64 [P]."""
-        tables = self.tables
+        tables = self.compared.tables
         shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN) == 0))
         if not len(shown):
             raise SourceError(f"none of the {len(flags)} packets shows a frame", reason=Reason.NO_FRAMES)
@@ -267,28 +263,31 @@ class Indexing:
 
     def _first(self, records: RecordArray, proof: Proof) -> tuple[VideoFrame, Fraction | None]:
         """Return the first shown frame, without proof as much as was read anyway, and the shape of its pixels."""
-        compared, head = Comparison(self.file, self.tables), self.tables.heads[0]
+        compared, tables = self.compared, self.compared.tables
+        head = tables.heads[0]
         first = compared.begun(head) if proof is Proof.NONE and head is not None else None
         if first is None:
             decoded = compared.decoded(PacketTable(records).plan([0]).packets, records)
             first = next((frame for _, frame in decoded), None)
         if first is None:
             raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
-        return first, self.tables.aspect or compared.aspect
+        return first, tables.aspect or compared.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[RecordArray, str]:
         """Compare some frames; return the records as far as they are proven, and why the stream is decoded whole."""
-        frames, compared = chosen_frames(records), Comparison(self.file, self.tables)
-        wrong = compared.wrong(info, records, frames)
-        if wrong is None:
-            return records, ""
-        if (records["flags"] & _DROPPABLE).any():
+        frames = chosen_frames(records)
+        wrong = self._differs(info, records, frames)
+        if wrong and (records["flags"] & _DROPPABLE).any():
             careful = records.copy()
             careful["flags"] &= ~_DROPPABLE
-            if compared.wrong(info, careful, frames) is None:
+            if not self._differs(info, careful, frames):
                 notes.append("from-key-frames")
                 return careful, ""
-        return records, f"frame {wrong} differs if it is decoded from its key packet"
+        return records, wrong
+
+    def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
+        """Return how some frames differ from those that FFmpeg shows; empty if they do not."""
+        return next((message for _, message in self.compared.check(info, records, frames)), "")
 
 
 def _early(records: RecordArray) -> list[int]:
@@ -297,25 +296,37 @@ def _early(records: RecordArray) -> list[int]:
     return sorted({0, min(last, 7), min(last, 30)})
 
 
-def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits: Limits) -> Iterator[str]:
+def check_index(file: FileReader, info: StreamInfo, records: RecordArray, limits: Limits) -> Iterator[Finding]:
     """Yield what is wrong with the index of a file, or of a part of it.
 
     `records`: its PACKET_DTYPE records [P]. `limits`: limits on the size and number of frames.
     """
-    for number, (offset, size, expected) in enumerate(
-        zip(packet_offsets(records), records["size"].tolist(), records["crc32"].tolist(), strict=True)
-    ):
-        if not info.flags & StreamFlag.UNCHECKED and zlib.crc32(file.part(offset, size)) != expected:
-            yield f"packet {number} differs from its checksum"
-            return
-    if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
-        found = _index_whole(file, limits)
+    if not info.flags & StreamFlag.UNCHECKED and (wrong := list(check_packets(file.part, records))):
+        yield from wrong
+        return
+    tables = _told(file, limits, records)
+    if tables is None:
+        found = _index_whole(file, limits, "keep")
         places = dict(zip(packet_offsets(found.records), found.records["frame"].tolist(), strict=True))
         shown = records[records["frame"] >= 0]
         frames = [places.get(offset, -1) for offset in packet_offsets(shown)]
         if len({frame - now for frame, now in zip(frames, shown["frame"].tolist(), strict=True)}) != 1:
-            yield "indexing the video again gives a different index"
+            yield "index", "indexing the video again gives a different index"
         return
-    wrong = Comparison(file, read_tables(file, limits)).wrong(info, records, chosen_frames(records))
-    if wrong is not None:
-        yield f"frame {wrong} decoded from its planned packets differs from the one that FFmpeg shows"
+    yield from Comparison(file, tables).check(info, records, chosen_frames(records))
+
+
+def _told(file: FileReader, limits: Limits, records: RecordArray) -> Tables | None:
+    """Return the tables of a file if their times tell which packet shows which frame."""
+    if sniff(file.part(0, CONTAINER_BYTES)) not in _TIMED:
+        return None
+    try:
+        tables = read_tables(file, limits)
+    except SourceError as error:
+        if error.reason is Reason.NO_INDEX:
+            return None
+        raise
+    times = dict(zip(tables.offsets.tolist(), tables.pts.tolist(), strict=True))
+    shown = records[records["frame"] >= 0]
+    known = [times.get(offset, -1) for offset in packet_offsets(shown[np.argsort(shown["frame"])])]
+    return tables if (np.diff(known) > 0).all() else None

@@ -32,15 +32,16 @@ from fastvid.decode.pyav import open_context
 from fastvid.errors import FormatError, MissingDependency, SourceError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
-from fastvid.format.mp4 import find_box, frame_rate
+from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.container import Demuxed, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
-from fastvid.media.describe import ENCODE_HINT, declared, present, with_times
+from fastvid.media.container import Demuxed, Read, check_fragments
+from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged, usual_step
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.
@@ -126,16 +127,10 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         codec = decoded_codec(stream)
-        check_pixels(stream.codec_context.width, stream.codec_context.height, limits)
-        stream.codec_context.thread_count = 1
-        played = Playback(codec, bytes(stream.codec_context.extradata or b""))
-        played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
-        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
-        played.rate = rate.limit_denominator(100_000)
-        played.aspect = fraction(stream.sample_aspect_ratio)
-        demuxed = Demuxed(container, source, stream)
+        demuxed = Demuxed(container, source, stream, limits)
+        played = Playback(codec, demuxed.extradata, demuxed.rate, demuxed.time_base, demuxed.aspect)
         try:
-            _read(demuxed, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
+            _read(demuxed, stream, played, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
             raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
@@ -159,24 +154,16 @@ def decoded_codec(stream: VideoStream) -> Codec:
     return codec
 
 
-def check_pixels(width: int, height: int, limits: Limits) -> None:
-    """Raise SourceError for frames that are larger than allowed."""
-    if width * height > limits.max_pixels:
-        raise SourceError(
-            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
-        )
-
-
-def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, *, unpack: bool) -> None:
     fields = FieldPairs(played.codec.label, played.extradata)
     splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
     for demuxed in packets_of:
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
-            _take(packet, stream, played, limits, fields)
+            _take(packet, stream, played, fields)
 
 
-def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fields: FieldPairs) -> None:
+def _take(packet: Any, stream: VideoStream, played: Playback, fields: FieldPairs) -> None:
     if packet.size:
         if packet.is_corrupt:
             raise SourceError(f"packet {len(played.packets)} is truncated", reason=Reason.TRUNCATED)
@@ -192,8 +179,6 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
             played.dts.append(packet.dts)
             played.durations.append(packet.duration or 0)
             played.discard.append(packet.is_discard)
-        if len(played.packets) > limits.max_frames:
-            raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
     for frame in stream.decode(packet):
         number = len(played.digests)
         if frame.is_corrupt:
@@ -212,7 +197,7 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
 
 
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
-HEADER_WINDOW: Final = 4096
+_HEADER_WINDOW: Final = 4096
 # MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
 _PLACEHOLDER_BYTES: Final = 8
 # Passes over each GOP with half of the droppable packets left out.
@@ -251,7 +236,7 @@ class NumberedPackets:
     whole: str
 
 
-def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> IndexedVideo:
+def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedVideo:
     """Find and verify the packets of a video file's first video stream.
 
     `limits`: limits on the size and number of frames. `hdr`: see `fastvid.media.describe.present`.
@@ -262,10 +247,13 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
     first = played.first
     assert first is not None
     info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], moov_of(data) if container == "mov" else None)
+    said = declared(container, lambda at, count: data[at : at + count], len(data))
     info, shown = present(info, first, said, played.aspect, hdr=hdr)
     numbered = number_packets(played)
-    info, notes = _rate(played, info, numbered.frames)
+    ticks = clock(played, numbered.order)
+    times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
+    rate, notes = _rate(played, times, numbered.frames, info.fps)
+    info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]
     checksums = [zlib.crc32(packet) for packet in played.packets]
     try:
@@ -278,19 +266,10 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = "tonemap") -> Indexed
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
         notes.append(f"whole: {whole}")
     notes = [*shown, *_differences(played, info, first), *notes]
-    times = shown_times(played.pts, numbered.frames)
     info = with_times(info, times, played.time_base)
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
-
-
-def moov_of(data: bytes) -> bytes | None:
-    """Return the body of an MP4's tables; None if there are none."""
-    try:
-        return bytes(find_box(memoryview(data), b"moov", "file"))
-    except FormatError:
-        return None
 
 
 def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:
@@ -349,17 +328,16 @@ def number_packets(played: Playback) -> NumberedPackets:
 def _locate(data: bytes, played: Playback) -> list[int]:
     """Return the offset of each packet in the file."""
     offsets: list[int] = []
-    end = 0
     for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):
-        start = end if position is None or position < 0 else position
-        offsets.append(found_at(data[start : start + HEADER_WINDOW + len(packet)], packet, number, start))
-        end = offsets[-1] + len(packet)
+        end = offsets[-1] + len(played.packets[number - 1]) if number else 0
+        offsets.append(found_at(lambda at, count: data[at : at + count], packet, number, position, end))
     return offsets
 
 
-def found_at(near: bytes, packet: bytes | memoryview, number: int, start: int) -> int:
-    """Return where in the file a packet is, given the bytes of the file from `start` on."""
-    at = near.find(packet)
+def found_at(read: Read, packet: bytes | memoryview, number: int, position: int | None, end: int) -> int:
+    """Return where in the file a packet is; after `end`, that of the one before, if its demuxer does not tell."""
+    start = end if position is None or position < 0 else position
+    at = read(start, _HEADER_WINDOW + len(packet)).find(packet)
     if at < 0:
         raise SourceError(
             f"packet {number} is not contiguous at byte {start} of the file", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -427,29 +405,41 @@ def decode_padded(context: VideoCodecContext, packets: Sequence[tuple[int, Any]]
             yield frame.pts, frame
 
 
-def _rate(played: Playback, info: StreamInfo, frames: npt.NDArray[np.int64]) -> tuple[StreamInfo, list[str]]:
-    """Set the mean rate over the times of the shown packets; return notes about those times."""
+def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
+    """Return the ticks at which packets show their frames; None if the container does not tell.
+
+    Presentation times if they increase, else decode times: AVI stores only those, and the n-th frame is shown at the
+    n-th of them. `order`: the packets that decode to a frame, in display order.
+    """
+    decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
+    for times in ([played.pts[packet] for packet in order], decoded):
+        known = [time for time in times if time is not None]
+        if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
+            return dict(zip(order, known, strict=True))
+    return None
+
+
+def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: Fraction) -> tuple[Fraction, list[str]]:
+    """Return the mean rate over the times of the shown frames, and notes about those times.
+
+    `times`: in ticks, int64 [N]; None if they are not known.
+    """
     shown = np.flatnonzero(frames >= 0)
-    order = shown[np.argsort(frames[shown])]
-    times = [played.pts[number] for number in order.tolist()]
-    known = [time for time in times if time is not None]
-    if len(known) < len(times):
-        return info, ["times-missing"]
-    pts = np.asarray(known, np.int64)
-    steps = np.diff(pts)
-    if (steps <= 0).any():
-        return info, ["times-disordered"]
-    ticks = played.time_base
-    last = played.durations[int(order[-1])] or (int(np.median(steps)) if len(steps) else 0)
-    if last:
-        rate = frame_rate(pts, ticks.denominator, last=last * ticks.numerator) if ticks.numerator == 1 else info.fps
-        nominal = info.fps
-        # Containers round times to their clock, so the nominal rate is kept if it explains the times.
-        if abs(rate - nominal) * 1000 > rate:
-            info = replace(info, fps=rate)
+    pts = [played.pts[number] for number in shown[np.argsort(frames[shown])].tolist()]
+    notes = ["times-missing"] if None in pts else []
+    if not notes and not all(a < b for a, b in pairwise(pts)):
+        notes = ["times-disordered"]
+    tick = played.time_base
+    if times is None or tick.numerator != 1:
+        return nominal, notes
+    steps = np.diff(times)
+    last = usual_step(steps, played.durations[int(shown[0])])
+    rate = frame_rate(times, tick.denominator, last=last) if last else nominal
     # Rounding to the container's clock changes a step by up to one tick.
-    varies = len(steps) > 0 and int(steps.max() - steps.min()) > max(1, int(np.median(steps)) // 100)
-    return info, ["variable-rate"] if varies else []
+    if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
+        notes = ["variable-rate"]
+    # Containers round times to their clock, so the nominal rate is kept if it explains the times.
+    return rate if abs(rate - nominal) * 1000 > rate else nominal, notes
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:

@@ -22,6 +22,7 @@ from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Ro
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
 from fastvid.format.tar import TarMember
+from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
 from fastvid.runtime import faults
@@ -78,6 +79,8 @@ class IndexFiles(ShardWork):
             "root": encode_name(root),
         }
         self.profile = {"name": IN_PLACE, "proof": settings.proof}
+        if settings.profile.hdr != TONE_MAP:
+            self.profile["hdr"] = self.identity["hdr"] = settings.profile.hdr
         self.extras = {IN_PLACE: {"root": root}}
         self.workers = _waiting_workers(found.sources)
 
@@ -238,7 +241,8 @@ def _index(
     workers: int | None,
     limits: Limits | None,
 ) -> list[Part]:
-    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE))
+    # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
+    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")
@@ -276,6 +280,7 @@ def index_videos(
     class_names: Sequence[str] = (),
     follow_links: bool = False,
     proof: str = Proof.SAMPLE,
+    hdr: str = TONE_MAP,
     samples_per_shard: int = SAMPLES_PER_SHARD,
     seed: int = 0,
     limits: Limits | None = None,
@@ -288,11 +293,13 @@ def index_videos(
 
     Args:
         proof: How much of a video is compared with an independent decode: "none", "sample" or "all".
+        hdr: "tonemap" rejects videos of high dynamic range, which only encoding tone-maps; "keep" delivers their values
+            as they are.
         how: ``engine``, ``ray_address``, ``workers``, ``part`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
-    settings, storage = index_settings(limits, proof=proof), open_storage(out)
+    settings, storage = index_settings(limits, proof=proof, hdr=hdr), open_storage(out)
     found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
     inside = next((source for source in found.sources if source.member is not None), None)
     if inside is not None:

@@ -161,7 +161,7 @@ class NodeCache:
                 if path.suffix == _TEMPORARY and facts.st_mtime_ns < abandoned:
                     path.unlink()  # its writer died
                     continue
-                files.append((facts.st_mtime_ns, facts.st_size, path))
+                files.append((facts.st_atime_ns, facts.st_size, path))
         used = sum(size for _, size, _ in files)
         for _, size, path in sorted(files):
             if used <= most:
@@ -193,9 +193,12 @@ class NodeCache:
 
 
 def _touch(path: Path) -> bool:
-    """Set a file's modification time, by which eviction goes, to the time of this use; return whether it exists."""
+    """Set a file's access time, by which eviction goes, to the time of this use; return whether it exists.
+
+    Its modification time stays, by which readers know whether they have verified it.
+    """
     try:
-        os.utime(path)
+        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
     except FileNotFoundError:
         return False
     except OSError:

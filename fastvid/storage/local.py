@@ -7,6 +7,7 @@ import io
 import mmap
 import os
 import secrets
+import stat
 import threading
 import time
 from collections import OrderedDict
@@ -81,8 +82,8 @@ class LocalStorage:
             return self.path(name).stat().st_size
 
     def read(self, name: str) -> bytes:
-        with _translated(self.path(name)):
-            return self.path(name).read_bytes()
+        with _translated(self.path(name)), os.fdopen(_open_file(self.path(name)), "rb") as file:
+            return file.read()
 
     def version(self, name: str) -> Version | None:
         """Return the current version of `name`, whose tag is its modification time, or None without a file."""
@@ -125,7 +126,7 @@ class LocalStorage:
         # A batch may map one file for each clip, and creating a Path costs as much as the mapping.
         path = f"{self.url}/{check_name(name, self.url)}"
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = _open_file(path)
             try:
                 size = os.fstat(descriptor).st_size
                 return memoryview(mmap.mmap(descriptor, size, prot=mmap.PROT_READ) if size else b"")
@@ -281,11 +282,22 @@ class _Handle:
 
     def __init__(self, path: Path) -> None:
         self.descriptor = -1
-        self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.descriptor = _open_file(path)
 
     def __del__(self) -> None:
         if self.descriptor >= 0:
             os.close(self.descriptor)
+
+
+def _open_file(path: str | Path) -> int:
+    """Open a regular file for reading. Without O_NONBLOCK, opening a named pipe would wait for a writer for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        what = "a folder" if stat.S_ISDIR(mode) else "a pipe, a device or a socket"
+        raise StorageError(f"{what} is where a file should be", file=path, hint="restore the file")
+    return descriptor
 
 
 @contextlib.contextmanager

@@ -47,7 +47,7 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
         "Loaders": """
             fastvid.ClipLoader fastvid.Batch fastvid.Order fastvid.Extras fastvid.Output fastvid.Workers fastvid.Skip
             fastvid.LoaderStats
-            fastvid.load.workers.stats.Counters
+            fastvid.load.stats.Counters
         """,
         "In another DataLoader": "fastvid.ClipDataset fastvid.ExactSampler",
         "Order and varying shape": "fastvid.BlockShuffle fastvid.ClassBalanced fastvid.Buckets fastvid.Packed",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastvid.load.workers.stats import Counters
+from fastvid.load.stats import Counters
 from tests.docs import pictures
 from tests.test_package import ORDER
 

@@ -124,6 +124,41 @@ def test_a_condition_reads_no_file_and_no_variable(tmp_path):
         matching_rows(TABLE, f"length(content) > 0 from read_text('{secret}')")
 
 
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "random() < 0.5",
+        "uuid() is null",
+        "now() > DATE '2020-01-01'",
+        "current_date > DATE '2020-01-01'",
+        "current_timestamp is null",
+        "row_number() over () < 2",
+        "key in (select key from range(100000000000))",
+        "exists(with recursive t as (select 1 union all select 1 from t) select * from t)",
+        "label = 1 union select 1",
+        "current_setting('threads') = '2'",
+    ],
+)
+def test_a_condition_is_a_function_of_the_row(condition):
+    """Otherwise every process selects other samples, or a query runs for ever."""
+    with pytest.raises(UsageError, match=r"is no function of a sample's row|Parser Error"):
+        matching_rows(TABLE, condition)
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "len(range(100000000000)) > 1",
+        "repeat('x', 100000000000) = 'a'",
+        "(" * 40_000 + "1=1" + ")" * 40_000,
+        "1=1 " * 10**6,
+    ],
+)
+def test_a_condition_takes_neither_all_memory_nor_for_ever(condition):
+    with pytest.raises(UsageError):
+        matching_rows(TABLE, condition)
+
+
 def test_a_dataset_has_class_names_and_facts_to_select_by(tmp_path):
     clips = [make_clip(tmp_path / f"{n}.mp4", frames=10 + 5 * n) for n in range(4)]
     samples = [(f"c/{n}", clip, [0, 1, 1, None][n]) for n, clip in enumerate(clips)]

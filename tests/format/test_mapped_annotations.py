@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -63,7 +64,7 @@ def url(tmp_path):
 
 
 def files(cache: Path) -> list[Path]:
-    return sorted(path for path in cache.glob("??/*") if path.name != ".lock")
+    return sorted(path for path in cache.glob("??/*") if path.name != ".lock" and path.suffix != ".verified")
 
 
 def is_mapped(array: np.ndarray, cache: Path) -> bool:
@@ -137,7 +138,14 @@ def damage_page(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [damage_cut, damage_empty, damage_zeros, damage_page])
+def damage_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    place = random.Random(path.stat().st_size).randrange(8 * len(content))
+    content[place // 8] ^= 1 << place % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [damage_cut, damage_empty, damage_zeros, damage_page, damage_bit])
 def test_damaged_files_are_written_again(url, cache, caplog, damage):
     labels = Dataset(url).labels.copy()
     assert len(files(cache)) == 2

@@ -7,16 +7,18 @@ import torch
 
 from fastvid.decode import pixels
 from fastvid.errors import UsageError
-from fastvid.load.batch.batch import Assembler, Batch
+from fastvid.load.batch.assemble import Assembler
+from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.sinks import RgbMemory, RgbSink
 from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
 from fastvid.load.memory import SharedBufferPool, SharedRow
+from fastvid.load.order.epoch import MASKED
 from fastvid.load.workers import lanes
 from tests import fake_cuda
 from tests.load.fakes import FakeDataset, fake
 from tests.load.gpu_fakes import GpuDecoder, gpu
-from tests.load.tools import channels_are_neighbours, make, rows, until
+from tests.load.tools import channels_are_neighbours, make, plan_of, rows, until
 
 WAYS = {
     "planes": ("PlanesDecoder", "PlanesDecoder"),
@@ -221,9 +223,9 @@ def test_one_batch_is_finished_ahead_of_the_consumer(cuda, monkeypatch):
     made = []
     plain = Assembler.make
 
-    def make_one(self, plan, *parts):
-        made.append(plan.share.start)
-        return plain(self, plan, *parts)
+    def make_one(self, canvas):
+        made.append(canvas.plan.share.start)
+        return plain(self, canvas)
 
     monkeypatch.setattr(Assembler, "make", make_one)
     loader = make(FakeDataset(64), decoder="PlanesDecoder", device="cuda:1", prefetch=3)
@@ -265,7 +267,7 @@ def test_damaged_clips_are_zero_on_the_gpu(cuda):
 def test_rows_of_worker_processes_are_copied_from_pinned_memory(cuda):
     spec = VideoSpec((2, 4, 6), "BCTHW", None, LoaderStream(torch.device("cuda", 1)))
     memory = RgbMemory(spec, SharedBufferPool(1), threads=1)
-    sink = RgbSink(memory, [None] * 3, None)
+    sink = RgbSink(memory, plan_of(FakeDataset(1), samples=[MASKED] * 3), 0)
     row = sink.output(1, frozenset({SharedRow}))
     assert (row.offset % 4096, row.layout.nbytes) == (row.layout.nbytes, 3 * 2 * 4 * 6)
     sink.done(1, good=False)

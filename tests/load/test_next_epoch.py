@@ -8,7 +8,7 @@ import os
 import pytest
 
 from fastvid.errors import ChecksumError
-from fastvid.load.workers.engine import PendingBatch
+from fastvid.load.batch.canvas import Canvas
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import fastvid_threads, make, rows, until
@@ -146,7 +146,7 @@ def test_what_was_prefetched_is_released_by_close():
     for number, _ in enumerate(loader, 1):
         until(lambda ahead=number + 3: fakes.CountingDecoder.decoded == 8 * ahead)
     gc.collect()
-    assert any(type(work) is PendingBatch for work in gc.get_objects())
+    assert any(type(work) is Canvas for work in gc.get_objects())
     loader.close()
     gc.collect()
-    assert not any(type(work) is PendingBatch for work in gc.get_objects())
+    assert not any(type(work) is Canvas for work in gc.get_objects())

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from fastvid.decode.backends import backend
 from fastvid.load.clips.clip import ClipRules
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, Spatial
-from fastvid.load.clips.plan import BatchPlanner, ClipPlanner
+from fastvid.load.clips.plan import Planner
 from fastvid.load.clips.sampling import Segments, VideoInfo
 from fastvid.load.clips.views import Views
 from fastvid.load.order.draws import Permutation
-from fastvid.load.order.epoch import Batches
-from fastvid.runtime.processes import World
+from fastvid.load.order.epoch import Share
 from tests.load.fakes import HEIGHT, WIDTH, fake
 from tests.load.loaders import clip_loader
 
@@ -64,11 +65,37 @@ def epoch_of(dataset, world, **options):
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
 
 
-def plans(dataset, crop=(96, 160)):
-    """Return six clips of two frames."""
-    one = ClipPlanner(ClipRules((Segments(2),), (Spatial.of([CenterCrop(crop)]),)), 0, 0, backend("pyav"))
-    planner = BatchPlanner(dataset, Permutation(len(dataset), 0, 0), one)
-    return [clip for clip in planner.plan(Batches(len(dataset), 6, "drop", World()).share(0)).clips if clip]
+def walk(dataset, legs, *, epoch=0, unit=1, **options):
+    """Return the rows of an epoch that loaders continue at every checkpoint with another world and batch size.
+
+    `legs`: for each the world, the clips of a batch besides those of the ranks, and the batches before the next leg.
+    """
+    delivered, first = [], make(dataset, global_batch_size=unit, **options)
+    state = json.dumps({**first.state_dict(), "epoch": epoch})
+    for number, (world, more, steps) in enumerate(legs):
+        size = {"world_size": world, "global_batch_size": unit * (world + more)}
+        ranks = [make(dataset, rank=rank, **size, **options) for rank in range(world)]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(state))
+        if ranks[0].epoch > epoch:  # nothing of the epoch is left
+            break
+        iterators = [iter(rank) for rank in ranks]
+        for step, batches in enumerate(zip(*iterators, strict=True)):
+            if step == steps and number < len(legs) - 1:
+                break
+            delivered += [row for batch in batches for row in rows(batch)]
+            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
+        for iterator in iterators:
+            iterator.close()
+    return delivered
+
+
+def plan_of(dataset, frames=None, samples=range(6), decoder=None):
+    """Return the plan of a batch of these samples."""
+    rules = ClipRules((frames or Segments(2),), (Spatial.of(CenterCrop(16)),))
+    planner = Planner(dataset, rules, Permutation(len(dataset), 0, 0), decoder or backend("pyav"))
+    share = Share(0, len(samples), np.arange(len(samples)))
+    return planner.plan(share, np.array(samples, dtype=np.int64))
 
 
 def fastvid_threads():

@@ -121,3 +121,13 @@ def test_unknown_scheme_is_rejected_and_local_storage_is_picklable(tmp_path):
         open_storage("gopher://x/y")
     store = open_storage(tmp_path)
     assert pickle.loads(pickle.dumps(store)).url == store.url == str(tmp_path)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+@pytest.mark.parametrize("read", ["read", "map", "read_into"])
+def test_what_is_no_file_is_an_error_and_not_waited_for(tmp_path, make, read):
+    """Opening a named pipe waits for a writer, for ever in a downloaded folder."""
+    make(tmp_path / "x")
+    arguments = ("x", [(0, memoryview(bytearray(1)))]) if read == "read_into" else ("x",)
+    with pytest.raises(StorageError, match="where a file should be"):
+        getattr(LocalStorage(str(tmp_path)), read)(*arguments)

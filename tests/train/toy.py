@@ -30,8 +30,8 @@ from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimCo
 from fastvid.train.loop.loop import EvalData, Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import Score, evaluate
-from fastvid.train.parts.optim import Schedule, sgd
-from fastvid.train.parts.replica import Replica
+from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.parts.replica import Freezer, Replica
 from fastvid.train.ranks import Member, StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import METRICS_FILE, Recorder
@@ -137,24 +137,39 @@ def toy_config(folder: Path, **run: Any) -> Config:
 
 
 def trainer(
-    config: Config, member: Member, *, norm: bool = False, stop: StopSignal | None = None, **data: Any
+    config: Config,
+    member: Member,
+    *,
+    model: nn.Module | None = None,
+    norm: bool = False,
+    stop: StopSignal | None = None,
+    kind: type[ToyLoader] = ToyLoader,
+    saves: bool = True,
+    **data: Any,
 ) -> Trainer:
-    model = net(norm=norm)
-    loader = ToyLoader(member.world, **data)
-    per_epoch = loader.batches.count(0) * BATCH if loader.batches.last == "drop" else NUM_SAMPLES
-    schedule = Schedule(config.optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=BATCH)
+    """Return a trainer of the toy net or another model; `data` are arguments of its loader."""
+    model, size = net(norm=norm) if model is None else model, config.data.global_batch_size
+    strategy = build_strategy(config.sync, member, config.sync_options)
+    world, optim = strategy.reader.world, config.optim
+    loader = kind(world, size=size, **data)
+    per_epoch = loader.batches.count(0) * size if loader.batches.last == "drop" else NUM_SAMPLES
+    schedule = Schedule(optim, epochs=config.run.epochs, samples_per_epoch=per_epoch, global_batch_size=size)
+    freezer = Freezer(model, optim.freeze, per_epoch) if optim.freeze else None
     folder = Path(config.run.out)
     return Trainer(
         config,
         member,
-        Replica(model, sgd(model, config.optim), schedule),
+        Replica(
+            model, make_optimizer(model, optim), schedule, ema_decay=optim.ema_decay, ema_clips=optim.base_batch_size,
+            freezer=freezer,
+        ),
         loader,
-        build_strategy(config.sync, member, {}),
-        eval_data=EvalData(ToyLoader(member.world, size=7, last="keep"), NUM_SAMPLES),
-        checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
-        recorder=Recorder(folder / METRICS_FILE if member.leads else None),
-        stop=stop,
-    )
+        strategy,
+        eval_data=EvalData(kind(world, size=7, last="keep"), NUM_SAMPLES),
+        checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints) if saves else None,
+        recorder=Recorder(folder / METRICS_FILE if member.leads and saves else None),
+        stop=stop or StopSignal(),
+    )  # fmt: skip
 
 
 def outcome(made: Trainer, *, over: bool) -> dict[str, Any]:

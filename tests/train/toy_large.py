@@ -11,10 +11,6 @@ import torch
 
 from fastvid.models.ghost import use_ghost_norm
 from fastvid.train.config.config import Config, ModelConfig
-from fastvid.train.loop.loop import EvalData, Trainer
-from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import Schedule, make_optimizer
-from fastvid.train.parts.replica import Freezer, Replica
 from fastvid.train.ranks import Member, join
 from tests.train import toy
 
@@ -40,29 +36,12 @@ def toy_config(name: str, folder: Path) -> Config:
     return replace(base, data=data, optim=optim, run=run, model=model, sync_options=options)
 
 
-def trainer(config: Config, member: Member, *, norm: bool) -> Trainer:
-    model = toy.net(norm=norm)
-    if config.model.ghost_norm:
-        use_ghost_norm(model, GROUP)
-    freezer = Freezer(model, config.optim.freeze, toy.NUM_SAMPLES) if config.optim.freeze else None
-    schedule = Schedule(
-        config.optim, epochs=config.run.epochs, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=BATCH
-    )
-    optimizer = make_optimizer(model, config.optim)
-    replica = Replica(model, optimizer, schedule, ema_decay=config.optim.ema_decay, ema_clips=BATCH, freezer=freezer)
-    return Trainer(
-        config,
-        member,
-        replica,
-        toy.ToyLoader(member.world, size=BATCH, group=GROUP),
-        build_strategy(config.sync, member, config.sync_options),
-        eval_data=EvalData(toy.ToyLoader(member.world, size=BATCH, last="keep"), toy.NUM_SAMPLES),
-    )
-
-
 def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
     config = toy_config(name, folder)
-    made = trainer(config, member, norm=name in ("norm", "ghost", "micro", "recipe"))
+    model = toy.net(norm=name in ("norm", "ghost", "micro", "recipe"))
+    if config.model.ghost_norm:
+        use_ghost_norm(model, GROUP)
+    made = toy.trainer(config, member, model=model, saves=False, group=GROUP)
     over = made.fit()
     average = made.replica.average
     result = toy.outcome(made, over=over)

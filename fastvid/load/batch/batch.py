@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastvid.errors import UsageError
-from fastvid.format.schema import FLOW, PICTURES
-from fastvid.load.batch.canvas import BatchSound, Canvas, Patches, TransformStage
-from fastvid.load.batch.spec import Spec, Video, VideoSpec
-from fastvid.load.clips.plan import BatchPlan
-from fastvid.load.device import LoaderStream
-from fastvid.load.order.draws import Draws
-from fastvid.load.order.epoch import MASKED
-from fastvid.load.order.packed import Packed
-from fastvid.runtime.arrays import FloatArray, IntArray
 
 
 class Batch(dict[str, Any]):
@@ -30,7 +19,7 @@ class Batch(dict[str, Any]):
     ranks of ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so
     multiply by it there.
 
-    Made from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
+    RowResult from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
     absent, and its attribute is an AttributeError that says which argument delivers it. Annotation columns are in
     `fields`.
     """
@@ -50,6 +39,9 @@ class Batch(dict[str, Any]):
     # `frame_index` is.
     seconds: Tensor
     fps: Tensor  # frames per second of each row's video, float64 [B], on the host; -1 for padding
+    # frames per second that each clip shows on average, from its first to its last moment, float64 [B], with views
+    # [B, V], on the host; -1 for masked rows, and for clips of one moment.
+    clip_fps: Tensor
     size: Tensor  # height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding
     sample: Tensor  # index of each row's sample in the dataset, int64 [B], on the host; -1 for padding
     position: Tensor  # position of each row in the epoch's order, int64 [B], on the host; -1 for padding
@@ -156,7 +148,7 @@ class Batch(dict[str, Any]):
         return Batch({name: changed(value) for name, value in self.items()})
 
 
-_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position", "bins"})
+_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "clip_fps", "size", "sample", "position", "bins"})
 """Entries whose tensors stay on the host."""
 
 _WITH_LABEL: Final = frozenset({"labels", "weight", "valid", "mask", "grid", "cu_seqlens"})
@@ -169,132 +161,3 @@ _ASKED: Final = (
     | dict.fromkeys(("audio", "audio_mask"), "audio=Audio(16_000)")
 )
 """Arguments of the loader that deliver an entry."""
-
-
-class Assembler:
-    """Makes the batches of a loader from complete canvases."""
-
-    def __init__(self, spec: Spec, video: VideoSpec) -> None:
-        self._spec, self._rules, self._stream = spec, spec.rules, video.stream
-        self._views = () if spec.rules.views is None else (spec.rules.num_views,)
-        self.stage = None if spec.after is None else TransformStage(spec.after, video)
-        packed = spec.batches
-        self._patches = Patches(packed.patch, packed.merge, video.layout) if isinstance(packed, Packed) else None
-
-    @property
-    def uses_global_generators(self) -> bool:
-        """Whether `make` seeds global random generators for a while, so that only the consumer's thread may run it."""
-        return self.stage is not None and self.stage.chain.uses_global_generators
-
-    def make(
-        self,
-        plan: BatchPlan,
-        canvas: Canvas,
-        shown: Mapping[int, IntArray],
-        errors: Collection[int],
-        sound: BatchSound | None = None,
-    ) -> tuple[Batch, torch.cuda.Event | None]:
-        """Finish a batch on the loader's stream, without waiting for it.
-
-        `canvas`: its memory, with every row done. `shown`: frames of each canvas row. `errors`: canvas rows
-        that failed. Returns the batch, and an event after its last operation; None on a CPU.
-        """
-        with self._stream.use():
-            # If one stream or view of a clip failed, the whole clip failed.
-            failed = {row // self._rules.num_views % len(plan.samples) for row in errors}
-            made = [
-                self._in_views(self._transformed(stream, video, plan, failed))
-                for stream, video in zip(self._rules.streams, canvas.finish(), strict=True)
-            ]
-            for video in made:
-                for row in failed:
-                    video[row].zero_()
-            batch = self._assemble(dict(zip(self._rules.streams, made, strict=True)), plan, shown, failed)
-            batch.update({} if sound is None else sound.finish(failed))
-            return batch, self._stream.mark()
-
-    def _transformed(self, stream: str, video: Video, plan: BatchPlan, failed: Collection[int]) -> Video:
-        if self.stage is None or stream == FLOW or stream in self._rules.depth:
-            return video
-        draws = [
-            None
-            if sample == MASKED or row in failed
-            else (Draws(plan.planner.seed, plan.planner.epoch, position), view)
-            for row, (sample, position) in enumerate(zip(plan.samples, plan.share.positions.tolist(), strict=True))
-            for view in range(self._rules.num_views)
-        ]
-        first = self._rules.streams.index(stream) * len(draws)
-        return self.stage.finish(video, plan.clips[first : first + len(draws)], plan.share.shape, draws)
-
-    def _in_views(self, video: Video) -> Video:
-        return video.view(-1, *self._views, *video.shape[1:]) if isinstance(video, Tensor) and self._views else video
-
-    def _assemble(
-        self, streams: Mapping[str, Video], plan: BatchPlan, shown: Mapping[int, IntArray], failed: Collection[int]
-    ) -> Batch:
-        spec, seed, epoch = self._spec, plan.planner.seed, plan.planner.epoch
-        samples = np.asarray(plan.samples, dtype=np.int64)
-        valid = samples != MASKED
-        valid[list(failed)] = False
-        present = np.flatnonzero(np.repeat(valid, self._rules.num_views)).tolist()
-        shape = plan.share.shape
-        longest = max((len(shown[row]) for row in present), default=1) if shape is None else shape[0]
-        frames = np.full((len(samples), *self._views, longest), -1, dtype=np.int64)
-        flat = frames.reshape(-1, longest)
-        for row in present:
-            flat[row, : len(shown[row])] = shown[row]
-        weight = np.where(valid, plan.share.weight, 0).astype(np.float32)
-        small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
-        small |= {"weight": weight, "valid": valid}
-        small |= {} if spec.signals is None else spec.signals.rows(samples, valid, frames)
-        if spec.output.collate == "pad":
-            small["mask"] = frames >= 0
-        video, plain = streams[self._rules.streams[0]], dict[str, Any]()
-        if self._patches is not None:
-            assert isinstance(video, list)
-            assert plan.share.bins is not None
-            video, small["grid"] = self._patches.pack(video)
-            lengths = small["grid"].prod(axis=1)
-            small["cu_seqlens"] = np.append(0, np.cumsum(lengths)).astype(np.int32)
-            plain = {"max_seqlen": int(lengths.max()), "bins": torch.from_numpy(plan.share.bins)}
-        small = dict(sorted(small.items(), key=lambda item: -item[1].itemsize))
-        return Batch(
-            {"video": video}
-            | {name: video for name, video in streams.items() if name != PICTURES}
-            | dict(zip(small, _upload(tuple(small.values()), self._stream), strict=True))
-            | plain,
-            key=tuple(plan.keys),
-            frame_index=torch.from_numpy(frames),
-            seconds=torch.from_numpy(_seconds(frames, plan.rates)),
-            fps=torch.from_numpy(plan.rates[:, 0] / np.abs(plan.rates[:, 1])),
-            size=torch.from_numpy(plan.sizes),
-            sample=torch.from_numpy(samples),
-            position=torch.from_numpy(plan.share.positions),
-            epoch=epoch,
-            start=plan.share.start,
-            stop=plan.share.stop,
-            **spec.annotations.on_host(samples, plan.share.positions, seed, epoch),
-        )
-
-
-def _seconds(frames: IntArray, rates: IntArray) -> FloatArray:
-    """Return the time at which each frame begins; -1 where there is none.
-
-    `frames`: int64 [B, ...], -1 for none. `rates`: exact frames per second as numerator and denominator, int64 [B,
-    2].
-    """
-    numerator, denominator = (part.reshape(-1, *[1] * (frames.ndim - 1)) for part in rates.T)
-    return np.where(frames < 0, -1.0, frames * denominator / numerator)
-
-
-def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
-    """Return arrays as tensors on the device: views of one block that is copied once."""
-    host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=device.is_asynchronous)
-    packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
-    views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]
-    for part, view in zip(parts, views, strict=True):
-        packed[view].view(part.dtype)[:] = part.reshape(-1)
-    block = device.upload(host)
-    return [
-        block[view].view(torch.from_numpy(part).dtype).view(part.shape) for part, view in zip(parts, views, strict=True)
-    ]

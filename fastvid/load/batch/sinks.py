@@ -39,10 +39,10 @@ from fastvid.decode.request import (
 from fastvid.format.packets import StreamInfo
 from fastvid.format.planes import STEPS, ZERO
 from fastvid.load.batch.spec import Shapes, Video, VideoSpec, one_shape
-from fastvid.load.clips.clip import BatchRow, Clip, as_clips
+from fastvid.load.clips.plan import Plan
 from fastvid.load.memory import BufferPool, RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.order.epoch import ClipShape
-from fastvid.runtime.arrays import UInt8Array
+from fastvid.runtime.arrays import IntArray, UInt8Array
 
 _ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
 
@@ -68,11 +68,8 @@ class Sink(Protocol):
         ...
 
 
-Rows = Sequence[BatchRow | None]
-"""The clip of each row of a stream; None is a masked row, which stays zero."""
-
-OpenSink = Callable[[Rows, ClipShape | None], Sink]
-"""Opens the memory for the rows of a stream and the shape that all rows get, if the plan decides it."""
+OpenSink = Callable[[Plan, int], Sink]
+"""Opens the memory of a batch's stream, given by its number. Masked rows stay zero."""
 
 
 class RgbMemory:
@@ -87,18 +84,21 @@ class RgbMemory:
         # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
         self._channels = tuple(pixels.channels()) if pixels is not None and on_host else None
         self.order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
+        self._layouts: dict[ClipShape, RowLayout] = {}
 
     def layout(self, shape: ClipShape) -> RowLayout:
         """Return the layout of a row of this shape."""
-        return RowLayout(shape[0], shape[1:], self.order, self._channels)
+        if shape not in self._layouts:
+            self._layouts[shape] = RowLayout(shape[0], shape[1:], self.order, self._channels)
+        return self._layouts[shape]
 
 
 class _LevelsSink:
     """Rows of decoded RGB levels, one after the other in one block of memory."""
 
-    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
-        self._spec, self._shapes = spec, spec.shapes(clips, shape)
-        self._blank = {row for row, clip in enumerate(clips) if clip is None}
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        self._spec, self._shapes = spec, spec.shapes(plan.shapes(stream), plan.share.shape)
+        self._blank = set(np.flatnonzero(plan.lengths == 0).tolist())
 
     def _levels(self, memory: torch.Tensor) -> Video:
         """Return the video of levels [3, T, H, W] in the device's memory."""
@@ -124,8 +124,8 @@ class RgbSink(_LevelsSink):
 
     kinds: ClassVar[frozenset[type]] = frozenset({Rgb, SharedRow})
 
-    def __init__(self, memory: RgbMemory, clips: Rows, shape: ClipShape | None) -> None:
-        super().__init__(memory.spec, clips, shape)
+    def __init__(self, memory: RgbMemory, plan: Plan, stream: int) -> None:
+        super().__init__(memory.spec, plan, stream)
         self._memory = memory
         layouts = {shape: memory.layout(shape) for shape in set(self._shapes.rows)}
         self._layouts = [layouts[shape] for shape in self._shapes.rows]
@@ -153,7 +153,7 @@ class RgbSink(_LevelsSink):
         if SharedRow in kinds and self._shared is not None:
             return SharedRow(self._shared[row], layout)
         if layout.as_decoded:
-            return Rgb(layout.decoded(self._rows[row]))
+            return Rgb(layout.view(self._rows[row]))
         self._staged[row] = self._memory.clips.take(math.prod(layout.levels_shape)).reshape(layout.levels_shape)
         return Rgb(self._staged[row])
 
@@ -193,8 +193,8 @@ class DeviceRgbSink(_LevelsSink):
 
     kinds: ClassVar[frozenset[type]] = frozenset({DeviceRgb})
 
-    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
-        super().__init__(spec, clips, shape)
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        super().__init__(spec, plan, stream)
         sizes = [3 * math.prod(shape) for shape in self._shapes.rows]
         self._memory = torch.empty(sum(sizes), dtype=torch.uint8, device=spec.stream.device)
         self._rows = torch.split(self._memory, sizes)
@@ -221,10 +221,11 @@ class PlanesSink:
     kinds: ClassVar[frozenset[type]] = frozenset({Planes})
     on_device: ClassVar[bool] = False  # whether decoders write to the device
 
-    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None) -> None:
-        self._spec, self._clips, self._good = spec, as_clips(clips), [False] * len(clips)
-        self._shapes = self._shapes_of(self._clips, shape)
-        sizes = [packed_size(clip.request) if clip else 0 for clip in self._clips]
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        self._spec, self._plan, self._first = spec, plan, stream * len(plan.lengths)
+        self._good = [False] * len(plan.lengths)
+        self._shapes = self._shapes_of(plan.shapes(stream), plan.share.shape)
+        sizes = [0 if not count else packed_size(self._request(row)) for row, count in enumerate(plan.lengths)]
         stops = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
         self._spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
         where = {"device": spec.stream.device} if self.on_device else {"pin_memory": spec.stream.is_asynchronous}
@@ -233,7 +234,7 @@ class PlanesSink:
 
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `Sink`."""
-        return packed(self._memory[self._spans[row]].numpy(), self._clip(row).request)
+        return packed(self._memory[self._spans[row]].numpy(), self._request(row))
 
     def done(self, row: int, *, good: bool) -> None:
         """See `Sink`."""
@@ -246,26 +247,27 @@ class PlanesSink:
         moved = memory if self.on_device else self._spec.stream.upload(memory)
         return self._video([moved[span] if good else None for span, good in zip(self._spans, self._good, strict=True)])
 
-    def _shapes_of(self, clips: Sequence[Clip | None], planned: ClipShape | None) -> Shapes:
-        return self._spec.shapes(clips, planned)
+    def _shapes_of(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
+        return self._spec.shapes(rows, planned)
 
-    def _clip(self, row: int) -> Clip:
-        clip = self._clips[row]
-        assert clip is not None
-        return clip
+    def _request(self, row: int) -> ClipRequest:
+        return self._plan.part(self._first + row)
+
+    def _info(self, row: int) -> StreamInfo:
+        return self._plan.info(self._first + row)
 
     def _video(self, rows: Sequence[torch.Tensor | None]) -> Video:
         """Convert the bytes of each row on the device; None is a row that becomes zeros."""
         spec, shapes = self._spec, self._shapes
-        planes = [None if data is None else self._planes(data, self._clip(row)) for row, data in enumerate(rows)]
+        planes = [None if data is None else self._planes(data, row) for row, data in enumerate(rows)]
         if shapes.uniform is not None:
             return _uniform(planes, spec, shapes.uniform)
         # Row by row, because clips of different sizes are resized to different sizes.
         each = [_uniform([one], spec, shape)[0] for one, shape in zip(planes, shapes.rows, strict=True)]
         return spec.collated(each, shapes)
 
-    def _planes(self, data: torch.Tensor, clip: Clip) -> ClipPlanes:
-        request, info = clip.request, clip.info
+    def _planes(self, data: torch.Tensor, row: int) -> ClipPlanes:
+        request, info = self._request(row), self._info(row)
         size = (len(request.frames), request.box.height, request.box.width)
         return ClipPlanes.packed(data, *size, flip=request.flip, matrix=info.matrix, sample_range=info.range)
 
@@ -278,16 +280,17 @@ class DevicePlanesSink(PlanesSink):
 
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `Sink`."""
-        return DevicePlanes(*_nv12(self._memory[self._spans[row]], self._clip(row)), self._writable)
+        return DevicePlanes(*_nv12(self._memory[self._spans[row]], self._request(row)), self._writable)
 
-    def _planes(self, data: torch.Tensor, clip: Clip) -> ClipPlanes:
-        y, uv = _nv12(data, clip)
-        return ClipPlanes(y, uv[..., 0], uv[..., 1], clip.request.flip, clip.info.matrix, clip.info.range)
+    def _planes(self, data: torch.Tensor, row: int) -> ClipPlanes:
+        request, info = self._request(row), self._info(row)
+        y, uv = _nv12(data, request)
+        return ClipPlanes(y, uv[..., 0], uv[..., 1], request.flip, info.matrix, info.range)
 
 
-def _nv12(data: torch.Tensor, clip: Clip) -> tuple[torch.Tensor, torch.Tensor]:
+def _nv12(data: torch.Tensor, request: ClipRequest) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
-    count, height, width = len(clip.request.frames), clip.request.box.height, clip.request.box.width
+    count, height, width = len(request.frames), request.box.height, request.box.width
     pixels = count * height * width
     return data[:pixels].view(count, height, width), data[pixels:].view(count, height // 2, width // 2, 2)
 
@@ -313,9 +316,9 @@ class _MeasuresSink(PlanesSink):
     def _dtype(self) -> torch.dtype:
         return self._spec.pixels.dtype if self._spec.pixels else torch.float32
 
-    def _shapes_of(self, clips: Sequence[Clip | None], planned: ClipShape | None) -> Shapes:
-        whole = one_shape(clips, planned or self._spec.shape)
-        return Shapes([whole] * len(clips), whole)
+    def _shapes_of(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
+        whole = one_shape(rows, planned or self._spec.shape)
+        return Shapes([whole] * len(rows), whole)
 
 
 class DepthSink(_MeasuresSink):
@@ -329,17 +332,15 @@ class DepthSink(_MeasuresSink):
 
     kinds: ClassVar[frozenset[type]] = frozenset({Levels})
 
-    def __init__(
-        self, spec: VideoSpec, clips: Rows, shape: ClipShape | None, *, table: Callable[[], torch.Tensor]
-    ) -> None:
-        super().__init__(spec, clips, shape)
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int, *, table: Callable[[], torch.Tensor]) -> None:
+        super().__init__(spec, plan, stream)
         self._table = table
 
     def _video(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
         depth = torch.zeros((len(rows), *self._shapes.rows[0]), dtype=self._dtype, device=self._spec.stream.device)
         for row, data in enumerate(rows):
             if data is not None:
-                request = self._clip(row).request
+                request = self._request(row)
                 # torch has few operations on uint16: the bits are those of a positive int16.
                 levels = data.view(torch.int16).view(len(request.frames), request.box.height, request.box.width)
                 depth[row] = to_depth(levels, request, self._table())
@@ -368,27 +369,22 @@ class FlowSink(_MeasuresSink):
 
     Resizing a crop scales x by W/w and y by H/h, and a flip negates x, so that the flow matches the motion visible in
     the clip. (The TSN code resizes without scaling.)
-
-    `stack`: flows of each frame.
     """
-
-    def __init__(self, spec: VideoSpec, clips: Rows, shape: ClipShape | None, *, stack: int) -> None:
-        super().__init__(spec, clips, shape)
-        self._stack = stack
 
     def _video(self, rows: Sequence[torch.Tensor | None]) -> torch.Tensor:
         spec, (frames, *size) = self._spec, self._shapes.rows[0]
-        whole = (len(rows), 2 * self._stack, *self._shapes.rows[0])
+        channels = 2 * self._plan.rules.flow_stack
+        whole = (len(rows), channels, *self._shapes.rows[0])
         flow = empty_batch(
             whole, spec.layout, self._dtype, spec.stream.device, channels_last=spec.channels_last
         ).zero_()
         for row, data in enumerate(rows):
             if data is not None:
                 # Luma precedes chroma, which carries no flow.
-                clip = self._clip(row)
-                luma, _ = _nv12(data, clip)
+                request = self._request(row)
+                luma, _ = _nv12(data, request)
                 # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
-                value = to_flow(luma, clip.info, clip.request).view(frames, 2 * self._stack, *size)
+                value = to_flow(luma, self._info(row), request).view(frames, channels, *size)
                 flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
         return flow
 
@@ -396,7 +392,7 @@ class FlowSink(_MeasuresSink):
 def to_flow(luma: torch.Tensor, info: StreamInfo, request: ClipRequest) -> torch.Tensor:
     """Convert pictures of x above y to flow in pixels of the output picture.
 
-    `luma`: uint8 [N, h', w], cropped by `flow_request`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
+    `luma`: uint8 [N, h', w], cropped as by `Plan.part`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
     """
     half = info.height // 2
     rows = request.box.height - half

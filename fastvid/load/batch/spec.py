@@ -9,7 +9,7 @@ text, so that an error can say which part of a state does not match the loader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,7 +21,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.load.after.chain import TransformChain
 from fastvid.load.batch.labels import RowAnnotations, SignalRows
-from fastvid.load.clips.clip import BatchRow, Clip, ClipRules, clip_sizes
+from fastvid.load.clips.clip import ClipRules, clip_sizes
 from fastvid.load.clips.sampling import with_length
 from fastvid.load.clips.views import check_views
 from fastvid.load.device import LoaderStream
@@ -31,6 +31,7 @@ from fastvid.load.order.draws import DRAWS_VERSION
 from fastvid.load.order.epoch import Batches, Batching, ClipShape, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.load.order.packed import Packed
+from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_integer
 
@@ -160,18 +161,18 @@ _SMALLEST: Final = (1, 2, 2)
 class Shapes:
     """Shapes of a batch's rows, each (T, H, W) in pixels."""
 
-    rows: list[ClipShape]  # shape of each row; (0, 0, 0) for a masked row of a batch whose rows differ
+    rows: list[ClipShape]  # shape of each row; zeros for a masked row of a batch whose rows differ
     uniform: ClipShape | None  # the shape of all rows; None if they differ, or are delivered as a list
     padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not
 
 
-def one_shape(clips: Sequence[BatchRow | None], planned: ClipShape | None) -> ClipShape:
-    """Return the shape of all clips.
+_MASKED: Final = (0, 0, 0)
 
-    `clips`: the clip of each row; None for a masked row.
-    """
-    shapes = [planned, *(one.clip_shape for one in clips if isinstance(one, Clip))]
-    kinds = list(dict.fromkeys(shape for shape in shapes if shape is not None)) or [_SMALLEST]
+
+def one_shape(rows: IntArray, planned: ClipShape | None) -> ClipShape:
+    """Return the shape of all clips; `rows`: that of each row, int64 [N, 3], see `Plan.shapes`."""
+    shapes = dict.fromkeys([_MASKED if planned is None else planned, *map(tuple, rows.tolist())])
+    kinds = [shape for shape in shapes if shape != _MASKED] or [_SMALLEST]
     if len(kinds) > 1:
         raise UsageError(
             f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
@@ -200,22 +201,21 @@ class VideoSpec:
         pixels = None if output.dtype is torch.uint8 else output.pixels
         return cls(spec.rules.shape, output.layout, pixels, stream, output.channels_last, collate)
 
-    def shapes(self, clips: Sequence[BatchRow | None], planned: ClipShape | None) -> Shapes:
+    def shapes(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
         """Return the shapes of a batch's rows.
 
-        `clips`: the clip of each row; None for a masked row. `planned`: shape of the largest clip of the global
+        `rows`: that of each, int64 [N, 3], see `Plan.shapes`. `planned`: shape of the largest clip of the global
         batch, of which these are one rank's rows; None if it is not known before clips are planned.
         """
         whole = self.shape if planned is None else planned
         if self.collate == "stack":
-            whole = one_shape(clips, whole)
-            return Shapes([whole] * len(clips), whole)
-        rows = [one.clip_shape if isinstance(one, Clip) else None for one in clips]
-        kinds = [shape for shape in (whole, *rows) if shape is not None] or [_SMALLEST]
-        each = [shape or (0, 0, 0) for shape in rows]
+            whole = one_shape(rows, whole)
+            return Shapes([whole] * len(rows), whole)
+        each: list[ClipShape] = [(frames, height, width) for frames, height, width in rows.tolist()]
         if self.collate == "list":
             return Shapes(each, None)
-        largest = max(t for t, _, _ in kinds), max(h for _, h, _ in kinds), max(w for _, _, w in kinds)
+        t, h, w = map(max, zip(*each, whole or _MASKED, strict=True))
+        largest = (t, h, w) if t else _SMALLEST
         if whole not in (None, largest):
             raise UsageError(
                 f"a clip has more frames, rows or columns than counted: {largest}, expected at most {whole}",

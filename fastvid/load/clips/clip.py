@@ -1,8 +1,4 @@
-"""Rows of a batch, their planned clips, and the rules that make clips of samples, before anything is read.
-
-Clips of one video (evaluation views, repeated augmentation) are decoded together: each packet that any of them needs
-once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread then cuts each
-clip out of them into that clip's own row.
+"""The rules that make clips of samples, and the sizes of the clips, before anything is read.
 
 All streams of a sample show the same moments: frame f of one camera is frame f of another. A clip's flow covers the
 same frames and the same crop as its pictures. Each frame has a stack of L flow pictures, half before and half after it,
@@ -11,26 +7,21 @@ as in the temporal network of two-stream models.
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from fastvid.decode.pyav import can_cut
-from fastvid.decode.request import Box, ClipRequest
-from fastvid.decode.sound import Audio, AudioWindow
+from fastvid.decode.sound import Audio
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import FLOW, PICTURES
-from fastvid.format.shard import Shard
 from fastvid.load.clips.crops import Size, Spatial, Transform
-from fastvid.load.clips.sampling import NO_ANNOTATIONS, Sampler, clip_length, clip_lengths
+from fastvid.load.clips.sampling import Sampler, clip_length, clip_lengths
 from fastvid.load.clips.timed_sampling import Deltas
 from fastvid.load.clips.views import Views
 from fastvid.load.order.buckets import ClipSizes
@@ -38,88 +29,6 @@ from fastvid.load.order.epoch import ClipShape, EveryFrame
 from fastvid.load.order.mixture import Mixture, part_of, parts_of
 from fastvid.runtime.arrays import AnyArray, IntArray
 from fastvid.runtime.values import check_least
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchRow:
-    """A row of a batch whose clip is not planned yet."""
-
-    row: int  # row in the batch; of a planned clip the row of the canvas, see `ClipPlanner.decide`
-    key: str
-    shard: Shard
-    shard_row: int  # row of the sample in the shard
-    sample: int
-    position: int  # position of the row in the epoch's order
-    annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, kw_only=True)
-    shape: ClipShape | None = field(default=None, kw_only=True)
-    # frame of the video that the row is about; None if it is about the video.
-    anchor: int | None = field(default=None, kw_only=True)
-
-    @property
-    def failing(self) -> tuple[int, ...]:
-        """Rows of the batch that fail if this one does."""
-        return (self.row,)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Clip(BatchRow):
-    """One planned stream of one row of a batch."""
-
-    info: StreamInfo
-    request: ClipRequest  # the frames, crop and flip to decode
-    frames: IntArray  # frames that the clip shows, int64 [T]
-    parts: tuple[Clip, ...] = ()
-    rows: tuple[int, ...] = ()  # rows of the batch that fail if this clip does; empty means only `row`
-    read: Clip | None = None
-    window: AudioWindow | None = None
-
-    @property
-    def clip_shape(self) -> ClipShape:
-        """Frames, height and width of the clip."""
-        height, width = self.request.size
-        return len(self.frames), height, width
-
-    @property
-    def failing(self) -> tuple[int, ...]:
-        """Rows of the batch that fail if this one does."""
-        return self.rows or (self.row,)
-
-
-def as_clips(rows: Sequence[BatchRow | None]) -> list[Clip | None]:
-    """Return the rows as clips; all must be planned."""
-    clips = [row for row in rows if row is None or isinstance(row, Clip)]
-    assert len(clips) == len(rows)
-    return clips
-
-
-def clips_to_decode(rows: Iterable[BatchRow | None]) -> list[BatchRow]:
-    """Return the clips to decode for these rows, each once."""
-    return list(dict.fromkeys((row.read if isinstance(row, Clip) else None) or row for row in rows if row is not None))
-
-
-def join_neighbours(clips: Sequence[Clip | None]) -> list[Clip | None]:
-    """Return the clips, with neighbours that show the same stream of the same sample set to be decoded together."""
-    joined = list(clips)
-    for _, group in itertools.groupby(clips, lambda clip: clip and (clip.sample, clip.request.stream)):
-        parts = [clip for clip in group if clip is not None]
-        if len(parts) > 1 and can_cut(parts[0].info) and not parts[0].request.levels:
-            whole = _merged(parts)
-            for clip in parts:
-                joined[clip.row] = replace(clip, read=whole)
-    return joined
-
-
-def _merged(parts: Sequence[Clip]) -> Clip:
-    """Return the joint clip to decode for several clips of one stream of a video."""
-    first = parts[0]
-    boxes = [part.request.box for part in parts]
-    y, x = min(box.y for box in boxes), min(box.x for box in boxes)
-    height = max(box.y + box.height for box in boxes) - y
-    width = max(box.x + box.width for box in boxes) - x
-    frames = np.unique(np.concatenate([part.request.frames for part in parts]))
-    request = replace(first.request, frames=frames, box=Box(y, x, height, width), size=(height, width), flip=False)
-    return replace(first, request=request, parts=tuple(parts), rows=tuple(part.row for part in parts))
-
 
 Frames = Sampler | Mapping[str, Sampler]
 """A sampler, or one for each dataset of a mixture by name."""
@@ -132,7 +41,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ClipRules:
-    """What makes the clips of each sample. Worker processes use it too, so it contains no dataset."""
+    """What makes the clips of each sample."""
 
     samplers: tuple[Sampler, ...]  # sampler of each dataset, or one for all samples
     spatials: tuple[Spatial, ...]  # transforms of each dataset, or one for all samples
@@ -162,10 +71,11 @@ class ClipRules:
                 hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
             )
         for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
-            if not hasattr(sampler, "draw"):
+            if not hasattr(sampler, "draw") or isinstance(sampler, type):
+                count = sampler if isinstance(sampler, int) else 8
                 raise UsageError(
                     f"frames is {sampler!r}, which is no sampler",
-                    hint=f"use Segments({sampler}), Uniform({sampler}) or Dense({sampler}, stride)",
+                    hint=f"use Segments({count}), Uniform({count}) or Dense({count}, stride)",
                 )
         names = check_streams(streams, flow_stack, dataset.streams)
         options = (names, flow_stack, depth_of(dataset, names), views, audio)
@@ -187,15 +97,21 @@ class ClipRules:
         return 1 if self.views is None else self.views.num_views
 
     @property
+    def main(self) -> int:
+        """Number of the stream whose rate, size and times a batch tells: the pictures, or the first."""
+        return self.streams.index(PICTURES) if PICTURES in self.streams else 0
+
+    @property
     def shape(self) -> ClipShape | None:
         """Frames, height and width of every clip; None if they depend on the video, its dataset or its bucket."""
         count, size = self.num_frames, self.output
         return None if count is None or size is None else (count, *size)
 
-    def of_sample(self, sample: int) -> tuple[Sampler, Spatial]:
-        """Return the sampler and the transforms of a sample."""
-        number = bisect_right(self.ends, sample)
-        return self.samplers[number], self.spatials[number]
+    def groups(self, samples: IntArray) -> Iterator[tuple[list[int], Sampler, Spatial]]:
+        """Yield which of the samples, int64 [N], have the same sampler and transforms, and these."""
+        numbers = np.searchsorted(np.asarray(self.ends), samples, side="right")
+        for number in np.unique(numbers).tolist():
+            yield np.flatnonzero(numbers == number).tolist(), self.samplers[number], self.spatials[number]
 
     @property
     def pairs(self) -> tuple[tuple[Sampler, Spatial], ...]:
@@ -372,18 +288,6 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
     first = frames[:, None] - stack // 2 + np.arange(stack, dtype=np.int64)
     flows: IntArray = np.clip(first, 0, num_frames - 1).reshape(-1)
     return flows
-
-
-def flow_request(
-    sample: int, frames: IntArray, box: Box, size: tuple[int, int], info: StreamInfo, *, flip: bool
-) -> ClipRequest:
-    """Return the request for both halves (x above y) of the stacked flow picture, as a single tall crop.
-
-    `sample`: row of the sample. `frames`: flows, int64 [T * L].
-    """
-    half = info.height // 2
-    tall = Box(box.y, box.x, half + box.height, box.width)
-    return ClipRequest(sample, frames, tall, size, flip, FLOW)
 
 
 def check_lengths(infos: Mapping[str, StreamInfo]) -> None:

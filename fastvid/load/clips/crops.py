@@ -21,26 +21,42 @@ Like every crop they show the even part of the video, without the last row or co
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Final, NamedTuple, Protocol, Self
 
 import numpy as np
 
 from fastvid.decode.request import Box
 from fastvid.errors import UsageError
-from fastvid.load.order.draws import Draws, Purpose
+from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import check_least
 
 Size = tuple[int, int]
 """Height and width in pixels."""
 
+Rectangle = tuple[int, int, int, int]
+"""y, x, height and width in pixels, all even."""
+
+
+class BatchCrop:
+    """A crop of fastvid: one formula for the random numbers of a clip, which are drawn for all clips of a batch."""
+
+    numbers: ClassVar[int] = 0  # random numbers that a clip takes
+
+    def draw(self, height: int, width: int, draws: Draws, /) -> Box:
+        """Return a crop of at least 2x2 pixels inside a video of this size."""
+        return Box(*self.box(height, width, draws.uniform(Purpose.CROP, self.numbers) if self.numbers else ()))
+
+    def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
+        """Return y, x, height and width of a crop."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
-class Sized:
+class Sized(BatchCrop):
     """A crop with a size, or with none until it is given that of a bucket.
 
     Attributes:
@@ -100,10 +116,10 @@ class Sized:
 
 def check_size(size: int | Size) -> Size:
     """Return a size as (height, width)."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
+    pair = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(pair) != 2 or not all(hasattr(side, "__index__") and side >= 1 for side in pair):
         raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
-    return pair
+    return int(pair[0]), int(pair[1])
 
 
 # Attempts before RandomResizedCrop uses the central region, as in torchvision.
@@ -118,6 +134,12 @@ class View(NamedTuple):
     box: Box
     size: Size
     flip: bool
+
+    @classmethod
+    def of(cls, cut: IntArray) -> View:
+        """Return a view from y, x, height and width of its box, height and width of the clip, and 1 if flipped."""
+        y, x, height, width, high, wide, flip = cut.tolist()
+        return cls(Box(y, x, height, width), (high, wide), bool(flip))
 
 
 class Crop(Protocol):
@@ -169,10 +191,10 @@ class CenterCrop(_Region):
         UsageError: If an argument is not positive.
     """
 
-    def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
-        """Return the central crop; uses no random numbers."""
+    def box(self, height: int, width: int, _numbers: Sequence[float], /) -> Rectangle:
+        """Return the central crop."""
         h, w = self._region(height, width)
-        return Box(_even((height - h) / 2), _even((width - w) / 2), h, w)
+        return _even((height - h) / 2), _even((width - w) / 2), h, w
 
 
 @dataclass(frozen=True)
@@ -187,11 +209,12 @@ class RandomCrop(_Region):
         UsageError: If an argument is not positive.
     """
 
-    def draw(self, height: int, width: int, draws: Draws) -> Box:
+    numbers: ClassVar[int] = 2
+
+    def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
         """Return a crop whose corner is uniform over the even pixels where it fits."""
         h, w = self._region(height, width)
-        v, u = draws.uniform(Purpose.CROP, 2)
-        return Box(_place(v, height, h), _place(u, width, w), h, w)
+        return _place(numbers[0], height, h), _place(numbers[1], width, w), h, w
 
 
 @dataclass(frozen=True)
@@ -224,25 +247,27 @@ class RandomResizedCrop(Sized):
         if not 0 < self.ratio[0] <= self.ratio[1]:
             raise UsageError(f"ratio is {self.ratio}, expected 0 < low <= high")
 
-    def draw(self, height: int, width: int, draws: Draws) -> Box:
+    numbers: ClassVar[int] = 4 * _TRIES
+
+    def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
         """Return a crop of random area, aspect ratio and place."""
-        height, width = _even(height), _even(width)
+        height, width = height & ~1, width & ~1
         least, most = self.ratio
         whole: float = height * width
         if self.from_bucket:
             h, w = self.largest(height, width)
             least, most, whole = least * w / h, most * w / h, h * w
         low, high = math.log(least), math.log(most)
-        for attempt in range(_TRIES):
-            size, shape, v, u = draws.uniform(Purpose.CROP, 4, first=4 * attempt)
+        for first in range(0, len(numbers), 4):
+            size, shape, v, u = numbers[first : first + 4]
             area = whole * (self.scale[0] + size * (self.scale[1] - self.scale[0]))
             aspect = math.exp(low + shape * (high - low))
             rows, columns = _nearest_even(math.sqrt(area / aspect)), _nearest_even(math.sqrt(area * aspect))
             if rows <= height and columns <= width:
-                return Box(_place(v, height, rows), _place(u, width, columns), rows, columns)
+                return _place(v, height, rows), _place(u, width, columns), rows, columns
         rows = min(height, _nearest_even(width / least))
         columns = min(width, _nearest_even(height * most))
-        return Box(_even((height - rows) / 2), _even((width - columns) / 2), rows, columns)
+        return _even((height - rows) / 2), _even((width - columns) / 2), rows, columns
 
 
 @dataclass(frozen=True)
@@ -280,7 +305,9 @@ class MultiScaleCrop(Sized):
         if self.max_distort < 0:
             raise UsageError(f"max_distort is {self.max_distort}, expected at least 0")
 
-    def draw(self, height: int, width: int, draws: Draws) -> Box:
+    numbers: ClassVar[int] = 2
+
+    def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
         """Return a crop of random scales and place."""
         short = min(height, width)
         bases = self.largest(height, width) if self.from_bucket else (short, short)
@@ -294,11 +321,11 @@ class MultiScaleCrop(Sized):
             for j, w in enumerate(widths)
             if abs(i - j) <= self.max_distort
         ]
-        which, where = draws.uniform(Purpose.CROP, 2)
+        which, where = numbers
         h, w = pairs[int(which * len(pairs))]
         places = _PLACES if self.more_fix_crop else _PLACES[:5]
         down, right = places[int(where * len(places))]
-        return Box(_even(down * ((height - h) // 4)), _even(right * ((width - w) // 4)), _even(h), _even(w))
+        return _even(down * ((height - h) // 4)), _even(right * ((width - w) // 4)), _even(h), _even(w)
 
 
 # Row and column offsets in quarters of the free height and width: corners, centre; middles of the sides, quarters.
@@ -360,10 +387,25 @@ class Spatial:
 
     def draw(self, height: int, width: int, draws: Draws) -> View:
         """Return the region that a clip shows of a video of this size."""
-        if min(height, width) < 2:
-            raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
-        flip = self.flip is not None and self.flip.draw(draws)
-        return View(self.crop.draw(height, width, draws), self.output_of(height, width), flip)
+        positions = np.array([draws.position])
+        return View.of(self.cuts([height], [width], BatchDraws(draws.seed, draws.epoch, positions))[0])
+
+    def cuts(self, heights: Sequence[int], widths: Sequence[int], draws: BatchDraws) -> IntArray:
+        """Return what clips show of videos of these sizes, int64 [N, 7], see `View.of`."""
+        crop, flip = self.crop, self.flip
+        is_own = getattr(type(crop), "draw", None) is BatchCrop.draw
+        numbers = draws.uniform(Purpose.CROP, crop.numbers).tolist() if isinstance(crop, BatchCrop) and is_own else ()
+        flips = [False] * len(heights) if flip is None else (draws.uniform(Purpose.FLIP, 1)[:, 0] < flip.p).tolist()
+        found = np.empty((len(heights), 7), dtype=np.int64)
+        for row, (height, width) in enumerate(zip(heights, widths, strict=True)):
+            if min(height, width) < 2:
+                raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
+            if isinstance(crop, BatchCrop) and is_own:
+                box = crop.box(height, width, numbers[row])
+            else:
+                box = astuple(crop.draw(height, width, draws[row]))
+            found[row] = (*box, *(crop.output or self.output_of(height, width)), flips[row])
+        return found
 
     @property
     def output(self) -> Size | None:
@@ -410,7 +452,7 @@ def _place(number: float, whole: int, part: int) -> int:
     return 2 * int(number * ((whole - part) // 2 + 1))
 
 
-class _Whole(ABC):
+class _Whole(BatchCrop):
     """The whole video, resized by a rule for its size."""
 
     @property
@@ -418,9 +460,9 @@ class _Whole(ABC):
         """Height and width of every clip in pixels; None, because they depend on the video."""
         return None
 
-    @abstractmethod
     def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
         """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""
+        raise NotImplementedError
 
     def output_of(self, height: int, width: int) -> Size:
         """Return the height and width of the clips of a video with these sides, in pixels."""
@@ -430,9 +472,9 @@ class _Whole(ABC):
         """Return the crop for a bucket of this size: the video's largest central region with its aspect ratio."""
         return CenterCrop(None).of_size(size)
 
-    def draw(self, height: int, width: int, _draws: Draws, /) -> Box:
-        """Return the even part of the video; uses no random numbers."""
-        return Box(0, 0, height & ~1, width & ~1)
+    def box(self, height: int, width: int, _numbers: Sequence[float], /) -> Rectangle:
+        """Return the even part of the video."""
+        return 0, 0, height & ~1, width & ~1
 
 
 # Cached: the videos of a dataset have few sizes, and arrays of one value are slow.

@@ -1,47 +1,42 @@
 """Plans: which frames, crop and flip each row of a batch gets, decided before anything is read.
 
-A plan is a pure function of the dataset, the order, the rules, the seed and the epoch, so any thread, process or rank
-can compute any batch. `ClipPlanner` does not use the dataset, because worker processes plan clips too.
+A plan is a pure function of the dataset, the order, the rules, the seed and the epoch, so any thread or rank can
+compute any batch. Its frames and crops are arrays, of which a clip is a row.
+
+Clips of one video (evaluation views, repeated augmentation) are decoded together: each packet that any of them needs
+once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread then cuts each
+clip out of them into that clip's own row.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import ClipRequest
+from fastvid.decode.pyav import can_cut
+from fastvid.decode.request import Box, ClipRequest
 from fastvid.decode.sound import Audio, AudioWindow, EncodedAudio, decode_audio, fetch_audio
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.shard import Shard
-from fastvid.load.clips.clip import (
-    BatchRow,
-    Clip,
-    ClipRules,
-    SampleAnnotations,
-    as_clips,
-    check_lengths,
-    flow_request,
-    join_neighbours,
-    picture_size,
-    stack_frames,
-)
-from fastvid.load.clips.crops import Size
-from fastvid.load.clips.sampling import VideoInfo, with_length
+from fastvid.load.clips.clip import ClipRules, SampleAnnotations, check_lengths, picture_size, stack_frames
+from fastvid.load.clips.crops import Spatial, View
+from fastvid.load.clips.sampling import Sampler, VideoInfo, Videos, with_length
 from fastvid.load.clips.views import ONE_VIEW
 from fastvid.load.order.buckets import ClipSizes
-from fastvid.load.order.draws import Draws
+from fastvid.load.order.draws import BatchDraws
 from fastvid.load.order.epoch import (
     MASKED,
     Batches,
@@ -54,120 +49,10 @@ from fastvid.load.order.epoch import (
     Share,
 )
 from fastvid.load.order.mixture import Mixture, parts_of
-from fastvid.runtime.arrays import AnyArray, BoolArray, Float32Array, IntArray
-
-
-@dataclass(frozen=True)
-class ClipPlanner:
-    """Plans clips."""
-
-    rules: ClipRules  # choose the frames, crop and flip
-    seed: int  # seed of the random draws, which also depend on the epoch and the row's position
-    epoch: int
-    backend: Backend
-
-    @property
-    def runs_in_workers(self) -> bool:
-        """Whether worker processes can plan clips: only if samplers, crops and flips are fastvid's own, because workers
-        never import a user's modules."""
-        own = __name__.partition(".")[0]
-        return all(
-            type(part).__module__.partition(".")[0] == own
-            for sampler, spatial in self.rules.pairs
-            for part in (sampler, spatial.crop, spatial.flip)
-            if part is not None
-        )
-
-    def infos(self, row: BatchRow) -> dict[str, StreamInfo]:
-        """Return the streams of a row's video."""
-        return {stream: row.shard.info(row.shard_row, stream) for stream in self.rules.streams}
-
-    def facts(self, infos: Mapping[str, StreamInfo]) -> tuple[tuple[int, int], Size]:
-        """Return the exact frame rate of a video as numerator and denominator, and its height and width."""
-        stream = PICTURES if PICTURES in self.rules.streams else self.rules.streams[0]
-        info = infos[stream]
-        return info.fps.as_integer_ratio(), picture_size(info, stream)
-
-    def decide(self, row: BatchRow, rows: int = 1, infos: Mapping[str, StreamInfo] | None = None) -> list[Clip]:
-        """Plan the clips of a row: for each stream all views, with the same frames and crops.
-
-        `row`: the row. `rows`: rows of its batch. View v of stream s of row r is written to canvas row (s *
-        rows + r) * V + v.
-        """
-        rules, infos = self.rules, infos or self.infos(row)
-        self._check_codecs(infos)
-        first = infos[rules.streams[0]]
-        check_lengths(infos)
-        height, width = picture_size(first, rules.streams[0])
-        draws = Draws(self.seed, self.epoch, row.position)
-        sampler, spatial = rules.of_sample(row.sample)
-        if row.shape is not None:
-            sampler, spatial = with_length(sampler, row.shape[0]), spatial.of_size(row.shape[1:])
-        facts = (first.num_frames, float(first.fps), width, height, row.key, row.annotations)
-        views = rules.views or ONE_VIEW
-        shown = views.clips(sampler, VideoInfo(*facts, anchor=row.anchor), draws)
-        clips = []
-        for number, (stream, found) in enumerate(infos.items()):
-            at = (number * rows + row.row) * views.num_views
-            # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
-            cuts = views.cuts(spatial, *picture_size(found, stream), draws)
-            for frames in shown:
-                for box, size, flip in cuts:
-                    if stream == FLOW:
-                        stacked = stack_frames(frames, found.num_frames, rules.flow_stack)
-                        request = flow_request(row.sample, stacked, box, size, found, flip=flip)
-                    else:
-                        request = ClipRequest(row.sample, frames, box, size, flip, stream, stream in rules.depth)
-                    whose = (row.key, row.shard, row.shard_row, row.sample, row.position)
-                    window = None if rules.audio is None or number else rules.audio.window(frames, found.fps)
-                    clips.append(Clip(at, *whose, found, request, frames, window=window))
-                    at += 1
-        return clips
-
-    def _check_codecs(self, infos: Mapping[str, StreamInfo]) -> None:
-        for info in infos.values():
-            if info.codec not in self.backend.codecs:
-                known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
-                raise UsageError(
-                    f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
-                )
-
+from fastvid.runtime.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
 _LARGEST_DENOMINATOR: Final = 100_000
 """Of exact frame rates, see `fastvid.format.mp4.frame_rate`: the double of an annotation stands for only one."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SoundTask:
-    """The sound of one row of a batch, to be read and decoded."""
-
-    window: AudioWindow  # the samples
-    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros
-    mask: BoolArray  # where to write which samples are heard, bool [S]; False
-    source: BatchRow | EncodedAudio | None  # the row to read, or its packets; None if its sample has no audio
-
-    def fetched(self) -> SoundTask:
-        """Return the task with its packets read and checked."""
-        source = self.source
-        if not isinstance(source, BatchRow):
-            return self
-        return replace(self, source=fetch_audio(source.shard, source.shard_row, self.window, key=source.key))
-
-    def decode(self) -> None:
-        """Decode and write the sound."""
-        assert not isinstance(self.source, BatchRow)
-        if self.source is not None:
-            clip = decode_audio(self.source, self.window)
-            self.data[:, : self.window.count] = clip.data
-            self.mask[: self.window.count] = clip.mask
-
-
-def sounding(clips: Sequence[BatchRow | None], rows: int) -> Iterator[tuple[int, Clip]]:
-    """Yield the rows of a batch that have a window of sound, with their clip of the first stream."""
-    for row, clip in enumerate(clips[:rows]):
-        if isinstance(clip, Clip) and clip.window is not None:
-            yield row, clip
-
 
 _ROWS_AHEAD: Final = 256
 """Rows whose samples are looked up in one call."""
@@ -176,40 +61,147 @@ MOST_FETCHERS: Final = 32
 """At 20 ms a request, 32 threads fetch 1,600 clips a second, more than 16 cores decode; 64 add context switches."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BatchPlan:
-    """One rank's share of a batch. A canvas row is a row of a stream and view, see `ClipPlanner.decide`."""
+class ClipPlace(NamedTuple):
+    """Where the packets of a clip are."""
 
-    planner: ClipPlanner  # has planned the clips, or plans those that are not planned yet; one object an epoch
-    share: Share  # positions of the rows
-    samples: list[int]  # number of the sample in each row; MASKED for an empty row
-    keys: list[str]  # key of each row's sample; "" for an empty row
-    # the clip of each canvas row; a `BatchRow` if it is not planned yet; None if it is masked or planning it failed.
-    clips: list[BatchRow | None]
-    errors: dict[int, Exception]  # planning errors, by canvas row
-    # exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty row,
-    # and if its shard cannot be read.
-    rates: IntArray
-    sizes: IntArray  # height and width of each row's video in pixels, int64 [B, 2]; -1 likewise
-    sound_samples: int = 0  # samples of the longest sound of the global batch; 0 without sound
+    shard: Shard
+    row: int  # of the sample in the shard
+    stream: str
+    key: str
+    info: StreamInfo | None = None  # the stream; None if it is not known yet
+
+    def locate(self, error: Exception) -> None:
+        """Add the clip's shard and key to an error."""
+        add_location(error, self.shard.stem, self.key)
+
+
+class Plan:
+    """One rank's share of a batch: S streams of B rows with V views each.
+
+    Canvas row c is view c % V of row c // V % B of stream c // V // B. The frames of all streams are the same.
+    """
+
+    def __init__(self, rules: ClipRules, share: Share, draws: BatchDraws, samples: IntArray) -> None:
+        rows, views = len(samples), rules.num_views
+        clips = rows * views
+        self.rules, self.share, self.views = rules, share, views
+        # The random numbers of each row, and the number of its sample, int64 [B]; MASKED for an empty row.
+        self.draws, self.samples = draws, samples
+        # bool [B]; False for an empty row, and for one that could not be planned.
+        self.valid: BoolArray = samples != MASKED
+        self.keys = [""] * rows  # key of each row's sample; "" for an empty row
+        # The shard of each row's sample, its row there, and its streams.
+        self.shards: list[Shard | None] = [None] * rows
+        self.shard_rows, self.infos = [0] * rows, [cast("tuple[StreamInfo, ...]", ())] * rows
+        # Exact frames per second of each row's video as numerator and denominator, and its height and width in pixels,
+        # both int64 [B, 2]; -1 for an empty row, and if its shard cannot be read.
+        self.rates, self.sizes = np.full((2, rows, 2), -1, dtype=np.int64)
+        # What each canvas row shows of its video, int64 [S * B * V, 7], see `View.of`.
+        self.cuts: IntArray = np.zeros((len(rules.streams) * clips, 7), dtype=np.int64)
+        # Frames that clips show, int64 [B * V, T], -1 after the end of a shorter clip; and how many they are, int64
+        # [B * V], 0 for a clip of a row that is not valid.
+        self.frames: IntArray = np.zeros((clips, 1), dtype=np.int64)
+        self.lengths: IntArray = np.zeros(clips, dtype=np.int64)
+        self.reads: dict[int, int] = {}  # first canvas row of those decoded together, and one past the last
+        self.errors: dict[int, Exception] = {}  # planning errors, by canvas row
+        self.windows: dict[int, AudioWindow] = {}  # the sound of each row
+        self.sound_samples = 0  # samples of the longest sound of the global batch; 0 without sound
+
+    def place(self, number: int) -> ClipPlace:
+        """Return where the packets of a canvas row are."""
+        stream, clip = divmod(number, len(self.lengths))
+        row = clip // self.views
+        shard = self.shards[row]
+        assert shard is not None
+        return ClipPlace(
+            shard, self.shard_rows[row], self.rules.streams[stream], self.keys[row], self.infos[row][stream]
+        )
+
+    def info(self, number: int) -> StreamInfo:
+        """Return the stream of a canvas row."""
+        stream, clip = divmod(number, len(self.lengths))
+        return self.infos[clip // self.views][stream]
+
+    def part(self, number: int) -> ClipRequest:
+        """Return the frames, crop and flip of a canvas row; of flow both halves (x above y), as a single tall crop."""
+        stream, clip = divmod(number, len(self.lengths))
+        rules, row, name = self.rules, clip // self.views, self.rules.streams[stream]
+        frames = self.frames[clip, : self.lengths[clip]]
+        if name == FLOW:
+            frames = stack_frames(frames, self.infos[row][stream].num_frames, rules.flow_stack)
+        return ClipRequest(int(self.samples[row]), frames, *View.of(self.cuts[number]), name, name in rules.depth)
+
+    def request(self, number: int) -> ClipRequest:
+        """Return what to decode for a canvas row and those that are decoded together with it."""
+        rows = range(number, self.reads[number])
+        first = self.part(number)
+        if len(rows) == 1:
+            return first
+        boxes = self.cuts[rows.start : rows.stop, :4]
+        y, x = boxes[:, :2].min(axis=0).tolist()
+        bottom, right = (boxes[:, :2] + boxes[:, 2:]).max(axis=0).tolist()
+        size = (bottom - y, right - x)
+        frames = np.unique(np.concatenate([self.part(row).frames for row in rows]))
+        return replace(first, frames=frames, box=Box(y, x, *size), size=size, flip=False)
+
+    def shapes(self, stream: int) -> IntArray:
+        """Return frames, height and width of the clips of a stream, int64 [B * V, 3]; zeros for a masked one."""
+        count = len(self.lengths)
+        return np.column_stack([self.lengths, self.cuts[stream * count : (stream + 1) * count, 4:6]])
+
+    def row_of(self, number: int) -> int:
+        """Return the row of the batch that fails if a canvas row does."""
+        return number // self.views % len(self.samples)
+
+    @property
+    def seconds(self) -> FloatArray:
+        """Time at which each frame is shown in its video, float64 [B * V, T]; -1 where there is none."""
+        found, views = np.full(self.frames.shape, -1.0), self.views
+        for row in np.flatnonzero(self.valid).tolist():
+            some = slice(row * views, (row + 1) * views)
+            found[some] = self.infos[row][self.rules.main].seconds(self.frames[some])
+        found[self.frames < 0] = -1.0
+        return found
+
+
+@dataclass(slots=True, eq=False)
+class SoundTask:
+    """The sound of one row of a batch, to be read and decoded."""
+
+    window: AudioWindow  # the samples
+    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros
+    mask: BoolArray  # where to write which samples are heard, bool [S]; False
+    packets: EncodedAudio | None = None  # None if it is not read yet, or if its sample has no audio
+    is_read: bool = False
+
+    def read(self, place: ClipPlace) -> None:
+        """Read and check the packets."""
+        if not self.is_read:
+            self.packets = fetch_audio(place.shard, place.row, self.window, key=place.key)
+            self.is_read = True
+
+    def decode(self) -> None:
+        """Decode and write the sound."""
+        if self.packets is not None:
+            clip = decode_audio(self.packets, self.window)
+            self.data[:, : self.window.count] = clip.data
+            self.mask[: self.window.count] = clip.mask
 
 
 @dataclass(frozen=True)
-class BatchPlanner:
-    """Computes the batch plans of an epoch."""
+class Planner:
+    """Computes the plans of an epoch."""
 
     dataset: Dataset | Mixture  # the samples
-    order: EpochOrder  # order of the samples
-    clips: ClipPlanner  # plans frames, crop and flip
+    rules: ClipRules  # choose the frames, crop and flip
+    order: EpochOrder  # order of the samples; its seed and epoch are those of the random numbers
+    backend: Backend
     join: bool = False  # whether neighbouring clips of a video are decoded together
-    # whether to plan clips here, which takes most of the planning time; otherwise the lane that decodes a row
-    # plans its clip.
-    decide: bool = True
     # the sizes of all samples' clips, if they differ: each share then gets the shape of the largest clip of its
     # global batch, which ranks cannot know from their own rows.
     clip_sizes: ClipSizes | None = None
 
-    def plans(self, batches: EpochBatches, position: int) -> Iterator[BatchPlan]:
+    def plans(self, batches: EpochBatches, position: int) -> Iterator[Plan]:
         """Yield the plans of all batches from `position` to the end of the epoch, computed lazily."""
         shares = batches.shares(position)
         # Look up many rows per call: numpy's overhead per call hardly depends on their number.
@@ -218,11 +210,35 @@ class BatchPlanner:
             samples = self._samples(np.concatenate([share.positions for share in some]))
             ends = np.cumsum([len(share.positions) for share in some])
             for share, part in zip(some, np.split(samples, ends[:-1]), strict=True):
-                yield self._plan(share, part)
+                yield self.plan(share, part)
+                # Yield the GIL to decode threads between batches; otherwise it switches only every 5 ms.
+                time.sleep(0)
 
-    def plan(self, share: Share, samples: IntArray | None = None) -> BatchPlan:
+    def plan(self, share: Share, samples: IntArray | None = None) -> Plan:
         """Return the plan of one rank's share of a batch; of these samples, in place of those of the order."""
-        return self._plan(share, self._samples(share.positions) if samples is None else samples)
+        samples = self._samples(share.positions) if samples is None else samples
+        draws = BatchDraws(self.order.seed, self.order.epoch, share.positions)
+        plan = Plan(self.rules, self._shaped(share), draws, samples)
+        shards = self._find(plan)
+        clips: list[IntArray | None] = [None] * len(plan.lengths)
+        present = np.flatnonzero(plan.valid)
+        for some, sampler, spatial in self.rules.groups(samples[present]):
+            if share.shape is not None:
+                sampler, spatial = with_length(sampler, share.shape[0]), spatial.of_size(share.shape[1:])
+            rows = present[some].tolist()
+            try:
+                self._decide(plan, clips, rows, sampler, spatial)
+            except Exception:  # noqa: BLE001 - belongs to one of the clips
+                for row in rows:
+                    try:
+                        self._decide(plan, clips, [row], sampler, spatial)
+                    except Exception as error:  # noqa: BLE001 - the consumer handles it
+                        self._failed(plan, row, error, shards[row])
+        self._set_frames(plan, clips)
+        self._set_reads(plan)
+        if self.rules.audio is not None:
+            self._set_sound(plan, share, self.rules.audio)
+        return plan
 
     def _samples(self, positions: IntArray) -> IntArray:
         present = positions != MASKED
@@ -238,76 +254,135 @@ class BatchPlanner:
         shape = tuple(int(side[samples].max()) for side in (sizes.frames, sizes.heights, sizes.widths))
         return replace(share, shape=cast(ClipShape, shape))
 
-    def _plan(self, share: Share, samples: IntArray) -> BatchPlan:
-        present = samples != MASKED
-        wanted = samples[present]
-        shards, rows = self.dataset.locate(wanted)
+    def _find(self, plan: Plan) -> dict[int, int]:
+        """Find the videos of a plan; return the number of the shard of each row."""
+        present = np.flatnonzero(plan.valid)
+        wanted = plan.samples[present]
+        shards, shard_rows = self.dataset.locate(wanted)
         self._open(np.unique(shards).tolist())
-        frames = (
-            self.dataset.place(wanted)[1].tolist() if isinstance(self.dataset, EveryFrame) else [None] * len(wanted)
-        )
-        rules = self.clips.rules
-        empty: list[BatchRow | None] = [None] * (len(samples) * len(rules.streams) * rules.num_views)
-        facts = np.full((2, len(samples), 2), -1, dtype=np.int64)
-        plan = BatchPlan(self.clips, self._shaped(share), samples.tolist(), [""] * len(samples), empty, {}, *facts)
-        positions, opened = share.positions.tolist(), dict[int, Shard]()
-        for number, key, shard, shard_row, anchor in zip(
-            np.flatnonzero(present).tolist(),
-            self.dataset.keys_of(wanted),
-            shards.tolist(),
-            rows.tolist(),
-            frames,
-            strict=True,
+        numbers, opened = dict(zip(present.tolist(), shards.tolist(), strict=True)), dict[int, Shard]()
+        for (row, shard), key, shard_row in zip(
+            numbers.items(), self.dataset.keys_of(wanted), shard_rows.tolist(), strict=True
         ):
-            sample = plan.samples[number]
-            plan.keys[number] = key
+            plan.keys[row], plan.shard_rows[row] = key, shard_row
             try:
                 if shard not in opened:
                     opened[shard] = self.dataset.shard(shard)
-                place = (number, key, opened[shard], shard_row, sample, positions[number])
-                annotations = SampleAnnotations(self.dataset, sample)
-                row = BatchRow(*place, annotations=annotations, shape=share.shape, anchor=anchor)
-                infos = self.clips.infos(row)
-                plan.rates[number], plan.sizes[number] = self.clips.facts(infos)
-                if not self.decide:
-                    plan.clips[number] = row
-                    continue
-                for clip in self.clips.decide(row, len(samples), infos):
-                    plan.clips[clip.row] = clip
+                plan.shards[row] = opened[shard]
+                plan.infos[row] = self._infos(plan, row, opened[shard])
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                add_location(error, self.dataset.shard_name(shard), key)
-                plan.errors[number * rules.num_views] = error
-        # Yield the GIL to decode threads between batches; otherwise it switches only every 5 ms.
-        time.sleep(0)
-        if self.join:
-            plan.clips[:] = join_neighbours(as_clips(plan.clips))
-        if rules.audio is None:
-            return plan
-        return replace(plan, sound_samples=self._longest_sound(share, plan.clips, rules.audio))
+                self._failed(plan, row, error, shard)
+        return numbers
 
-    def _longest_sound(self, share: Share, clips: Sequence[BatchRow | None], audio: Audio) -> int:
-        """Return the samples of the longest sound of the global batch, which ranks cannot know from their own rows; of
-        this rank's rows alone in a batch planned by shape."""
-        counts = [clip.window.count for _, clip in sounding(clips, len(share.positions)) if clip.window]
+    def _failed(self, plan: Plan, row: int, error: Exception, shard: int) -> None:
+        add_location(error, self.dataset.shard_name(shard), plan.keys[row])
+        views = self.rules.num_views
+        plan.errors[row * views], plan.valid[row] = error, False
+        plan.cuts.reshape(-1, len(plan.samples), views, 7)[:, row] = 0
+
+    def _infos(self, plan: Plan, row: int, shard: Shard) -> tuple[StreamInfo, ...]:
+        streams = self.rules.streams
+        infos = tuple(shard.info(plan.shard_rows[row], stream) for stream in streams)
+        shown = self.rules.main
+        plan.rates[row] = infos[shown].fps.as_integer_ratio()
+        plan.sizes[row] = picture_size(infos[shown], streams[shown])
+        for info in infos:
+            if info.codec not in self.backend.codecs:
+                known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
+                raise UsageError(
+                    f"decoder {self.backend.name!r} does not decode {info.codec.label}", hint=f"use one of {known}"
+                )
+        if streams != (PICTURES,):
+            check_lengths(dict(zip(streams, infos, strict=True)))
+        return infos
+
+    def _decide(
+        self, plan: Plan, clips: list[IntArray | None], rows: list[int], sampler: Sampler, spatial: Spatial
+    ) -> None:
+        """Decide the frames and crops of rows that have the same sampler and transforms."""
+        rules, views, draws = self.rules, self.rules.views or ONE_VIEW, plan.draws.chosen(rows)
+        first = [plan.infos[row][0] for row in rows]
+        anchors = self.dataset.place(plan.samples[rows])[1] if isinstance(self.dataset, EveryFrame) else None
+        num_frames, fps = np.array([info.num_frames for info in first]), np.array([float(info.fps) for info in first])
+        times = {number: info.times.seconds() for number, info in enumerate(first) if info.times is not None}
+
+        def video(number: int) -> VideoInfo:
+            row, info = rows[number], first[number]
+            height, width = picture_size(info, rules.streams[0])
+            annotations = SampleAnnotations(self.dataset, int(plan.samples[row]))
+            anchor = None if anchors is None else int(anchors[number])
+            facts = (info.num_frames, float(info.fps), width, height, plan.keys[row], annotations)
+            return VideoInfo(*facts, anchor=anchor, times=times.get(number))
+
+        shown = views.draw_all(sampler, Videos(num_frames, fps, draws, anchors, times), video)
+        cuts = plan.cuts.reshape(len(rules.streams), len(plan.samples), views.num_clips, views.num_crops, 7)
+        for number, stream in enumerate(rules.streams):
+            heights, widths = zip(*(picture_size(plan.infos[row][number], stream) for row in rows), strict=True)
+            # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
+            views_of = views.divided(spatial.cuts(heights, widths, draws), np.array(heights), np.array(widths))
+            views_of = views_of.reshape(len(rows), 1, views.num_crops, 7)
+            if stream == FLOW:
+                views_of[..., 2] += np.array(heights)[:, None, None]
+            cuts[number, rows] = views_of
+        for number, row in enumerate(rows):
+            for one in range(views.num_clips):
+                begin = (row * views.num_clips + one) * views.num_crops
+                clips[begin : begin + views.num_crops] = [shown[number * views.num_clips + one]] * views.num_crops
+
+    def _set_frames(self, plan: Plan, clips: Sequence[IntArray | None]) -> None:
+        plan.lengths[:] = [0 if clip is None else len(clip) for clip in clips]
+        longest = max(1, int(plan.lengths.max()), plan.share.shape[0] if plan.share.shape else 0)
+        plan.frames = np.full((len(clips), longest), -1, dtype=np.int64)
+        for into, clip in zip(plan.frames, clips, strict=True):
+            if clip is not None:
+                into[: len(clip)] = clip
+
+    def _set_reads(self, plan: Plan) -> None:
+        """Set which clips are decoded together: neighbours that show the same stream of the same sample."""
+        streams, views, last = self.rules.streams, self.rules.num_views, None
+        decoded = np.flatnonzero(np.tile(np.repeat(plan.valid, views), len(streams))).tolist()
+        if not self.join:
+            plan.reads = {number: number + 1 for number in decoded}
+            return
+        first = -1
+        for number in decoded:
+            stream, sample = streams[number // len(plan.lengths)], int(plan.samples[plan.row_of(number)])
+            joins = first >= 0 and plan.reads[first] == number and last == (stream, sample)
+            if not (joins and can_cut(plan.info(first)) and stream not in self.rules.depth):
+                first = number
+            plan.reads[first], last = number + 1, (stream, sample)
+
+    def _set_sound(self, plan: Plan, share: Share, audio: Audio) -> None:
+        """Set the windows of sound, and the samples of the longest one of the global batch, which ranks cannot know
+        from their own rows; in a batch planned by shape, of this rank's rows alone."""
+        for row in np.flatnonzero(plan.valid).tolist():
+            frames = plan.frames[row, : plan.lengths[row]]
+            plan.windows[row] = audio.window(frames, plan.infos[row][0].fps)
+        counts = [window.count for window in plan.windows.values()]
         own = share.positions[share.positions != MASKED]
         if share.shape is None and share.bins is None and len(own) < share.stop - share.start:
             others = np.setdiff1d(np.arange(share.start, share.stop), own)
-            for position, sample in zip(others.tolist(), self.order.ids(others).tolist(), strict=True):
-                video = self._video(sample)
-                sampler, _ = self.clips.rules.of_sample(sample)
-                draws = Draws(self.clips.seed, self.clips.epoch, position)
-                (frames,) = ONE_VIEW.clips(sampler, video, draws)
-                fps = Fraction(video.fps).limit_denominator(_LARGEST_DENOMINATOR)
-                counts.append(audio.window(frames, fps).count)
-        return max(counts, default=0)
+            counts += self._sound_samples(others, audio)
+        plan.sound_samples = max(counts, default=0)
 
-    def _video(self, sample: int) -> VideoInfo:
-        frames, fps, width, height = (column[sample].item() for column in self._facts)
-        annotations = SampleAnnotations(self.dataset, sample)
-        return VideoInfo(frames, fps, width, height, self.dataset.key(sample), annotations)
+    def _sound_samples(self, positions: IntArray, audio: Audio) -> Iterator[int]:
+        """Yield the samples of the sound of clips at other positions, whose facts are those of the annotations."""
+        samples = self.order.ids(positions)
+        for some, sampler, _ in self.rules.groups(samples):
+            chosen, draws = samples[some], BatchDraws(self.order.seed, self.order.epoch, positions[some])
+            facts = [column[chosen] for column in self._facts]
+
+            def video(row: int) -> VideoInfo:
+                sample, annotations = int(chosen[row]), SampleAnnotations(self.dataset, int(chosen[row]))  # noqa: B023
+                num_frames, fps, width, height = (column[row].item() for column in facts)  # noqa: B023
+                return VideoInfo(num_frames, fps, width, height, self.dataset.key(sample), annotations)
+
+            clips = ONE_VIEW.draw_all(sampler, Videos(facts[0], facts[1], draws), video)
+            for frames, rate in zip(clips, facts[1].tolist(), strict=True):
+                yield audio.window(frames, Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)).count
 
     @cached_property
-    def _facts(self) -> list[AnyArray]:
+    def _facts(self) -> list[npt.NDArray[Any]]:
         return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
 
     def _open(self, shards: list[int]) -> None:

@@ -9,7 +9,7 @@ loader's fingerprint.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Final, Literal, Protocol, Self, cast, get_args
@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FastvidError, UsageError
-from fastvid.load.order.draws import Draws, Purpose
+from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_integer
 
 NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -35,9 +35,9 @@ class VideoInfo:
         width: Width of the stored frames in pixels.
         height: Height of the stored frames in pixels.
         key: The sample's key.
-        annotations: The sample's row of the annotations by column; a column is read when it is first used. Empty in
-            worker processes, which run fastvid's own samplers only.
+        annotations: The sample's row of the annotations by column; a column is read when it is first used.
         anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
+        times: When each frame is shown, in seconds since the first, float64 [F]; None if frame f is shown at f / fps.
     """
 
     num_frames: int
@@ -47,12 +47,35 @@ class VideoInfo:
     key: str = ""
     annotations: Mapping[str, Any] = field(default_factory=lambda: NO_ANNOTATIONS, compare=False, repr=False)
     anchor: int | None = None
+    times: FloatArray | None = field(default=None, compare=False, repr=False)
 
     @property
     def duration(self) -> float:
         """Duration in seconds, num_frames / fps, as in the annotations."""
         return self.num_frames / self.fps
 
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Videos:
+    """The facts of the videos of several clips, and the random numbers of the clips."""
+
+    num_frames: IntArray  # frames of each video, int64 [N]
+    fps: FloatArray  # its frames per second, float64 [N]
+    draws: BatchDraws
+    anchors: IntArray | None = None  # frame that each clip is about, int64 [N]; None if the sampler chooses
+    # of each video whose frames last differently when each is shown, in seconds, float64 [F]; by its number
+    times: Mapping[int, FloatArray] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, video: VideoInfo, draws: BatchDraws, count: int = 1) -> Videos:
+        """Return a video several times."""
+        anchors = None if video.anchor is None else np.full(count, video.anchor)
+        times = {} if video.times is None else dict.fromkeys(range(count), video.times)
+        return cls(np.full(count, video.num_frames), np.full(count, video.fps), draws, anchors, times)
+
+
+Clips = IntArray | Sequence[IntArray]
+"""Frame indices of several clips, int64 [N, T], or [T] each if their lengths differ."""
 
 Short = Literal["loop", "clamp"]
 
@@ -71,6 +94,25 @@ class Sampler(Protocol):
         A list, a tensor or an array of any integer type is accepted.
         """
         ...
+
+
+class BatchSampler:
+    """A sampler of fastvid: one formula for all clips of a batch. Unlike `draw` of a user's, it is not checked."""
+
+    def draw(self, video: VideoInfo, draws: Draws, /) -> IntArray:
+        """Return the frame indices of a clip, int64 [T]."""
+        numbers = BatchDraws(draws.seed, draws.epoch, np.array([draws.position]))
+        frames: IntArray = self.draw_all(Videos.of(video, numbers))[0]
+        return frames
+
+    def draw_all(self, videos: Videos) -> Clips:
+        """Return the frame indices of each clip."""
+        raise NotImplementedError
+
+
+def is_own(sampler: object) -> bool:
+    """Return whether `draw_all` makes the clips of a sampler: not if a user derived it and draws in another way."""
+    return isinstance(sampler, BatchSampler) and type(sampler).draw is BatchSampler.draw
 
 
 def clip_length(sampler: Sampler) -> int | None:
@@ -167,13 +209,20 @@ def _expected(length: int | None, video: VideoInfo) -> str:
     return f"expected {number} from 0 to {video.num_frames - 1}"
 
 
+def check_counts(owner: object, *names: str) -> None:
+    """Check that fields of a frozen dataclass are integers of at least 1, and make them ints; None passes."""
+    for name in names:
+        if getattr(owner, name) is not None:
+            object.__setattr__(owner, name, check_integer(name, getattr(owner, name), 1))
+
+
 def refuse_length(sampler: Sampler, length: int, reason: str, hint: str) -> UsageError:
     """Return the error for a length that a sampler cannot make."""
     return UsageError(f"{sampler!r} cannot make clips of {length} frames: {reason}", hint=hint)
 
 
 @dataclass(frozen=True)
-class Segments:
+class Segments(BatchSampler):
     """TSN's sparse sampling: divide the video into equal segments and take one place in each.
 
     With F frames, T segments and L frames taken at each place, there are n = F - L + 1 places.
@@ -202,7 +251,7 @@ class Segments:
     length: int = 1
 
     def __post_init__(self) -> None:
-        check_least(1, num_segments=self.num_segments, length=self.length)
+        check_counts(self, "num_segments", "length")
 
     @property
     def num_frames(self) -> int:
@@ -219,22 +268,17 @@ class Segments:
             raise refuse_length(self, length, f"each segment has {self.length}", f"use a multiple of {self.length}")
         return replace(self, num_segments=length // self.length)
 
-    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
-        """Return frame indices, int64 [T*L], each segment's frames together."""
-        num_frames, segments = video.num_frames, self.num_segments
-        places = max(1, num_frames - self.length + 1)
+    def draw_all(self, videos: Videos) -> IntArray:
+        """See `BatchSampler`; each segment's frames together."""
+        num_frames, segments = videos.num_frames, self.num_segments
         if not self.jitter:
-            return self.at(video, 0.5)
-        if places >= segments:
-            step = places // segments
-            starts = np.arange(segments) * step + np.array(
-                draws.integers(Purpose.FRAMES, step, segments), dtype=np.int64
-            )
-        elif num_frames > segments:
-            starts = np.sort(np.array(draws.integers(Purpose.FRAMES, places, segments), dtype=np.int64))
-        else:
-            starts = np.zeros(segments, dtype=np.int64)
-        return self._consecutive(starts, num_frames)
+            return self._at(num_frames, 0.5)
+        places = np.maximum(1, num_frames - self.length + 1)
+        steps = places // segments
+        drawn = videos.draws.integers(Purpose.FRAMES, np.where(steps > 0, steps, places), segments)
+        spaced = np.arange(segments) * steps[:, None] + drawn
+        few = np.where(num_frames[:, None] > segments, np.sort(drawn, axis=1), 0)
+        return self._consecutive(np.where(steps[:, None] > 0, spaced, few), num_frames)
 
     def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T*L]: clip c is at (c + 1/2) / num_clips of each
@@ -243,19 +287,22 @@ class Segments:
 
     def at(self, video: VideoInfo, place: float) -> IntArray:
         """Return the frame indices at `place` of each segment, int64 [T*L]; 0 <= place < 1, and 1/2 is the middle."""
-        num_frames = video.num_frames
-        tick = max(1, num_frames - self.length + 1) / self.num_segments
+        frames: IntArray = self._at(np.array([video.num_frames]), place)[0]
+        return frames
+
+    def _at(self, num_frames: IntArray, place: float) -> IntArray:
+        tick = np.maximum(1, num_frames - self.length + 1)[:, None] / self.num_segments
         return self._consecutive((tick * place + tick * np.arange(self.num_segments)).astype(np.int64), num_frames)
 
-    def _consecutive(self, starts: IntArray, num_frames: int) -> IntArray:
+    def _consecutive(self, starts: IntArray, num_frames: IntArray) -> IntArray:
         if self.length == 1:
             return starts
-        frames: IntArray = np.minimum(starts[:, None] + np.arange(self.length), num_frames - 1).reshape(-1)
-        return frames
+        frames: IntArray = np.minimum(starts[..., None] + np.arange(self.length), num_frames[:, None, None] - 1)
+        return frames.reshape(len(starts), -1)
 
 
 @dataclass(frozen=True)
-class Dense:
+class Dense(BatchSampler):
     """Consecutive frames at a stride, as in I3D and SlowFast.
 
     The clip spans (T-1)*stride + 1 frames. With jitter its start is uniform over all places where it fits, otherwise it
@@ -277,45 +324,50 @@ class Dense:
     short: Short = "loop"
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames, stride=self.stride)
+        check_counts(self, "num_frames", "stride")
         check_choice("short", self.short, get_args(Short))
 
     def of_length(self, length: int) -> Self:
         """Return the same sampler making `length` frames, at the same stride."""
         return replace(self, num_frames=length)
 
-    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
-        """Return frame indices, int64 [T]."""
-        spare = self._spare(video.num_frames)
-        start = draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2
-        return self._from(start, video.num_frames)
+    def draw_all(self, videos: Videos) -> IntArray:
+        """See `BatchSampler`."""
+        spare = self._spare(videos.num_frames)
+        starts = videos.draws.integers(Purpose.FRAMES, spare + 1, 1)[:, 0] if self.jitter else spare // 2
+        return self._from(starts, videos.num_frames)
 
     def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
         place where a clip fits to the last, inclusive; a single clip starts in the middle."""
-        spare = self._spare(video.num_frames)
-        starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
-        return np.stack([self._from(start, video.num_frames) for start in starts])
+        num_frames = np.full(num_clips, video.num_frames)
+        return self._from(spread_over(self._spare(num_frames)), num_frames)
 
-    def _spare(self, num_frames: int) -> int:
-        return max(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
+    def _spare(self, num_frames: IntArray) -> IntArray:
+        return np.maximum(0, num_frames - ((self.num_frames - 1) * self.stride + 1))
 
-    def _from(self, start: int, num_frames: int) -> IntArray:
-        frames = start + np.arange(self.num_frames, dtype=np.int64) * self.stride
-        return frames % num_frames if self.short == "loop" else np.minimum(frames, num_frames - 1)
+    def _from(self, starts: IntArray, num_frames: IntArray) -> IntArray:
+        frames = starts[:, None] + np.arange(self.num_frames, dtype=np.int64) * self.stride
+        return frames % num_frames[:, None] if self.short == "loop" else np.minimum(frames, num_frames[:, None] - 1)
 
 
-def evenly(count: int, num_frames: int) -> IntArray:
-    """Return `count` frame indices from the first frame to the last, int64: i*(F-1)/(count-1), rounded half up; the
-    middle frame if the count is 1."""
-    steps = count - 1
+def spread_over(spare: IntArray) -> IntArray:
+    """Return evenly spaced starts from 0 to `spare`, int64 [num_clips] as `spare` is; the middle if there is one."""
+    count = len(spare)
+    return spare * np.arange(count) // (count - 1) if count > 1 else spare // 2
+
+
+def evenly(count: int, num_frames: IntArray) -> IntArray:
+    """Return `count` frame indices of each video from its first frame to the last, int64 [N, count]: i*(F-1)/(count-1),
+    rounded half up; the middle frame if the count is 1."""
+    steps, last = count - 1, num_frames[:, None] - 1
     if not steps:
-        return np.array([(num_frames - 1) // 2], dtype=np.int64)
-    return (2 * np.arange(count, dtype=np.int64) * (num_frames - 1) + steps) // (2 * steps)
+        return last // 2
+    return (2 * np.arange(count, dtype=np.int64) * last + steps) // (2 * steps)
 
 
 @dataclass(frozen=True)
-class Uniform:
+class Uniform(BatchSampler):
     """Frames evenly spaced from the first to the last, inclusive; the same in every epoch.
 
     Frame i is i*(F-1)/(T-1), rounded half up; with T = 1 it is the middle frame. If F < T, frames are repeated.
@@ -330,12 +382,12 @@ class Uniform:
     num_frames: int
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames)
+        check_counts(self, "num_frames")
 
     def of_length(self, length: int) -> Self:
         """Return the same sampler making `length` frames."""
         return replace(self, num_frames=length)
 
-    def draw(self, video: VideoInfo, _draws: Draws, /) -> IntArray:
-        """Return frame indices, int64 [T], ascending."""
-        return evenly(self.num_frames, video.num_frames)
+    def draw_all(self, videos: Videos) -> IntArray:
+        """See `BatchSampler`; ascending."""
+        return evenly(self.num_frames, videos.num_frames)

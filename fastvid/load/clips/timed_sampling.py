@@ -1,9 +1,10 @@
 """Frame samplers that count in seconds: clips of videos with different frame rates then span the same time.
 
 Frame i of a video with r frames a second is shown from i/r to (i+1)/r seconds, so the frame shown at t seconds is
-floor(t*r). All formulas are in float64 and the same for one video and for arrays of videos. Where a formula says
-floor(x) or ceil(x) of a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the
-wrong side counts as whole; a millionth of a frame is never visible.
+floor(t*r). Where frames last differently, r is their mean rate, and the frame shown at t seconds is looked up. All
+formulas are in float64 and the same for one video and for arrays of videos. Where a formula says floor(x) or ceil(x) of
+a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the wrong side counts as
+whole; a millionth of a frame is never visible.
 """
 
 from __future__ import annotations
@@ -17,17 +18,24 @@ from typing import Final, Self
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.sampling import VideoInfo, evenly, refuse_length
-from fastvid.load.order.draws import Draws, Purpose
+from fastvid.load.clips.sampling import (
+    BatchSampler,
+    VideoInfo,
+    Videos,
+    check_counts,
+    evenly,
+    refuse_length,
+    spread_over,
+)
+from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_least
 
 _NEAR: Final = 1e-6
 """Frames by which a time may miss a frame: far above float64's rounding for videos of days, far below one frame."""
 
 
 @dataclass(frozen=True)
-class AtFps:
+class AtFps(BatchSampler):
     """The whole video at `fps` frames a second, as video-language models take it; the same in every epoch.
 
     For a video of F frames at r frames a second and m = `multiple`:
@@ -37,6 +45,8 @@ class AtFps:
     3. T = floor(n / m) * m, then at least ceil(min_frames / m) * m, then at most floor(max_frames / m) * m.
     4. If T = floor(n / m) * m, frame k is floor(k * s). Otherwise T frames are spread evenly over the whole video as by
        `Uniform`; they repeat only if F < T.
+
+    In a bucket of T frames the clip is the T instants in the middle of the video, at the same rate, if it has so many.
 
     Args:
         fps: Frames a second, > 0.
@@ -52,11 +62,12 @@ class AtFps:
     min_frames: int = 1
     max_frames: int | None = None
     multiple: int = 1
+    _in_bucket = False  # whether a bucket decided the length
 
     def __post_init__(self) -> None:
         # Normalise, so that 2 and 2.0 have the same fingerprint.
         object.__setattr__(self, "fps", _positive("fps", self.fps))
-        check_least(1, min_frames=self.min_frames, max_frames=self.max_frames, multiple=self.multiple)
+        check_counts(self, "min_frames", "max_frames", "multiple")
         if self.max_frames is not None and self._most < self._least:
             raise UsageError(
                 f"{self!r} allows no number of frames: at least {self._least} and at most {self._most}",
@@ -85,15 +96,23 @@ class AtFps:
         """
         if length % self.multiple:
             raise refuse_length(self, length, f"multiple is {self.multiple}", f"use a multiple of {self.multiple}")
-        return replace(self, min_frames=length, max_frames=length)
+        made = replace(self, min_frames=length, max_frames=length)
+        object.__setattr__(made, "_in_bucket", True)
+        return made
 
-    def draw(self, video: VideoInfo, _draws: Draws, /) -> IntArray:
-        """Return frame indices, int64 [T], ascending."""
-        facts = np.array([video.num_frames]), np.array([video.fps])
-        count = int(self.count(*facts)[0])
-        if count != self._at_rate(*facts)[0]:
-            return evenly(count, video.num_frames)
-        return _instants(count, max(1.0, video.fps / self.fps), video.num_frames)
+    def draw_all(self, videos: Videos) -> Sequence[IntArray]:
+        """See `BatchSampler`; ascending."""
+        counts = self.count(videos.num_frames, videos.fps)
+        instants = self._at_rate(videos.num_frames, videos.fps)
+        steps = np.maximum(1.0, videos.fps / self.fps)
+        frames = _instants(np.maximum(counts, instants), steps, np.zeros_like(counts), videos)
+        for row, (count, whole) in enumerate(zip(counts.tolist(), instants.tolist(), strict=True)):
+            if self._in_bucket and count <= whole:
+                first = (whole - count) // 2
+                frames[row] = frames[row][first : first + count]
+            elif count != whole:
+                frames[row] = evenly(count, videos.num_frames[row : row + 1])[0]
+        return frames
 
     def _at_rate(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
         instants = np.ceil(num_frames / np.maximum(1.0, fps / self.fps) - _NEAR).astype(np.int64)
@@ -109,7 +128,7 @@ class AtFps:
 
 
 @dataclass(frozen=True)
-class Window:
+class Window(BatchSampler):
     """A part of the video at a steady rate: a random one (`jitter=True`) or the middle one.
 
     Two of the first three arguments determine the clip; the third one, if given, must agree with them. With `fps` alone
@@ -138,7 +157,7 @@ class Window:
     jitter: bool = True
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames)
+        check_counts(self, "num_frames")
         for name in ("seconds", "fps"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(name, getattr(self, name)))
@@ -177,35 +196,33 @@ class Window:
             raise refuse_length(self, length, f"it has {self.num_frames}", "give fps alone: buckets decide the length")
         return replace(self, num_frames=length)
 
-    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
-        """Return frame indices, int64 [T], ascending."""
-        frames, spare = self._first(video)
-        start = draws.integers(Purpose.FRAMES, spare + 1, 1)[0] if self.jitter else spare // 2
-        clip: IntArray = frames + start
-        return clip
+    def draw_all(self, videos: Videos) -> Sequence[IntArray]:
+        """See `BatchSampler`; ascending."""
+        counts, steps, spare = self._places(videos)
+        starts = videos.draws.integers(Purpose.FRAMES, spare + 1, 1)[:, 0] if self.jitter else spare // 2
+        return _instants(counts, steps, starts, videos)
 
     def spread(self, video: VideoInfo, num_clips: int) -> IntArray:
         """Return the frame indices of several clips, int64 [num_clips, T]: starts are evenly spaced from the first
         place where a clip fits to the last, inclusive; a single clip starts in the middle."""
-        frames, spare = self._first(video)
-        starts = [spare * clip // (num_clips - 1) for clip in range(num_clips)] if num_clips > 1 else [spare // 2]
-        clips: IntArray = frames + np.array(starts)[:, None]
-        return clips
+        videos = Videos.of(video, BatchDraws(0, 0, np.zeros(num_clips, np.int64)), num_clips)
+        counts, steps, spare = self._places(videos)
+        return np.stack(_instants(counts, steps, spread_over(spare), videos))
 
-    def _first(self, video: VideoInfo) -> tuple[IntArray, int]:
-        """Return the frames of the first place where a clip fits, and the number of places after it."""
-        count = int(self.count(np.array([video.num_frames]), np.array([video.fps]))[0])
+    def _places(self, videos: Videos) -> tuple[IntArray, FloatArray, IntArray]:
+        """Return the frames of each clip, the step from one to the next, and how many places follow the first."""
+        counts = self.count(videos.num_frames, videos.fps)
         if self.fps is not None:
-            step = video.fps / self.fps
+            steps = videos.fps / self.fps
         else:
             assert self.seconds is not None
-            step = self.seconds * video.fps / count
-        frames = _instants(count, step, video.num_frames)
-        return frames, video.num_frames - 1 - int(frames[-1])
+            steps = self.seconds * videos.fps / counts
+        last = np.minimum(np.floor((counts - 1) * steps + _NEAR).astype(np.int64), videos.num_frames - 1)
+        return counts, steps, videos.num_frames - 1 - last
 
 
 @dataclass(frozen=True)
-class Deltas:
+class Deltas(BatchSampler):
     """Frames at offsets in seconds from an anchor: the history and the future of one moment, as robot policies take it.
 
     The anchor is a frame of the video, in training uniformly random. A frame is the anchor plus the offset times the
@@ -226,6 +243,8 @@ class Deltas:
     tolerance: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.seconds, "__iter__"):
+            raise UsageError(f"seconds are {self.seconds!r}, expected a list", hint="use Deltas([-0.1, 0.0])")
         offsets = tuple(float(offset) for offset in self.seconds)
         if not offsets or not all(map(math.isfinite, offsets)):
             raise UsageError(f"seconds are {list(offsets)}, expected at least one finite offset")
@@ -240,15 +259,20 @@ class Deltas:
         """Frames of a clip."""
         return len(self.seconds)
 
-    def draw(self, video: VideoInfo, draws: Draws) -> IntArray:
-        """Return frame indices, int64 [T], in the order of the offsets."""
-        if video.anchor is not None:
-            anchor = video.anchor
+    def draw_all(self, videos: Videos) -> IntArray:
+        """See `BatchSampler`; in the order of the offsets."""
+        last = videos.num_frames - 1
+        if videos.anchors is not None:
+            anchors = videos.anchors
         elif self.anchor is None:
-            anchor = draws.integers(Purpose.FRAMES, video.num_frames, 1)[0]
+            anchors = videos.draws.integers(Purpose.FRAMES, videos.num_frames, 1)[:, 0]
         else:
-            anchor = min(int(self.anchor * video.fps + _NEAR), video.num_frames - 1)
-        frames: IntArray = np.minimum(np.maximum(anchor + self.offsets(video.fps), 0), video.num_frames - 1)
+            anchors = np.minimum((self.anchor * videos.fps + _NEAR).astype(np.int64), last)
+        offsets = np.stack([_offsets(tuple(self.seconds), self.tolerance, fps) for fps in videos.fps.tolist()])
+        frames: IntArray = np.clip(anchors[:, None] + offsets, 0, last[:, None])
+        for row, times in videos.times.items():
+            wanted = times[anchors[row]] + np.array(self.seconds)
+            frames[row] = np.searchsorted((times[1:] + times[:-1]) / 2, wanted)  # the nearest
         return frames
 
     def offsets(self, fps: float) -> IntArray:
@@ -276,10 +300,18 @@ def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) ->
     return offsets
 
 
-def _instants(count: int, step: float, num_frames: int) -> IntArray:
-    """Return the frames floor(k * step), int64 [count], at most the last one of the video."""
-    frames: IntArray = np.minimum(np.floor(np.arange(count) * step + _NEAR), num_frames - 1).astype(np.int64)
-    return frames
+def _instants(counts: IntArray, steps: FloatArray, starts: IntArray, videos: Videos) -> list[IntArray]:
+    """Return the frames start + floor(k * step) of each video, at most its last one, int64 [count] each.
+
+    Where frames last differently, those that are shown at the same instants in seconds.
+    """
+    instants = np.arange(counts.max()) * steps[:, None]
+    frames = starts[:, None] + np.floor(instants + _NEAR).astype(np.int64)
+    frames = np.minimum(frames, videos.num_frames[:, None] - 1)
+    for row, times in videos.times.items():
+        seconds = (starts[row] + instants[row] + _NEAR) / videos.fps[row]
+        frames[row] = np.searchsorted(times, seconds, side="right") - 1
+    return [clip[:count] for clip, count in zip(frames, counts.tolist(), strict=True)]
 
 
 def _positive(name: str, value: float) -> float:

@@ -6,18 +6,29 @@ View v shows clip v // num_crops and crop v % num_crops, the order that SlowFast
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import Box
 from fastvid.errors import UsageError
 from fastvid.load.clips.crops import CenterCrop, Spatial, View
-from fastvid.load.clips.sampling import Sampler, Segments, VideoInfo, draw_frames
-from fastvid.load.order.draws import Draws
+from fastvid.load.clips.sampling import (
+    BatchSampler,
+    Clips,
+    Sampler,
+    Segments,
+    VideoInfo,
+    Videos,
+    check_counts,
+    draw_frames,
+    is_own,
+)
+from fastvid.load.order.draws import BatchDraws, Draws
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import check_choice
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
@@ -43,7 +54,7 @@ class Views:
     Args:
         num_clips: N >= 1.
         num_crops: M: 1, 3, 5 or 10.
-        places: Place of each clip in the segments of `Segments`, each 0 <= place < 1; empty spreads them evenly.
+        places: ClipPlace of each clip in the segments of `Segments`, each 0 <= place < 1; empty spreads them evenly.
 
     Raises:
         UsageError: If an argument is out of range.
@@ -57,8 +68,10 @@ class Views:
     places: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_least(1, num_clips=self.num_clips)
+        check_counts(self, "num_clips")
         check_choice("num_crops", self.num_crops, NUM_CROPS)
+        if not hasattr(self.places, "__len__"):
+            raise UsageError(f"places are {self.places!r}, expected a tuple", hint="crops have the size of spatial=")
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(
                 f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one for each clip"
@@ -82,6 +95,13 @@ class Views:
         """
         return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
 
+    def draw_all(self, sampler: Sampler, videos: Videos, video: Callable[[int], VideoInfo]) -> Clips:
+        """Return the frame indices of the N clips of each video, one after the other; `video`: returns one of them."""
+        if is_own(sampler) and self.num_clips == 1 and not self.places:
+            return cast(BatchSampler, sampler).draw_all(videos)
+        rows = range(len(videos.num_frames))
+        return [clip for row in rows for clip in self.clips(sampler, video(row), videos.draws[row])]
+
     def _chosen(self, sampler: Sampler, video: VideoInfo, draws: Draws) -> list[npt.ArrayLike]:
         if self.places:
             return [cast(Segments, sampler).at(video, place) for place in self.places]
@@ -89,23 +109,34 @@ class Views:
             return [sampler.draw(video, draws)]
         return list(cast(ClipSampler, sampler).spread(video, self.num_clips))
 
-    def cuts(self, spatial: Spatial, height: int, width: int, draws: Draws = _NO_DRAWS) -> list[View]:
+    def cuts(self, spatial: Spatial, height: int, width: int) -> list[View]:
         """Return the M crops of a video of this size."""
-        middle = spatial.draw(height, width, draws)
-        box, size = middle.box, middle.size
-        spare_y, spare_x = height - box.height, width - box.width
+        heights, widths = np.array([height]), np.array([width])
+        draws = BatchDraws(0, 0, np.zeros(1, np.int64))
+        return [View.of(cut) for cut in self.divided(spatial.cuts([height], [width], draws), heights, widths)]
 
-        def at(y: float, x: float, flip: bool = False) -> View:
-            # Fractions of the spare rows and columns, rounded down to even pixels.
-            return View(Box(int(spare_y * y) // 2 * 2, int(spare_x * x) // 2 * 2, box.height, box.width), size, flip)
-
+    def divided(self, cuts: IntArray, heights: IntArray, widths: IntArray) -> IntArray:
+        """Return the M crops of each video in place of its central one, int64 [N * M, 7], see `View.of`."""
         if self.num_crops == 1:
-            return [middle]
+            return cuts
+        places, along = np.array(_PLACES[: 5 if self.num_crops > 3 else 3]), np.array([0, 0.5, 1])
+        downs, rights = places[:, 0], places[:, 1]
         if self.num_crops == 3:
-            return [at(0.5, end) if width >= height else at(end, 0.5) for end in (0, 0.5, 1)]
-        five = ((0, 0), (0, 1), (1, 0), (1, 1), (0.5, 0.5))
-        return [at(y, x, flip) for flip in (False, True)[: self.num_crops // 5] for y, x in five]
+            wide = (widths >= heights)[:, None]
+            downs, rights = np.where(wide, 0.5, along), np.where(wide, along, 0.5)
+        found = np.repeat(cuts[:, None], self.num_crops, axis=1)
+        sides = len(places)
+        # Fractions of the spare rows and columns, rounded down to even pixels.
+        for first in range(0, self.num_crops, sides):
+            part = found[:, first : first + sides]
+            part[..., 0] = ((heights - cuts[:, 2])[:, None] * downs).astype(np.int64) // 2 * 2
+            part[..., 1] = ((widths - cuts[:, 3])[:, None] * rights).astype(np.int64) // 2 * 2
+            part[..., 6] = first > 0
+        return found.reshape(-1, cuts.shape[1])
 
+
+_PLACES: Final = ((0, 0), (0, 1), (1, 0), (1, 1), (0.5, 0.5))
+"""Corners and centre, in fractions of the spare rows and columns."""
 
 ONE_VIEW: Final = Views()
 """One clip and one crop, drawn by the loader's sampler and crop."""

@@ -19,7 +19,8 @@ import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Final, Literal, get_args
+from functools import partial
+from typing import Final, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +119,93 @@ def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
             hint="resume from a state_dict() of a loader with the same batches=, which is always between two batches",
         )
     return number
+
+
+class Block(Protocol):
+    """Some batches of a planned epoch, as one rank sees them."""
+
+    starts: IntArray  # first position of each batch, int64 [S], ascending
+    stops: IntArray  # one past its last position, int64 [S]
+
+    def share(self, number: int, /) -> Share:
+        """Return this rank's rows of a batch."""
+        ...
+
+
+class Planned:
+    """Batches planned from the sizes of all clips, see `fastvid.load.order.epoch.Batching`.
+
+    `batches`: `Buckets` or `Packed`. `facts`: what they took from the sizes. `block`: plans the batches of an epoch
+    from a position on. `size`: positions of a block; None for all. `what`, `hint`: what a batch is called, and what
+    helps if there is none.
+    """
+
+    def __init__(
+        self,
+        batches: object,
+        facts: npt.NDArray[np.generic],
+        block: Callable[[EpochOrder, int], Block],
+        size: int | None,
+        what: str,
+        hint: str,
+    ) -> None:
+        self._batches, self._block, self._size, self._what, self._hint = batches, block, size, what, hint
+        self.text = f"{PLAN_VERSION} {batches} {hashlib.blake2b(facts.tobytes(), digest_size=16).hexdigest()}"
+
+    def __repr__(self) -> str:
+        return repr(self._batches)
+
+    def epoch(self, order: EpochOrder) -> EpochBatches:
+        """See `Batching`. The epoch's first block is planned here."""
+        epoch = PlannedEpoch(order, self._block, self._size or max(1, order.num_samples))
+        if epoch.is_over(0):
+            text = f"{order.num_samples} samples do not fill one batch of {self._what} with last='drop'"
+            raise UsageError(text, hint=self._hint)
+        return epoch
+
+
+class PlannedEpoch:
+    """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`.
+
+    `count` plans every block that was not planned before; the other methods plan one block at a time.
+    """
+
+    def __init__(self, order: EpochOrder, block: Callable[[EpochOrder, int], Block], size: int) -> None:
+        self._order, self._block, self._size = order, block, size
+        self.num_samples = order.num_samples
+        self._blocks = -(-self.num_samples // size)
+        self._lengths: dict[int, int] = {}
+        self._newest: tuple[int, Block] | None = None
+
+    def count(self, position: int) -> int:
+        """See `EpochBatches`."""
+        first, count = position // self._size, 0
+        if position < self.num_samples:
+            block = self._planned(first)
+            count = len(block.starts) - check_boundary(position, block.starts, block.stops)
+        for number in range(first + 1, self._blocks):
+            if number not in self._lengths:
+                self._planned(number)
+            count += self._lengths[number]
+        return count
+
+    def is_over(self, position: int) -> bool:
+        """See `EpochBatches`."""
+        return next(self.shares(position), None) is None
+
+    def shares(self, position: int) -> Iterator[Share]:
+        """See `EpochBatches`."""
+        for number in range(position // self._size, self._blocks):
+            block = self._planned(number)
+            for batch in range(check_boundary(position, block.starts, block.stops), len(block.starts)):
+                yield block.share(batch)
+
+    def _planned(self, number: int) -> Block:
+        newest = self._newest  # other threads may replace it
+        if newest is None or newest[0] != number:
+            newest = self._newest = (number, self._block(self._order, number * self._size))
+            self._lengths[number] = len(newest[1].starts)
+        return newest[1]
 
 
 _MOST: Final = 2**15 - 1
@@ -251,7 +339,7 @@ class Buckets:
             place[inside] += np.maximum(most, 1) - 1
         return order[place]
 
-    def plan(self, sizes: ClipSizes, world: World, last: Last, key: Callable[[int], str]) -> PlannedBuckets:
+    def plan(self, sizes: ClipSizes, world: World, last: Last, key: Callable[[int], str]) -> Planned:
         """Assign a dataset's samples to buckets.
 
         Args:
@@ -273,40 +361,30 @@ class Buckets:
         what = f"have fewer frames than the shortest shape, {min(shape[0] for shape in self.shapes)}"
         hint = "add a shorter shape, exclude the samples with where=, or use unfit='skip'"
         check_fit(buckets >= 0, sizes, self.unfit, what, key, hint)
-        return PlannedBuckets(self, buckets, world, last)
+        block = partial(_BucketBlock, self, buckets, world, last)
+        return Planned(self, buckets.astype("<i2"), block, None, "any shape", "use smaller batches, or last='mask'")
 
 
-class PlannedBuckets:
-    """The buckets of a dataset's samples, see `fastvid.load.order.epoch.Batching`.
+class _BucketBlock:
+    """The batches of a whole epoch, in 4 bytes a sample.
 
     `assigned`: the bucket of each sample, int16 [N]; -1 for none.
     """
 
-    def __init__(self, buckets: Buckets, assigned: npt.NDArray[np.int16], world: World, last: Last) -> None:
-        self._buckets, self._assigned, self._world, self._last = buckets, assigned, world, last
-        digest = hashlib.blake2b(assigned.astype("<i2").tobytes(), digest_size=16).hexdigest()
-        self.text = f"{PLAN_VERSION} {buckets} {digest}"
-
-    def __repr__(self) -> str:
-        return repr(self._buckets)
-
-    def epoch(self, order: EpochOrder) -> EpochBatches:
-        """See `Batching`. All batches of the epoch are planned here, in 4 bytes a sample."""
-        return _BucketEpoch(self._buckets, self._assigned, order, self._world, self._last)
-
-
-class _BucketEpoch:
-    """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`."""
-
     def __init__(
-        self, buckets: Buckets, assigned: npt.NDArray[np.int16], order: EpochOrder, world: World, last: Last
+        self,
+        buckets: Buckets,
+        assigned: npt.NDArray[np.int16],
+        world: World,
+        last: Last,
+        order: EpochOrder,
+        _begin: int,
     ) -> None:
-        self._shapes, self._world, self._last = buckets.shapes, world, last
-        self.num_samples = order.num_samples
-        kind = np.uint32 if self.num_samples < 2**32 else np.int64
-        bucket = np.empty(self.num_samples, dtype=np.int16)
-        for begin in range(0, self.num_samples, _CHUNK):
-            end = min(begin + _CHUNK, self.num_samples)
+        self._shapes, self._world, num_samples = buckets.shapes, world, order.num_samples
+        kind = np.uint32 if num_samples < 2**32 else np.int64
+        bucket = np.empty(num_samples, dtype=np.int16)
+        for begin in range(0, num_samples, _CHUNK):
+            end = min(begin + _CHUNK, num_samples)
             bucket[begin:end] = assigned[order.ids(np.arange(begin, end))]
         self._places = np.argsort(bucket, kind="stable").astype(kind)
         counts = np.bincount(bucket + 1, minlength=len(self._shapes) + 1)
@@ -324,27 +402,13 @@ class _BucketEpoch:
         self._firsts = np.concatenate([firsts[due], runs[some] + full[some] * sizes[some]])
         lengths = np.concatenate([sizes[whole[due]], rest[some]])
         self._rows = lengths if last == "keep" else sizes[self._buckets]
-        self._stops = runs[0] + np.cumsum(lengths)
-        self._starts = self._stops - lengths
-        if not len(self._starts):
-            raise UsageError(
-                f"{self.num_samples} samples do not fill one batch of any shape with last='drop'",
-                hint="use smaller batches, or last='mask'",
-            )
+        self.stops = runs[0] + np.cumsum(lengths)
+        self.starts = self.stops - lengths
 
-    def count(self, position: int) -> int:
-        """See `EpochBatches`."""
-        return len(self._starts) - check_boundary(position, self._starts, self._stops)
-
-    def is_over(self, position: int) -> bool:
-        """See `EpochBatches`."""
-        return not self.count(position)
-
-    def shares(self, position: int) -> Iterator[Share]:
-        """See `EpochBatches`."""
-        for number in range(check_boundary(position, self._starts, self._stops), len(self._starts)):
-            start, stop, first = (int(one[number]) for one in (self._starts, self._stops, self._firsts))
-            rows = rank_rows(int(self._rows[number]), stop - start, self._world)
-            positions = np.full(len(rows), MASKED, dtype=np.int64)
-            positions[rows != MASKED] = self._places[first + rows[rows != MASKED]]
-            yield Share(start, stop, positions, shape=self._shapes[self._buckets[number]])
+    def share(self, number: int) -> Share:
+        """See `Block`."""
+        start, stop, first = (int(one[number]) for one in (self.starts, self.stops, self._firsts))
+        rows = rank_rows(int(self._rows[number]), stop - start, self._world)
+        positions = np.full(len(rows), MASKED, dtype=np.int64)
+        positions[rows != MASKED] = self._places[first + rows[rows != MASKED]]
+        return Share(start, stop, positions, shape=self._shapes[self._buckets[number]])

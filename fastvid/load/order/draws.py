@@ -15,7 +15,7 @@ Stateless random numbers: each is a hash of (seed, epoch, position, purpose, ind
 A number depends on nothing else, so it is the same for any world size, batch size, thread and back-end, and after any
 restart. Library generators are not used because their algorithms may change between versions.
 
-A clip needs at most a dozen numbers, for which Python integers are faster than numpy arrays.
+`Draws` computes those of one clip with Python integers, `BatchDraws` the same ones for all clips of a batch.
 
 Accept `torch.utils.data.Subset`, as `random_split` makes them, wherever a dataset is expected.
 
@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime.arrays import IntArray, UInt32Array, UInt64Array
+from fastvid.runtime.arrays import FloatArray, IntArray, UInt32Array, UInt64Array
 
 if TYPE_CHECKING:
     from torch.utils.data import Subset
@@ -53,6 +53,7 @@ GOLDEN: Final = 0x9E3779B97F4A7C15
 MASK64: Final = 2**64 - 1
 
 _S30, _S27, _S31 = np.uint64(30), np.uint64(27), np.uint64(31)
+_S11, _S32, _LOW32 = np.uint64(11), np.uint64(32), np.uint64(2**32 - 1)
 _S16, _S13 = np.uint32(16), np.uint32(13)
 
 
@@ -208,6 +209,39 @@ class Draws:
     def integers(self, purpose: Purpose, high: int, count: int) -> list[int]:
         """Return integers uniform in 0 <= i < high; probabilities differ by a factor of at most 1 + high / 2**64."""
         return [(word * high) >> 64 for word in self.words(purpose, count)]
+
+
+class BatchDraws:
+    """The random numbers of several clips: those of `Draws` for each position, as arrays."""
+
+    def __init__(self, seed: int, epoch: int, positions: IntArray) -> None:
+        self.seed, self.epoch, self.positions = seed, epoch, positions
+        state = mix64_int((mix64_int((seed + GOLDEN) & MASK64) ^ epoch) + GOLDEN & MASK64)
+        self._states = mix64((positions.astype(np.uint64) ^ np.uint64(state)) + np.uint64(GOLDEN))
+
+    def __getitem__(self, row: int) -> Draws:
+        return Draws(self.seed, self.epoch, int(self.positions[row]))
+
+    def chosen(self, rows: Sequence[int]) -> BatchDraws:
+        """Return those of some clips."""
+        return BatchDraws(self.seed, self.epoch, self.positions[rows])
+
+    def words(self, purpose: Purpose, count: int, first: int = 0) -> UInt64Array:
+        """Return the words of each clip, uint64 [N, count]."""
+        states = mix64((self._states ^ np.uint64(purpose)) + np.uint64(GOLDEN))
+        steps = np.arange(first + 1, first + count + 1, dtype=np.uint64) * np.uint64(GOLDEN)
+        return mix64(states[:, None] + steps)
+
+    def uniform(self, purpose: Purpose, count: int, first: int = 0) -> FloatArray:
+        """Return floats uniform in [0, 1), float64 [N, count]."""
+        return (self.words(purpose, count, first) >> _S11).astype(np.float64) * _DOUBLE
+
+    def integers(self, purpose: Purpose, high: IntArray, count: int) -> IntArray:
+        """Return integers uniform in 0 <= i < high, int64 [N, count]; `high`: int64 [N], each below 2**32."""
+        words, most = self.words(purpose, count), high.astype(np.uint64)[:, None]
+        # The upper half of a product of 64 and 32 bits.
+        upper, lower = words >> _S32, words & _LOW32
+        return ((upper * most + (lower * most >> _S32)) >> _S32).astype(np.int64)
 
 
 class _Located(Protocol):

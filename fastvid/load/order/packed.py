@@ -9,19 +9,19 @@ resume costs the planning of one block.
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, get_args
 
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.load.order.buckets import PLAN_VERSION, ClipSizes, Unfit, check_boundary, check_fit, check_shape
+from fastvid.load.order.buckets import ClipSizes, Planned, Unfit, check_fit, check_shape
 from fastvid.load.order.draws import Draws, Purpose
-from fastvid.load.order.epoch import MASKED, ClipShape, EpochBatches, EpochOrder, Last, Share, rank_slice
+from fastvid.load.order.epoch import MASKED, ClipShape, EpochOrder, Last, Share, rank_slice
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -242,7 +242,7 @@ class Packed:
         """Shapes that sampler and crop must be able to make: none, each clip keeps its own."""
         return ()
 
-    def plan(self, sizes: ClipSizes, world: World, last: Last, key: Callable[[int], str]) -> PlannedBins:
+    def plan(self, sizes: ClipSizes, world: World, last: Last, key: Callable[[int], str]) -> Planned:
         """Count the tokens of a dataset's samples.
 
         Args:
@@ -265,128 +265,54 @@ class Packed:
         what = f"have more than {self.tokens} patches of {self.patch}"
         hint = "raise tokens, choose fewer frames or smaller pictures, or use unfit='skip'"
         check_fit(tokens <= self.tokens, sizes, self.unfit, what, key, hint)
-        return PlannedBins(packed, np.where(tokens <= self.tokens, tokens, 0), world, last)
-
-
-class PlannedBins:
-    """The tokens of a dataset's samples, see `fastvid.load.order.epoch.Batching`.
-
-    `tokens`: tokens of each sample, int64 [N]; 0 for a clip that is larger than a bin.
-    """
-
-    def __init__(self, packed: Packed, tokens: IntArray, world: World, last: Last) -> None:
-        assert packed.bins
-        self._packed, self._tokens, self._world, self._last = packed, tokens, world, last
-        digest = hashlib.blake2b(tokens.astype("<i8").tobytes(), digest_size=16).hexdigest()
-        self.text = f"{PLAN_VERSION} {packed} {digest}"
+        tokens = np.where(tokens <= self.tokens, tokens, 0)
         # Whole windows, because a window that a block's end cuts short packs worse.
-        windows = (
-            _STEPS_OF_BLOCK * packed.bins * packed.tokens * len(tokens) / (packed.window * max(1, int(tokens.sum())))
-        )
-        self._block = max(1, round(windows)) * packed.window
-
-    def __repr__(self) -> str:
-        return repr(self._packed)
-
-    def epoch(self, order: EpochOrder) -> EpochBatches:
-        """See `Batching`. The epoch's first block is planned here."""
-        return _PackedEpoch(self._packed, self._tokens, self._block, order, self._world, self._last)
+        each = self.window * max(1, int(tokens.sum()))
+        size = max(1, round(_STEPS_OF_BLOCK * packed.bins * self.tokens * len(tokens) / each)) * self.window
+        block = partial(_planned, packed, tokens, size, world, last)
+        what, hint = f"{packed.bins} bins", "use fewer bins or tokens, or last='mask'"
+        return Planned(packed, tokens.astype("<i8"), block, size, what, hint)
 
 
-class _PackedEpoch:
-    """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`.
+def _planned(
+    packed: Packed, tokens: IntArray, size: int, world: World, last: Last, order: EpochOrder, begin: int
+) -> _Block:
+    """Return the block of an epoch that begins at a position; `tokens`: of each sample, 0 if it is not packed."""
+    assert packed.bins
+    positions = np.arange(begin, min(begin + size, order.num_samples))
+    tokens = tokens[order.ids(positions)]
+    skipped = np.count_nonzero(tokens == 0)
+    positions, tokens = positions[tokens > 0], tokens[tokens > 0]
+    is_last = begin + size >= order.num_samples
+    steps = in_steps(
+        best_fit(tokens, packed.tokens, packed.window),
+        cost(tokens, packed.quadratic_from),
+        packed.bins,
+        split=not is_last or last == "keep",
+    )
+    # The most expensive steps are complete. Only the last one can have empty bins.
+    whole = len(steps) - int(is_last and last != "keep" and not steps.is_complete)
+    words = Draws(order.seed, order.epoch, begin // size).words(Purpose.BINS, whole)
+    chosen = np.argsort(np.asarray(words, dtype=np.uint64), kind="stable")
+    if whole < len(steps) and last == "mask":
+        chosen = np.append(chosen, whole)
+    return _Block(steps.chosen(chosen), positions, begin + int(skipped), world)
 
-    `count` plans every block that was not planned before, 0.6 us a sample; the other methods plan one block at a time.
+
+class _Block:
+    """The steps of a block.
+
+    `positions`: of its clips in the epoch's order, int64 [N].
     """
 
-    def __init__(
-        self, packed: Packed, tokens: IntArray, block: int, order: EpochOrder, world: World, last: Last
-    ) -> None:
-        self._packed, self._tokens, self._size, self._order = packed, tokens, block, order
-        self._world, self._last = world, last
-        self.num_samples = order.num_samples
-        self._lengths: dict[int, int] = {}
-        self._newest: tuple[int, _Block] | None = None
-        if self.is_over(0):
-            raise UsageError(
-                f"{self.num_samples} samples do not fill one batch of {packed.bins} bins with last='drop'",
-                hint="use fewer bins or tokens, or last='mask'",
-            )
+    def __init__(self, steps: Steps, positions: IntArray, begin: int, world: World) -> None:
+        self._steps, self._positions, self._world = steps, positions, world
+        edges = begin + steps.step_edges
+        self.starts, self.stops = edges[:-1], edges[1:]
 
-    def count(self, position: int) -> int:
-        """See `EpochBatches`."""
-        first = position // self._size
-        count = self._planned(first).left(position) if position < self.num_samples else 0
-        for number in range(first + 1, self._num_blocks):
-            if number not in self._lengths:
-                self._planned(number)
-            count += self._lengths[number]
-        return count
-
-    def is_over(self, position: int) -> bool:
-        """See `EpochBatches`."""
-        return next(self.shares(position), None) is None
-
-    def shares(self, position: int) -> Iterator[Share]:
-        """See `EpochBatches`."""
-        for number in range(position // self._size, self._num_blocks):
-            yield from self._planned(number).shares(position, self._world)
-
-    @property
-    def _num_blocks(self) -> int:
-        return -(-self.num_samples // self._size)
-
-    def _planned(self, number: int) -> _Block:
-        newest = self._newest  # other threads may replace it
-        if newest is None or newest[0] != number:
-            newest = self._newest = (number, self._plan(number))
-            self._lengths[number] = len(newest[1].steps)
-        return newest[1]
-
-    def _plan(self, number: int) -> _Block:
-        packed, begin = self._packed, number * self._size
-        assert packed.bins
-        positions = np.arange(begin, min(begin + self._size, self.num_samples))
-        tokens = self._tokens[self._order.ids(positions)]
-        skipped = np.count_nonzero(tokens == 0)
-        positions, tokens = positions[tokens > 0], tokens[tokens > 0]
-        is_last = number == self._num_blocks - 1
-        steps = in_steps(
-            best_fit(tokens, packed.tokens, packed.window),
-            cost(tokens, packed.quadratic_from),
-            packed.bins,
-            split=not is_last or self._last == "keep",
-        )
-        # The most expensive steps are complete. Only the last one can have empty bins.
-        whole = len(steps) - int(is_last and self._last != "keep" and not steps.is_complete)
-        draws = Draws(self._order.seed, self._order.epoch, number)
-        order = np.argsort(np.asarray(draws.words(Purpose.BINS, whole), dtype=np.uint64), kind="stable")
-        if whole < len(steps) and self._last == "mask":
-            order = np.append(order, whole)
-        return _Block(steps.chosen(order), positions, begin + int(skipped))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Block:
-    """The steps of a block."""
-
-    steps: Steps
-    positions: IntArray  # positions of the block's clips in the epoch's order, int64 [N]
-    begin: int
-
-    def left(self, position: int) -> int:
-        """Return the number of steps from `position` on."""
-        return len(self.steps) - self._number(position)
-
-    def shares(self, position: int, world: World) -> Iterator[Share]:
-        """Yield a rank's shares of the steps from `position` on."""
-        edges = (self.begin + self.steps.step_edges).tolist()
-        for number in range(self._number(position), len(self.steps)):
-            clips, bins = self.steps.rows(number, world)
-            positions = np.full(len(clips), MASKED, dtype=np.int64)
-            positions[clips >= 0] = self.positions[clips[clips >= 0]]
-            yield Share(edges[number], edges[number + 1], positions, bins=bins)
-
-    def _number(self, position: int) -> int:
-        edges = self.begin + self.steps.step_edges
-        return check_boundary(position, edges[:-1], edges[1:])
+    def share(self, number: int) -> Share:
+        """See `fastvid.load.order.buckets.Block`."""
+        clips, bins = self._steps.rows(number, self._world)
+        positions = np.full(len(clips), MASKED, dtype=np.int64)
+        positions[clips >= 0] = self._positions[clips[clips >= 0]]
+        return Share(int(self.starts[number]), int(self.stops[number]), positions, bins=bins)

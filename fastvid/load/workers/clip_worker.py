@@ -1,29 +1,22 @@
-"""Reads and checks the packets of a clip.
-
-Plans, fetches and decodes clips, in a decode thread or in a worker process.
-"""
+"""Fetches and decodes rows of batches, in a decode thread or in a worker process."""
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple, Protocol, cast
 
 from fastvid.decode.clips import PacketBuffer, coalesce, read_clip
 from fastvid.decode.request import ClipRequest, Decoder, DecoderOutput, EncodedClip
-from fastvid.decode.sound import EncodedAudio
 from fastvid.errors import FastvidError
 from fastvid.format.packets import StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
-from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.load.clips.plan import ClipPlace, SoundTask
 from fastvid.load.memory import SharedRow
-from fastvid.load.workers.stats import Counters
-from fastvid.runtime.arrays import IntArray
+from fastvid.load.stats import Counters
 
 
 def fetch(
@@ -71,25 +64,30 @@ def fetch(
     )
 
 
-def fetch_clip(clip: Clip, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
-    """Run `fetch` for a clip of a loader."""
-    return fetch(clip.shard, clip.shard_row, clip.request, key=clip.key, info=clip.info, scratch=scratch)
+def fetch_clip(row: Row, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
+    """Run `fetch` for a row of a batch, and read its sounds."""
+    place = row.target.place(row.row)
+    request = row.target.request(row.row)
+    clip, counters = fetch(place.shard, place.row, request, key=place.key, info=place.info, scratch=scratch)
+    fetch_sounds(row, place, counters)
+    return clip, counters
 
 
-def are_near(one: Clip, other: Clip) -> bool:
+def are_near(one: ClipPlace, other: ClipPlace) -> bool:
     """Return whether `fetch_together` may save requests for two clips."""
     shard = one.shard
     if other.shard is not shard or shard.storage.units is not None:
         return False
-    return shard.are_near((one.shard_row, one.request.stream), (other.shard_row, other.request.stream))
+    return shard.are_near((one.row, one.stream), (other.row, other.stream))
 
 
-def fetch_together(clips: Sequence[Clip]) -> list[tuple[EncodedClip, Counters]]:
+def fetch_together(rows: Sequence[Row]) -> list[tuple[EncodedClip, Counters]]:
     """Run `fetch_clip` for clips of one file: bytes that several need, or that are near each other, are read once."""
-    shard = clips[0].shard
-    readers = [shard.reader(clip.shard_row, clip.request.stream) for clip in clips]
-    tables = [shard.table(clip.shard_row, clip.request.stream) for clip in clips]
-    plans = [table.plan(clip.request.frames) for clip, table in zip(clips, tables, strict=True)]
+    places, requests = [row.target.place(row.row) for row in rows], [row.target.request(row.row) for row in rows]
+    shard = places[0].shard
+    readers = [shard.reader(place.row, place.stream) for place in places]
+    tables = [shard.table(place.row, place.stream) for place in places]
+    plans = [table.plan(request.frames) for request, table in zip(requests, tables, strict=True)]
     offsets, sizes = list[int](), list[int]()
     for reader, table, plan in zip(readers, tables, plans, strict=True):
         records = table.records[plan.packets]
@@ -101,7 +99,7 @@ def fetch_together(clips: Sequence[Clip]) -> list[tuple[EncodedClip, Counters]]:
     readers[0].read_file([(start, view) for (start, _), view in zip(runs, data, strict=True)])
     starts = [start for start, _ in runs]
     found = []
-    for clip, reader, table, plan in zip(clips, readers, tables, plans, strict=True):
+    for row, place, request, reader, table, plan in zip(rows, places, requests, readers, tables, plans, strict=True):
 
         def read(ranges: Sequence[tuple[int, memoryview]], first: int = reader.start) -> None:
             for offset, view in ranges:
@@ -109,36 +107,29 @@ def fetch_together(clips: Sequence[Clip]) -> list[tuple[EncodedClip, Counters]]:
                 at = first + offset - starts[run]
                 view[:] = data[run][at : at + len(view)]
 
-        encoded = read_clip(
-            clip.request,
-            clip.info,
-            table,
-            read,
-            gap=gap,
-            limit=reader.size,
-            plan=plan,
-            key=clip.key,
-            shard=shard.stem,
-        )
+        info, options = shard.info(place.row, place.stream), {"key": place.key, "shard": shard.stem}
+        encoded = read_clip(request, info, table, read, gap=gap, limit=reader.size, plan=plan, **options)
         cost = Counters(bytes_whole=reader.size, packets=len(plan.packets), packets_from_keys=plan.packets_from_keys)
+        fetch_sounds(row, place, cost)
         found.append((encoded, cost))
     # What was read is counted with the first.
-    found[0][1].bytes_read, found[0][1].requests = sum(map(len, data)), len(runs)
+    found[0][1].bytes_read += sum(map(len, data))
+    found[0][1].requests += len(runs)
     return found
 
 
-def fetch_sounds(sounds: Sequence[SoundTask], counters: Counters) -> tuple[SoundTask, ...]:
-    """Read and check the packets of sounds, and add their cost, without `fetch_seconds`, to `counters`."""
+def fetch_sounds(row: Row, place: ClipPlace, counters: Counters) -> None:
+    """Read and check the packets of a row's sounds, and add their cost, without `fetch_seconds`, to `counters`."""
+    sounds = row.target.sounds.get(row.row)
     if not sounds:
-        return ()
+        return
     begun = time.perf_counter()
-    fetched = tuple(sound.fetched() for sound in sounds)
-    for sound in fetched:
-        if isinstance(sound.source, EncodedAudio):
-            counters.bytes_read += sound.source.bytes_read
-            counters.requests += sound.source.requests
+    for sound in sounds:
+        sound.read(place)
+        if sound.packets is not None:
+            counters.bytes_read += sound.packets.bytes_read
+            counters.requests += sound.packets.requests
     counters.audio_seconds += time.perf_counter() - begun
-    return fetched
 
 
 FETCH_CLIPS: Final = 4
@@ -147,35 +138,44 @@ data, so that fetching after each decoded clip takes longer than fetching severa
 
 
 class Target(Protocol):
-    """Memory that clips are written into, for example a `fastvid.load.batch.canvas.Canvas`."""
+    """A batch whose rows are made: a `fastvid.load.batch.canvas.Canvas`, or what a worker process has been sent."""
+
+    packets: dict[int, EncodedClip]
+    """What was read for rows before; others are read when they are made."""
+    sounds: dict[int, Sequence[SoundTask]]
+    """Sounds that are made together with a row."""
+
+    def place(self, row: int, /) -> ClipPlace:
+        """Return where the packets of a row are."""
+        ...
+
+    def request(self, row: int, /) -> ClipRequest:
+        """Return what to decode for a row."""
+        ...
 
     def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | SharedRow:
         """Return where to write a clip: memory for a decoder that supports `kinds`, or a row shared with processes."""
         ...
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ClipTask:
-    """One clip to make."""
+class Row(NamedTuple):
+    """A clip to make: a row of a batch."""
 
-    row: int  # its row of the target
-    source: BatchRow | EncodedClip  # A row to plan, a `Clip` to fetch, or packets to decode
     target: Target
-    # sounds to make with it, one for each of the batch's rows that it becomes.
-    sounds: Sequence[SoundTask] = field(default=(), kw_only=True)
+    row: int
+    number: int = 0  # counts the rows of an iteration in order
 
 
-class ClipResult(NamedTuple):
-    """The result of a task."""
+class RowResult(NamedTuple):
+    """What became of a row."""
 
-    number: int
+    number: int  # of the row among those that were given
     error: Exception | None
-    frames: IntArray | None  # frames shown, int64 [T]; None if the worker did not plan the clip
     counters: Counters | None
 
 
 KeepGoing = Callable[[Sequence[int]], bool]
-"""Called with the numbers of the tasks that are processed next; returns False if their results are no longer needed."""
+"""Called with the numbers of the rows that are processed next; returns False if they are no longer needed."""
 
 
 class Lane(Protocol):
@@ -184,12 +184,10 @@ class Lane(Protocol):
     max_clips: int
     """Maximum number of clips decoded in one call."""
     at_once: int
-    """Preferred number of tasks per call of `make`."""
+    """Preferred number of rows per call of `make`."""
 
-    def make(
-        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None
-    ) -> Iterator[ClipResult]:
-        """Yield a result as each task finishes, in any order; `planner` plans rows that are not planned yet."""
+    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
+        """Yield a result as each row is made, in any order."""
         ...
 
     def close(self) -> None:
@@ -207,58 +205,49 @@ class ClipWorker:
         self._decoder = decoder
         self._scratches: list[PacketBuffer] = []
 
-    def make(
-        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None = None
-    ) -> Iterator[ClipResult]:
+    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
         """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
-        fetched: list[tuple[ClipResult, ClipTask, EncodedClip]] = []
-        for number, task in enumerate(tasks):
+        fetched: list[tuple[int, EncodedClip, Counters]] = []
+        for number, row in enumerate(rows):
             if not keep_going([number]):
                 return
-            source, frames, counters = task.source, None, Counters()
+            counters = Counters()
             try:
-                if not isinstance(source, EncodedClip):
+                packets = row.target.packets.pop(row.row, None)
+                if packets is None:
                     begun = time.perf_counter()
-                    clip = source
-                    if not isinstance(clip, Clip):
-                        assert planner is not None
-                        (clip,) = planner.decide(clip)
-                        frames = clip.frames
-                    source, counters = fetch_clip(clip, self._scratch(number))
-                    if task.sounds:
-                        task = replace(task, sounds=fetch_sounds(task.sounds, counters))
+                    packets, counters = fetch_clip(row, self._scratch(number))
                     counters.fetch_seconds = time.perf_counter() - begun
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                yield ClipResult(number, error, None, counters)
+                yield RowResult(number, error, counters)
             else:
-                fetched.append((ClipResult(number, None, frames, counters), task, source))
+                fetched.append((number, packets, counters))
         for first in range(0, len(fetched), self.max_clips):
             group = fetched[first : first + self.max_clips]
-            if not keep_going([made.number for made, _, _ in group]):
+            if not keep_going([number for number, _, _ in group]):
                 return
-            yield from self._decode(group)
+            yield from self._decode(rows, group)
 
     def close(self) -> None:
         """Close the decoder."""
         self._decoder.close()
 
-    def _decode(self, group: Sequence[tuple[ClipResult, ClipTask, EncodedClip]]) -> Iterator[ClipResult]:
+    def _decode(self, rows: Sequence[Row], group: Sequence[tuple[int, EncodedClip, Counters]]) -> Iterator[RowResult]:
         errors: Sequence[Exception | None]
         begun = time.perf_counter()
         try:
-            outputs = [
-                cast("DecoderOutput", task.target.output(task.row, self._decoder.outputs)) for _, task, _ in group
-            ]
-            errors = self._decoder.decode([clip for _, _, clip in group], outputs)
+            targets = [rows[number] for number, _, _ in group]
+            outputs = [cast("DecoderOutput", one.target.output(one.row, self._decoder.outputs)) for one in targets]
+            errors = self._decoder.decode([packets for _, packets, _ in group], outputs)
         except Exception as problem:  # noqa: BLE001 - a decoder that raises has failed all its clips
             errors = [problem] * len(group)
         share = (time.perf_counter() - begun) / len(group)
-        for (made, task, _), failure in zip(group, errors, strict=True):
-            assert made.counters is not None
-            error, seconds = _sounded(task.sounds) if failure is None else (failure, 0.0)
-            made.counters.clips, made.counters.decode_seconds = int(error is None), share + seconds
-            made.counters.audio_seconds += seconds
-            yield made._replace(error=error, frames=None if error else made.frames)
+        for (number, _, counters), failure in zip(group, errors, strict=True):
+            sounds = rows[number].target.sounds.get(rows[number].row, ())
+            error, seconds = _sounded(sounds) if failure is None else (failure, 0.0)
+            counters.clips, counters.decode_seconds = int(error is None), share + seconds
+            counters.audio_seconds += seconds
+            yield RowResult(number, error, counters)
 
     def _scratch(self, number: int) -> PacketBuffer:
         while number >= len(self._scratches):

@@ -23,54 +23,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Final
-
-import torch
+from typing import Final, cast
 
 from fastvid.decode.request import EncodedClip
 from fastvid.errors import FastvidError, WorkerError
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.canvas import BatchSound, Canvas, SoundMemory
-from fastvid.load.clips.clip import BatchRow, Clip, clips_to_decode
-from fastvid.load.clips.plan import BatchPlan, add_location
-from fastvid.load.workers.clip_worker import (
-    ClipResult,
-    ClipTask,
-    Lane,
-    are_near,
-    fetch_clip,
-    fetch_sounds,
-    fetch_together,
-)
+from fastvid.load.batch.canvas import Canvas
+from fastvid.load.clips.plan import Plan
+from fastvid.load.stats import Counters
+from fastvid.load.workers.clip_worker import Lane, Row, RowResult, are_near, fetch_clip, fetch_together
 from fastvid.load.workers.lanes import Decoders
-from fastvid.load.workers.stats import Counters
-from fastvid.runtime.arrays import IntArray
-
-
-@dataclass(slots=True, eq=False)
-class PendingBatch:
-    """A batch in progress."""
-
-    plan: BatchPlan  # its samples and clips
-    canvas: Canvas
-    pending: int
-    errors: dict[int, Exception]  # errors by row
-    frames: dict[int, IntArray]  # frames shown by each row, filled as clips are planned
-    sound: BatchSound | None = None
-    counters: Counters = field(default_factory=Counters)
-    finished: tuple[Batch, torch.cuda.Event | None] | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueuedClip(ClipTask):
-    """A clip that is queued or being processed; its target is a canvas. `number` counts all clips in order."""
-
-    number: int
-    clip: BatchRow
-    work: PendingBatch
-
 
 _log = logging.getLogger(__name__)
 
@@ -89,29 +52,28 @@ class BatchPipeline:
 
     def __init__(
         self,
-        epochs: Iterator[Iterator[BatchPlan]],
+        epochs: Iterator[Iterator[Plan]],
         decoders: Decoders,
         *,
         prefetch: int,
-        sounds: SoundMemory | None = None,
         num_fetchers: int = 0,
     ) -> None:
-        self._decoders, self._stream, self._prefetch = decoders, decoders.finisher.stream, prefetch
-        self._sounds, self._lanes = sounds, decoders.lanes
+        self._decoders, self._stream, self._prefetch = decoders, decoders.memory.stream, prefetch
+        self._lanes = decoders.lanes
         self._finishes_ahead = self._stream.is_asynchronous and not decoders.assembler.uses_global_generators
         # None where an epoch ends.
         self._plans = itertools.chain.from_iterable(itertools.chain(plans, (None,)) for plans in epochs)
-        self._next_plan: BatchPlan | None = None
+        self._next_plan: Plan | None = None
         self._follows = False
         self._numbers = itertools.count()
-        self._batches: deque[PendingBatch | None] = deque()
-        self._tasks: deque[QueuedClip] = deque()
-        self._fetched: deque[QueuedClip] = deque()
+        self._batches: deque[Canvas | None] = deque()
+        self._tasks: deque[Row] = deque()
+        self._fetched: deque[Row] = deque()
         self._ahead = self._fetching = num_fetchers
         self._failure: BaseException | None = None
         self._planned, self._stopped = False, True
         self._pid = os.getpid()
-        self._active: dict[int, Sequence[QueuedClip]] = {}
+        self._active: dict[int, Sequence[Row]] = {}
         self._threads: list[threading.Thread] = []
         # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
@@ -151,7 +113,7 @@ class BatchPipeline:
         """Number of clips that wait for a thread."""
         return len(self._tasks)
 
-    def next(self, timeout: float) -> PendingBatch | None:
+    def next(self, timeout: float) -> Canvas | None:
         """Return the next batch, complete and if possible finished, or None after the last of the epoch."""
         if os.getpid() != self._pid:
             raise WorkerError(
@@ -171,7 +133,7 @@ class BatchPipeline:
                 if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise self._late(timeout)
 
-    def take(self, work: PendingBatch) -> Batch:
+    def take(self, work: Canvas) -> Batch:
         """Return a batch for the calling thread's current stream. Called once for each that `next` returned."""
         if work.finished is None:
             self._finish_one(work)
@@ -246,22 +208,13 @@ class BatchPipeline:
             self._work.notify_all()
             self._announce()
 
-    def _queue(self, plan: BatchPlan) -> None:
-        """Allocate the memory of a batch and queue its clips."""
-        rows = clips_to_decode(plan.clips)
-        frames = {clip.row: clip.frames for clip in plan.clips if isinstance(clip, Clip)}
-        canvas, sound = self._decoders.finisher.open(plan.clips, plan.share.shape), None
-        if self._sounds is not None:
-            sound = self._sounds.open(plan.clips, len(plan.samples), plan.sound_samples)
-        work = PendingBatch(plan, canvas, len(rows), dict(plan.errors), frames, sound)
-        sounds = {} if sound is None else sound.tasks
+    def _queue(self, plan: Plan) -> None:
+        """Allocate the memory of a batch and queue its rows."""
+        work = self._decoders.memory.open(plan)
         with self._lock:
             self._batches.append(work)
-            self._tasks.extend(
-                QueuedClip(row.row, row, canvas, next(self._numbers), row, work, sounds=sounds.get(row.row, ()))
-                for row in rows
-            )
-            self._work.notify(len(rows))
+            self._tasks.extend(Row(work, row, next(self._numbers)) for row in plan.reads)
+            self._work.notify(len(plan.reads))
             self._announce()
 
     def _finish_ahead(self) -> None:
@@ -272,12 +225,12 @@ class BatchPipeline:
             # While it waits, this thread must not keep the batch alive.
             del work
 
-    def _finish_one(self, work: PendingBatch) -> None:
+    def _finish_one(self, work: Canvas) -> None:
         begun = time.perf_counter()
-        work.finished = self._decoders.assembler.make(work.plan, work.canvas, work.frames, work.errors, work.sound)
+        work.finished = self._decoders.assembler.make(work)
         work.counters.finish_seconds += time.perf_counter() - begun
 
-    def _take_complete(self) -> PendingBatch | None:
+    def _take_complete(self) -> Canvas | None:
         """Return the next batch once all its clips are decoded; None when the iteration ends."""
         with self._lock:
             while not self._stopped:
@@ -289,27 +242,26 @@ class BatchPipeline:
                 self._complete.wait()
             return None
 
-    def _is_ready(self, work: PendingBatch | None) -> bool:
+    def _is_ready(self, work: Canvas | None) -> bool:
         return work is None or (work.finished is not None if self._finishes_ahead else not work.pending)
 
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()
         while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
             left = dict(enumerate(tasks))
-            planner = tasks[0].work.plan.planner
-            for made in lane.make(tasks, partial(self._at, number, tasks), planner):
+            for made in lane.make(tasks, partial(self._at, number, tasks)):
                 self._done(left.pop(made.number), made)
             if left:  # the iteration has ended
                 with self._lock:
                     (self._fetched if self._ahead else self._tasks).extend(left.values())
         self._lanes[number].give(lane)
 
-    def _at(self, number: int, tasks: Sequence[QueuedClip], which: Sequence[int]) -> bool:
+    def _at(self, number: int, tasks: Sequence[Row], which: Sequence[int]) -> bool:
         # For the message of a timeout. The key exists already, so no lock is needed.
         self._active[number] = [tasks[one] for one in which]
         return not self._stopped
 
-    def _take(self, number: int, lane: Lane | None) -> Sequence[QueuedClip]:
+    def _take(self, number: int, lane: Lane | None) -> Sequence[Row]:
         with self._lock:
             self._active.pop(number, None)
             while not self._tasks and not self._planned and not self._stopped:
@@ -318,14 +270,11 @@ class BatchPipeline:
                 return ()
             # Leave enough clips for the other threads.
             most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
-            # Of one epoch at once, because epochs have planners of their own.
-            planner, tasks = self._tasks[0].work.plan.planner, list[QueuedClip]()
-            while len(tasks) < most and self._tasks and self._tasks[0].work.plan.planner is planner:
-                tasks.append(self._tasks.popleft())
+            tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
             self._active[number] = tasks
             return tasks
 
-    def _take_fetched(self, number: int, lane: Lane) -> Sequence[QueuedClip]:
+    def _take_fetched(self, number: int, lane: Lane) -> Sequence[Row]:
         with self._lock:
             self._active.pop(number, None)
             while not self._fetched and self._fetching and not self._stopped:
@@ -336,14 +285,14 @@ class BatchPipeline:
             self._active[number] = tasks
             return tasks
 
-    def _take_near(self, number: int) -> Sequence[QueuedClip]:
+    def _take_near(self, number: int) -> Sequence[Row]:
         """Take the next clip and, of those that wait, the ones that are better read together with it."""
         tasks = list(self._take(-1 - number, None))
-        if tasks and isinstance(first := tasks[0].clip, Clip):
+        if tasks:
             with self._lock:
-                rest = deque[QueuedClip]()
+                first, rest = tasks[0].target.place(tasks[0].row), deque[Row]()
                 for task in self._tasks:
-                    is_near = len(tasks) < _TOGETHER and isinstance(task.clip, Clip) and are_near(first, task.clip)
+                    is_near = len(tasks) < _TOGETHER and are_near(first, task.target.place(task.row))
                     (tasks if is_near else rest).append(task)
                 self._tasks = rest
                 self._active[-1 - number] = tasks
@@ -351,46 +300,38 @@ class BatchPipeline:
 
     def _fetch_ahead(self, number: int) -> None:
         while tasks := self._take_near(number):
-            clips = [task.clip for task in tasks if isinstance(task.clip, Clip)]
-            assert len(clips) == len(tasks)
             begun, together = time.perf_counter(), list[tuple[EncodedClip, Counters]]()
             if len(tasks) > 1:
                 # Whatever fails is found out clip by clip.
                 with contextlib.suppress(FastvidError):
-                    together = fetch_together(clips)
-            for place, (task, clip) in enumerate(zip(tasks, clips, strict=True)):
+                    together = fetch_together(tasks)
+            for place, task in enumerate(tasks):
                 try:
-                    encoded, counters = together[place] if together else fetch_clip(clip)
-                    sounds = fetch_sounds(task.sounds, counters)
+                    packets, counters = together[place] if together else fetch_clip(task)
                 except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                    self._done(task, ClipResult(0, error, None, None))
+                    self._done(task, RowResult(0, error, None))
                     continue
                 counters.fetch_seconds = time.perf_counter() - begun
-                begun = time.perf_counter()
+                begun, task.target.packets[task.row] = time.perf_counter(), packets
                 with self._lock:
-                    task.work.counters.add(counters)
-                    self._fetched.append(replace(task, source=encoded, sounds=sounds))
+                    cast(Canvas, task.target).counters.add(counters)
+                    self._fetched.append(task)
                     self._arrived.notify()
         with self._lock:
             self._fetching -= 1
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _done(self, task: QueuedClip, made: ClipResult) -> None:
-        clip, work, error = task.clip, task.work, made.error
-        begun = time.perf_counter()
-        work.canvas.done(clip.row, good=error is None)
+    def _done(self, task: Row, made: RowResult) -> None:
+        work, begun = cast(Canvas, task.target), time.perf_counter()
+        if made.error is not None:
+            work.place(task.row).locate(made.error)
+        work.done(task.row, made.error)
         spent = time.perf_counter() - begun
-        if error is not None:
-            add_location(error, clip.shard.stem, clip.key)
         with self._lock:
             work.counters.finish_seconds += spent
             if made.counters is not None:
                 work.counters.add(made.counters)
-            if made.frames is not None:
-                work.frames[clip.row] = made.frames
-            if error is not None:
-                work.errors.update(dict.fromkeys(clip.failing, error))
             work.pending -= 1
             if not work.pending:
                 self._announce()
@@ -401,7 +342,8 @@ class BatchPipeline:
         self._complete.notify()
 
     def _late(self, timeout: float) -> WorkerError:
-        now = [f"{task.clip.key} of {task.clip.shard.stem}" for tasks in self._active.values() for task in tasks]
+        places = [task.target.place(task.row) for tasks in self._active.values() for task in tasks]
+        now = [f"{place.key} of {place.shard.stem}" for place in places]
         return WorkerError(
             f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",
             hint="exclude a clip that hangs with where=; raise the timeout of Workers for slow storage",

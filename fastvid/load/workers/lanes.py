@@ -19,8 +19,8 @@ from fastvid.decode.backends import Backend, backend
 from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb, Levels, Planes, Rgb
 from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import FLOW, Codec
-from fastvid.load.batch.batch import Assembler
-from fastvid.load.batch.canvas import Finisher
+from fastvid.load.batch.assemble import Assembler
+from fastvid.load.batch.canvas import CanvasMemory
 from fastvid.load.batch.sinks import (
     DepthSink,
     DevicePlanesSink,
@@ -34,7 +34,6 @@ from fastvid.load.batch.sinks import (
 from fastvid.load.batch.spec import Spec, VideoSpec
 from fastvid.load.memory import BufferPool, SharedBufferPool
 from fastvid.load.options import Workers
-from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.mixture import parts_of
 from fastvid.load.workers.clip_worker import ClipWorker, Lane
 from fastvid.load.workers.processes import ProcessLane
@@ -158,16 +157,12 @@ class Decoders:
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
         # As many free batches are kept for reuse.
         self._shared = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
-        self.pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
-        self._writes_rows = False  # whether worker processes write whole rows of a batch
+        pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
         sinks = [self._sinks(stream, chosen) for stream in spec.rules.streams]
-        self.finisher = Finisher(sinks, threads=num_threads, stream=video.stream)
+        self.memory = CanvasMemory(sinks, video.stream, pool, num_threads)
         self.join = together and Planes in outputs
         pools = {one.name: Lanes(partial(self._open_lane, one)) for one in chosen}
         self.lanes = [pools[name] for name in self._split(chosen)]
-        # Worker processes can plan clips if each row, of a known shape, is decoded directly into its batch.
-        known = isinstance(spec.batches, Buckets) or video.shape is not None
-        self.decides = self._writes_rows and not together and spec.rules.streams == ("rgb",) and known
 
     def close(self) -> None:
         """Close the decoders."""
@@ -200,7 +195,7 @@ class Decoders:
             distances = torch.from_numpy(rules.depth[stream].millimetres())
             return [partial(DepthSink, video, table=cache(partial(distances.to, video.stream.device)))]
         if stream == FLOW:
-            return [partial(FlowSink, video, stack=rules.flow_stack)]
+            return [partial(FlowSink, video)]
         return self._rgb(chosen)
 
     def _rgb(self, chosen: Sequence[Backend]) -> list[OpenSink]:
@@ -216,7 +211,6 @@ class Decoders:
             if Planes in outputs and (video.stream.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, video))
             else:
-                self._writes_rows = self._shared is not None
                 batches = self._shared or BufferPool(self._workers.prefetch + 1)
                 threads = len(on_host) * self._num_threads
                 sinks.append(partial(RgbSink, RgbMemory(video, batches, threads=threads)))

@@ -6,9 +6,8 @@ so the training process spends microseconds per clip. If a worker hangs in nativ
 answer, only the clip it was processing is lost: the worker is killed by its process id, and the lane starts another for
 the remaining clips. If the worker died, as by the OOM killer, its clip is tried once more in the new worker.
 
-The training process still fetches clips in advance if storage has high latency, and sends the packets; and it plans
-clips that are decoded jointly (of one video) or have flow. Planes (of flow, of joint clips, and of all clips for a
-CUDA device) are copied to the batch.
+The training process still fetches clips in advance if storage has high latency, and sends the packets. Planes (of flow,
+of joint clips, and of all clips for a CUDA device) are copied to the batch.
 
 Messages to a worker are pickled and sent over a private socket. The worker reads untrusted files, so its answers are
 plain data that is checked here, never unpickled. Workers are spawned, not forked, and import neither torch nor the
@@ -34,15 +33,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, Levels, Planes, packed, packed_size
-from fastvid.decode.sound import EncodedAudio
+from fastvid.decode.request import Levels, Planes, packed, packed_size
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
-from fastvid.load.clips.clip import Clip
-from fastvid.load.clips.plan import ClipPlanner, SoundTask
 from fastvid.load.memory import RowLayout, SharedBufferPool, SharedRow
-from fastvid.load.workers.clip_worker import ClipResult, ClipTask, KeepGoing
-from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, ClipOrder, SoundOrder, Status
+from fastvid.load.workers.clip_worker import KeepGoing, Row, RowResult
+from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, RowOrder, Status
 from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
 _log = logging.getLogger(__name__)
@@ -88,42 +84,35 @@ class ProcessLane:
         self._alive: list[_WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._alive)
 
-    def make(
-        self, tasks: Sequence[ClipTask], keep_going: KeepGoing, planner: ClipPlanner | None = None
-    ) -> Iterator[ClipResult]:
+    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
         """See `fastvid.load.workers.clip_worker.Lane`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
         """
         # One batch at a time, because costs are counted per batch.
-        for _, group in itertools.groupby(range(len(tasks)), key=lambda number: tasks[number].target):
-            left = {number: _Destination(tasks[number], self._memory) for number in group}
+        for _, group in itertools.groupby(range(len(rows)), key=lambda number: id(rows[number].target)):
+            left = {number: _Destination(rows[number], self._memory) for number in group}
             retried = set[int]()
             while left and keep_going([next(iter(left))]):
-                yield from self._ask(left, retried, keep_going, planner)
+                yield from self._ask(left, retried, keep_going)
 
     def close(self) -> None:
         """Stop the worker."""
         self._end()
         self._worker = None
 
-    def _ask(
-        self, left: dict[int, _Destination], retried: set[int], keep_going: KeepGoing, planner: ClipPlanner | None
-    ) -> Iterator[ClipResult]:
-        """Send the tasks to the worker once; finished ones are removed from `left`.
+    def _ask(self, left: dict[int, _Destination], retried: set[int], keep_going: KeepGoing) -> Iterator[RowResult]:
+        """Send the rows to the worker once; finished ones are removed from `left`.
 
-        A task whose worker died for the first time stays there and is added to `retried`.
+        A row whose worker died for the first time stays there and is added to `retried`.
         """
         numbers = list(left)
         idle = self._worker
         worker = idle or self._start(lambda: keep_going(numbers[:1]))
         self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
-            if not all(isinstance(spot.source, Clip | EncodedClip) for spot in left.values()):
-                worker.tell(planner)
             orders = [worker.order(spot) for spot in left.values()]
-            frames = [spot.frames for spot in left.values()]
-            answer = worker.ask(orders, frames, self._clip_seconds, lambda task: keep_going([numbers[task]]))
+            answer = worker.ask(orders, len(orders), self._clip_seconds, lambda task: keep_going([numbers[task]]))
             if len(answer.made) < len(numbers) and keep_going(numbers[:1]):
                 raise _NoAnswer("did not answer for every clip and was killed")
         except _NoAnswer as silence:
@@ -138,7 +127,7 @@ class ProcessLane:
                     _log.warning("%s; its clip is tried once more in a new process", error.message)
                 else:
                     del left[number]
-                    yield ClipResult(number, error, None, None)
+                    yield RowResult(number, error, None)
             return
         for made in answer.made:
             spot = left.pop(numbers[made.number])
@@ -154,7 +143,7 @@ class ProcessLane:
             worker = _WorkerProcess(words, self._status)
             self._alive.append(worker)
             try:
-                answer = worker.ask(self._backend, [0], _START_SECONDS, lambda _: wanted())
+                answer = worker.ask(self._backend, 1, _START_SECONDS, lambda _: wanted())
             except _NoAnswer as silence:
                 self._drop(worker)
                 if silence.died and tries < _START_TRIES:
@@ -175,38 +164,32 @@ class ProcessLane:
 
 
 class _Destination:
-    """Where a worker writes a clip: its row, or memory from which planes are copied to the batch."""
+    """Where a worker writes a row: directly into the batch, or memory from which planes are copied to it."""
 
-    def __init__(self, task: ClipTask, memory: SharedBufferPool) -> None:
-        self.source, self.sounds = task.source, [_sound_order(sound, memory) for sound in task.sounds]
+    def __init__(self, row: Row, memory: SharedBufferPool) -> None:
+        target, number = row.target, row.row
+        self.place, self.request = target.place(number), target.request(number)
+        self.packets = target.packets.get(number)
+        self.sounds = [
+            (*map(memory.offset, (one.data, one.mask)), *one.data.shape, one.window, one.packets, one.is_read)
+            for one in target.sounds.get(number, ())
+        ]
         self.layout: RowLayout | None = None
         self.planes: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...] = ()
-        output = task.target.output(task.row, frozenset({SharedRow, Planes, Levels}))
+        output = target.output(number, frozenset({SharedRow, Planes, Levels}))
         if isinstance(output, SharedRow):
             self.offset, self.layout = output.offset, output.layout
             return
         assert isinstance(output, Planes | Levels)
-        assert isinstance(task.source, Clip | EncodedClip)
-        request = task.source.request
-        room = memory.take(packed_size(request))
-        planes, self.offset = packed(room[: packed_size(request)], request), memory.offset(room)
+        size = packed_size(self.request)
+        room = memory.take(size)
+        planes, self.offset = packed(room[:size], self.request), memory.offset(room)
         self.planes = tuple(zip(output.arrays, planes.arrays, strict=True))
-
-    @property
-    def frames(self) -> int:
-        """Number of frames that the worker plans; 0 if the clip is planned already."""
-        return 0 if self.layout is None or isinstance(self.source, Clip | EncodedClip) else self.layout.num_frames
 
     def copy(self) -> None:
         """Copy the planes to the batch."""
         for wanted, plane in self.planes:
             np.copyto(wanted, plane)
-
-
-def _sound_order(sound: SoundTask, memory: SharedBufferPool) -> SoundOrder:
-    packets = sound.source if isinstance(sound.source, EncodedAudio) else None
-    channels, samples = sound.data.shape
-    return SoundOrder(memory.offset(sound.data), memory.offset(sound.mask), channels, samples, sound.window, packets)
 
 
 class _NoAnswer(Exception):
@@ -239,29 +222,19 @@ class _WorkerProcess:
         self._inbox = Inbox(_MOST_BYTES)
         self._status = status
         self._known: list[ShardFolder | RowLayout] = []
-        self._planner: ClipPlanner | None = None
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def tell(self, planner: ClipPlanner | None) -> None:
-        """Send the planner, unless the worker has it."""
-        if planner is not None and planner is not self._planner:
-            self._send(planner)
-            self._planner = planner
-
-    def order(self, spot: _Destination) -> ClipOrder:
-        """Return the message for one clip."""
+    def order(self, spot: _Destination) -> RowOrder:
+        """Return the message for one row."""
+        shard, row, stream, key, _ = spot.place
         layout = -1 if spot.layout is None else self._number(spot.layout)
-        source = spot.source
-        if isinstance(source, EncodedClip):
-            return ClipOrder(spot.offset, layout, request=source.request, packets=source, sounds=spot.sounds)
-        shard, sample = source.shard, (source.key, source.sample, source.position)
-        row = (shard.stem, source.shard_row, *sample, self._number(shard.folder), shard.tar_sha256)
-        if isinstance(source, Clip):
-            return ClipOrder(spot.offset, layout, *row, source.request, source.info)._replace(sounds=spot.sounds)
-        return ClipOrder(spot.offset, layout, *row, shape=source.shape, sounds=spot.sounds, anchor=source.anchor)
+        if spot.packets is not None:
+            return RowOrder(spot.offset, layout, spot.request, spot.sounds, spot.packets)
+        place = self._number(shard.folder), shard.stem, shard.tar_sha256, row, stream, key
+        return RowOrder(spot.offset, layout, spot.request, spot.sounds, None, *place)
 
     def task(self, count: int) -> int:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""
@@ -269,15 +242,12 @@ class _WorkerProcess:
 
     def ask(
         self,
-        message: Backend | list[ClipOrder],
-        frames: Sequence[int],
+        message: Backend | list[RowOrder],
+        count: int,
         seconds: float,
         keep_going: Callable[[int], bool],
     ) -> Answer:
-        """Send a message and return the worker's answer.
-
-        `frames`: for each order, how many frames the worker plans.
-        """
+        """Send a message of `count` orders and return the worker's answer."""
         status = self._status
         status[Status.STOP] = 0
         self._send([tuple(order) for order in message] if isinstance(message, list) else message)
@@ -285,11 +255,11 @@ class _WorkerProcess:
         while True:
             if self._poll.poll(_POLL_MS):
                 try:
-                    for header, blobs in self._inbox.add(self._receive()):
-                        return Answer.from_parts(header, blobs, frames, self.pid)
+                    for header, _ in self._inbox.add(self._receive()):
+                        return Answer.from_header(header, count, self.pid)
                 except FormatError as error:
                     raise _NoAnswer(f"sent a malformed answer and was killed: {error.message}") from error
-            elif not cut_short and not keep_going(self.task(len(frames))):
+            elif not cut_short and not keep_going(self.task(count)):
                 status[Status.STOP] = 1
                 cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
             elif not cut_short and status[Status.STEPS] != steps:

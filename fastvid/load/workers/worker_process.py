@@ -17,7 +17,6 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence, Set
 from enum import IntEnum
-from functools import partial
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -26,14 +25,11 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Rgb, packed, packed_size
 from fastvid.decode.sound import AudioWindow, EncodedAudio
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
-from fastvid.format.packets import StreamInfo
-from fastvid.format.shard import OpenShards, Shard, ShardFolder
-from fastvid.load.clips.clip import BatchRow, Clip
-from fastvid.load.clips.plan import ClipPlanner, SoundTask
+from fastvid.format.shard import OpenShards, ShardFolder
+from fastvid.load.clips.plan import ClipPlace, SoundTask
 from fastvid.load.memory import RowLayout
-from fastvid.load.order.epoch import ClipShape
-from fastvid.load.workers.clip_worker import ClipResult, ClipTask, ClipWorker
-from fastvid.load.workers.stats import Counters
+from fastvid.load.stats import Counters
+from fastvid.load.workers.clip_worker import ClipWorker, Row, RowResult
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.processes import pack
 
@@ -55,68 +51,51 @@ class Status(IntEnum):
 STATUS_BYTES: Final = 8 * len(Status)
 
 
-class SoundOrder(NamedTuple):
-    """The sound of one row of a batch, sent with the order of its clip."""
-
-    offset: int  # offset of the samples, float32 [C, S], in the shared memory
-    mask: int  # offset of the mask, bool [S]
-    channels: int
-    samples: int
-    window: AudioWindow  # which samples to make
-    packets: EncodedAudio | None
-
-
-class ClipOrder(NamedTuple):
-    """One clip to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
+class RowOrder(NamedTuple):
+    """One row to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
 
     offset: int
-    layout: int
-    stem: str = ""
-    row: int = 0  # row of the sample in the shard
-    key: str = ""
-    sample: int = 0
-    position: int = 0
+    layout: int  # number of the row's layout; -1 to write planes
+    request: ClipRequest  # frames and crop to decode
+    # The sounds of the rows that the clip becomes: where the samples, float32 [C, S], and the mask, bool [S], begin in
+    # the shared memory, C, S, the window, its packets, and whether these are read.
+    sounds: Sequence[tuple[int, int, int, int, AudioWindow, EncodedAudio | None, bool]]
+    packets: EncodedClip | None  # read already
+    # Otherwise what is read: the number of the shard's folder, its stem and hash, row of the sample, stream and key.
     folder: int = 0
+    stem: str = ""
     tar_sha256: str = ""
-    request: ClipRequest | None = None  # frames and crop to decode; None if the worker plans the clip
-    info: StreamInfo | None = None
-    packets: EncodedClip | None = None
-    shape: ClipShape | None = None
-    sounds: Sequence[SoundOrder] = ()  # the sounds of the rows that the clip becomes
-    anchor: int | None = None  # frame of the video that the row is about, if the worker plans the clip; None for none
+    row: int = 0
+    stream: str = ""
+    key: str = ""
 
 
 class Answer(NamedTuple):
     """The results of some orders."""
 
-    made: list[ClipResult]
+    made: list[RowResult]
     costs: Counters
 
     def to_bytes(self) -> bytes:
         """Return one message, see `fastvid.runtime.processes`."""
-        made, blobs = [], []
-        for number, error, frames, _ in self.made:
+        made = []
+        for number, error, _ in self.made:
             trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)
-            made.append((number, 0 if frames is None else len(frames), error and error_to_json(error), trace))
-            blobs += [] if frames is None else [frames.tobytes()]
-        return pack({"made": made, "costs": self.costs.sums()}, *blobs)
+            made.append((number, error and error_to_json(error), trace))
+        return pack({"made": made, "costs": self.costs.sums()})
 
     @classmethod
-    def from_parts(cls, header: Mapping[str, Any], blobs: memoryview, frames: Sequence[int], pid: int) -> Answer:
-        """Parse and check the result of `to_bytes`.
-
-        `frames`: for each order, how many frames the worker plans.
-        """
+    def from_header(cls, header: Mapping[str, Any], count: int, pid: int) -> Answer:
+        """Parse and check the result of `to_bytes`; `count`: number of orders."""
         try:
-            made, start = dict[int, ClipResult](), 0
-            for number, count, record, trace in header["made"]:
-                if number in made or number not in range(len(frames)) or count != (0 if record else frames[number]):
-                    raise FormatError(f"order {number} of {len(frames)} has {count} frames")
+            made = dict[int, RowResult]()
+            for number, record, trace in header["made"]:
+                if number in made or number not in range(count):
+                    raise FormatError(f"order {number} of {count}")
                 error = error_from_json(record) if record else None
                 if error is not None and not isinstance(error, FastvidError):
                     error.add_note(f"in worker process {pid}:\n{trace}")
-                shown = np.frombuffer(blobs, dtype=np.int64, count=count, offset=8 * start) if count else None
-                made[number], start = ClipResult(number, error, shown, None), start + count
+                made[number] = RowResult(number, error, None)
             if not all(isinstance(cost, int | float) for cost in header["costs"]):
                 raise FormatError("costs are not numbers")
             return cls(list(made.values()), Counters.of(header["costs"]))
@@ -125,7 +104,7 @@ class Answer(NamedTuple):
 
 
 class WorkerState:
-    """State of a worker process; also the `Target` of its tasks.
+    """State of a worker process; also the `Target` of its rows, which are the orders of one message.
 
     `size`: size of the shared memory in bytes.
     """
@@ -138,50 +117,54 @@ class WorkerState:
         self._worker = ClipWorker(backend.open(), max_clips=1)
         self._known: list[Any] = []
         self._shards = OpenShards()
-        self._planner: ClipPlanner | None = None
         self._levels = np.empty(0, dtype=np.uint8)
-        self._orders: Sequence[ClipOrder] = ()
+        self._orders: Sequence[RowOrder] = ()
+        self.packets: dict[int, EncodedClip] = {}
+        self.sounds: dict[int, Sequence[SoundTask]] = {}
 
-    def learn(self, thing: ShardFolder | RowLayout | ClipPlanner) -> None:
-        """Store a folder of shards or layout, which orders name by number, or replace the planner."""
-        if isinstance(thing, ClipPlanner):
-            self._planner = thing
-        else:
-            self._known.append(thing)
+    def learn(self, thing: ShardFolder | RowLayout) -> None:
+        """Store a folder of shards or layout, which orders name by number."""
+        self._known.append(thing)
 
-    def serve(self, orders: Sequence[ClipOrder]) -> Answer:
+    def serve(self, orders: Sequence[RowOrder]) -> Answer:
         """Make clips in the shared memory."""
-        self._orders = orders
-        tasks, done, costs = list[ClipTask](), list[ClipResult](), Counters()
-        for number, order in enumerate(orders):
-            try:
-                source = self._source(number, order)
-                tasks.append(ClipTask(number, source, self, sounds=[self._sound(one, source) for one in order.sounds]))
-            except Exception as error:  # noqa: BLE001 - the parent handles it
-                done.append(ClipResult(number, error, None, None))
-        for made in self._worker.make(tasks, lambda numbers: self._begin(tasks[numbers[0]].row), self._planner):
+        self._orders, done, costs = orders, list[RowResult](), Counters()
+        self.packets = {row: order.packets for row, order in enumerate(orders) if order.packets is not None}
+        self.sounds = {row: [self._sound(*one) for one in order.sounds] for row, order in enumerate(orders)}
+        rows = [Row(self, number) for number in range(len(orders))]
+        for made in self._worker.make(rows, lambda numbers: self._begin(numbers[0])):
             assert made.counters is not None
             costs.add(made.counters)
-            row = tasks[made.number].row
             if made.error is None:
                 begun = time.perf_counter()
-                self._fill(orders[row])
+                self._fill(orders[made.number])
                 costs.finish_seconds += time.perf_counter() - begun
-            done.append(made._replace(number=row))
+            done.append(made)
         faulthandler.cancel_dump_traceback_later()
         costs.take_traffic()
         return Answer(done, costs)
+
+    def place(self, row: int) -> ClipPlace:
+        """See `fastvid.load.workers.clip_worker.Target`."""
+        order = self._orders[row]
+        folder: ShardFolder = self._known[order.folder]
+        shard = self._shards.get(
+            (order.folder, order.stem), lambda whole: folder.open(order.stem, order.tar_sha256, whole=whole)
+        )
+        return ClipPlace(shard, order.row, order.stream, order.key)
+
+    def request(self, row: int) -> ClipRequest:
+        """See `fastvid.load.workers.clip_worker.Target`."""
+        return self._orders[row].request
 
     def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
         """See `fastvid.load.workers.clip_worker.Target`."""
         order = self._orders[row]
         memory = self._memory[order.offset :]
         if order.layout < 0:
-            request = order.request
-            assert request is not None
-            return packed(memory[: packed_size(request)], request)
+            return packed(memory[: packed_size(order.request)], order.request)
         layout: RowLayout = self._known[order.layout]
-        return Rgb(layout.decoded(memory[: layout.nbytes]) if layout.as_decoded else self._staged(layout))
+        return Rgb(layout.view(memory[: layout.nbytes]) if layout.as_decoded else self._staged(layout))
 
     def _begin(self, number: int) -> bool:
         self._status[Status.TASK] = number
@@ -190,25 +173,10 @@ class WorkerState:
         faulthandler.dump_traceback_later(self._seconds, exit=True)
         return not self._status[Status.STOP]
 
-    def _source(self, number: int, order: ClipOrder) -> BatchRow | EncodedClip:
-        if order.packets is not None:
-            return order.packets
-        shard = self._shards.get((order.folder, order.stem), partial(self._open, number, order))
-        row = (0, order.key, shard, order.row, order.sample, order.position)
-        if order.request is None or order.info is None:
-            return BatchRow(*row, shape=order.shape, anchor=order.anchor)
-        return Clip(*row, order.info, order.request, order.request.frames)
-
-    def _open(self, number: int, order: ClipOrder, whole: bool) -> Shard:
-        self._begin(number)
-        folder: ShardFolder = self._known[order.folder]
-        return folder.open(order.stem, order.tar_sha256, whole=whole)
-
-    def _sound(self, order: SoundOrder, clip: BatchRow | EncodedClip) -> SoundTask:
-        size = 4 * order.channels * order.samples
-        data = self._memory[order.offset :][:size].view(np.float32).reshape(order.channels, order.samples)
-        mask = self._memory[order.mask :][: order.samples].view(np.bool_)
-        return SoundTask(order.window, data, mask, order.packets if isinstance(clip, EncodedClip) else clip)
+    def _sound(self, offset: int, mask: int, channels: int, samples: int, *rest: Any) -> SoundTask:
+        window, packets, is_read = rest
+        data = self._memory[offset:][: 4 * channels * samples].view(np.float32).reshape(channels, samples)
+        return SoundTask(window, data, self._memory[mask:][:samples].view(np.bool_), packets, is_read)
 
     def _staged(self, layout: RowLayout) -> UInt8Array:
         size = math.prod(layout.levels_shape)
@@ -216,7 +184,7 @@ class WorkerState:
             self._levels = np.empty(size, dtype=np.uint8)
         return self._levels[:size].reshape(layout.levels_shape)
 
-    def _fill(self, order: ClipOrder) -> None:
+    def _fill(self, order: RowOrder) -> None:
         """Convert the decoded values, unless the decoder wrote the row directly."""
         layout: RowLayout | None = None if order.layout < 0 else self._known[order.layout]
         if layout is not None and not layout.as_decoded:
@@ -242,13 +210,13 @@ def main() -> None:
             try:
                 state = WorkerState(backend, memory, size, status, seconds)
             except Exception as error:  # noqa: BLE001 - the parent handles it
-                parent.sendall(Answer([ClipResult(0, error, None, None)], Counters()).to_bytes())
+                parent.sendall(Answer([RowResult(0, error, None)], Counters()).to_bytes())
                 return
-            parent.sendall(Answer([ClipResult(0, None, None, None)], Counters()).to_bytes())
+            parent.sendall(Answer([RowResult(0, None, None)], Counters()).to_bytes())
             while True:
                 message = _receive(messages)
                 if isinstance(message, list):
-                    parent.sendall(state.serve([ClipOrder(*order) for order in message]).to_bytes())
+                    parent.sendall(state.serve([RowOrder(*order) for order in message]).to_bytes())
                 else:
                     state.learn(message)
         except (EOFError, ConnectionError, pickle.UnpicklingError):

@@ -18,7 +18,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import JobError, MissingDependency, UsageError
-from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import common_root
@@ -43,20 +42,13 @@ from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.in_place import IndexFiles
-from fastvid.sharding.job.job import (
-    MAX_SECONDS,
-    JobReport,
-    annotation_rows,
-    check_amounts,
-    hide_sources,
-    run,
-    shard_records,
-)
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
 from fastvid.sharding.job.ledger import (
     Part,
     Row,
     edit_ledger,
     is_nameless,
+    ledger_rows,
     problem_row,
     read_blocked,
     read_ledger,
@@ -77,7 +69,7 @@ from fastvid.storage.urls import copy_file, sha256_of
 def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
     """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
     if not storage.exists(LEDGER):
-        write_ledger(storage, _ledger_of(storage, generation), {})
+        write_ledger(storage, ledger_rows(storage, generation), {})
     names = ["source_id", "path", "bytes_in", "key", "reason", "seconds"]
     return {row["source_id"]: row for row in read_ledger(storage)[0].select(names).to_pylist()}
 
@@ -102,30 +94,13 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
             # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
             _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates)
             classes, labels = number_labels(old, work.found)
-            rows = hide_sources(annotation_table(annotation_rows(parts, work.found, labels)), hidden)
+            rows = annotations_of(parts, work.found, labels, hidden)
             extras = _extras(old, records, work.found)
             shards = (*old.shards, *records)
             return replace(old, shards=shards, classes=classes, note=note, extras=extras), _joined(table, rows)
 
         generation = change(storage, edit)
     return generation.number, _extend_ledger(storage, work, parts, generation)
-
-
-def _ledger_of(storage: Storage, generation: Generation) -> list[Row]:
-    """Return ledger rows for a dataset without a ledger, as far as its samples show."""
-    table = read_annotations(storage, generation)
-    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
-    rows: dict[str, Row] = {}
-    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
-    for stem, source, key, frames in zip(stems, *columns, strict=True):
-        if source in rows:
-            rows[source]["num_frames"] += frames  # another segment of the same video
-        else:
-            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | {
-                "source_id": source, "path": source, "status": "packed", "key": key, "shard": stem,
-                "num_frames": frames, "warnings": [],
-            }  # fmt: skip
-    return list(rows.values())
 
 
 def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generation: Generation) -> list[ShardRecord]:
@@ -324,7 +299,8 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
     if shard.is_in_place:
         # The profile is irrelevant, because nothing is encoded.
         proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
-        return Settings(get_profile("compact"), build, limits, max_seconds, proof=proof)
+        hdr = shard.profile.get("hdr")
+        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, max_seconds, proof=proof)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:

@@ -8,7 +8,7 @@ from the usual annotation files, whose rows are matched to samples by the names 
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -66,19 +66,29 @@ def remove_samples(storage: Storage, keys: Sequence[str]) -> Removed:
     wanted = pa.array(list(dict.fromkeys(keys)), pa.string())
     if not len(wanted):
         raise UsageError("no keys given")
+
+    def named(_generation: Generation, table: pa.Table) -> Any:
+        rows_of(table, wanted, storage)
+        return pc.is_in(table["key"], value_set=wanted)
+
+    return hide_samples(storage, named, lambda number: f"remove {things(number, 'sample')}")
+
+
+def hide_samples(storage: Storage, which: Callable[[Generation, pa.Table], Any], note: Callable[[int], str]) -> Removed:
+    """Hide the samples for which `which` returns true in a new generation, unless all are hidden already.
+
+    `note`: of a number of samples, what the generation says of it.
+    """
     found = Removed(0, 0, 0)
 
     def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
         nonlocal found
-        rows_of(table, wanted, storage)
-        named = pc.is_in(table["key"], value_set=wanted)
-        before = table["removed"]
-        already = pc.sum(pc.and_(named, before)).as_py()
-        found = Removed(generation.number, len(wanted) - already, already)
+        named = which(generation, table)
+        already = pc.sum(pc.and_(named, table["removed"])).as_py() or 0
+        found = Removed(generation.number, (pc.sum(named).as_py() or 0) - already, already)
         if not found.removed:
             return None
-        note = f"remove {things(found.removed, 'sample')}"
-        return replace(generation, note=note), hide_rows(table, named)
+        return replace(generation, note=note(found.removed)), hide_rows(table, named)
 
     current = change(storage, edit)
     return replace(found, generation=current.number)

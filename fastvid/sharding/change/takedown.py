@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
-from fastvid.format.dataset import Dataset, change
+from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.reason import now
 from fastvid.format.schema import from_parquet
@@ -29,10 +29,9 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.add import known_sources
-from fastvid.sharding.change.edit import rows_of
+from fastvid.sharding.change.edit import hide_samples, rows_of
 from fastvid.sharding.change.receipts import Receipt, RemovedFile, read_receipts, receipt_file
 from fastvid.sharding.change.repack import pieces_of
-from fastvid.sharding.job.job import hide_rows
 from fastvid.sharding.job.ledger import (
     CLIP,
     Row,
@@ -137,11 +136,15 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     faults.reach("receipt")
     block(storage, target.hashes)
     faults.reach("blocked")
-    hidden = _hide(storage, target, receipt)
+    hidden = hide_samples(
+        storage,
+        lambda generation, table: pa.array(target.mask(table, source_hashes(storage, generation))),
+        lambda number: f"take down {things(number, 'sample')}, receipt {receipt.number}",
+    )
     faults.reach("hidden")
     _forget(storage, target, digests, receipt.message)
     ids = {name for name, _ in named}
-    return TakenDown(receipt, hidden.number, len(ids), len(every - ids))
+    return TakenDown(receipt, hidden.generation, len(ids), len(every - ids))
 
 
 def select_keys(storage: Storage, selection: SourceSelection) -> list[str]:
@@ -185,18 +188,6 @@ def _written(storage: Storage, receipt: Receipt, *, is_new: bool) -> Receipt:
         receipt = replace(receipt, number=number)
         if storage.swap(receipt_file(number), receipt.to_bytes(), None):
             return receipt
-
-
-def _hide(storage: Storage, target: _Target, receipt: Receipt) -> Generation:
-    def edit(generation: Generation, table: pa.Table) -> tuple[Generation, pa.Table] | None:
-        mask = target.mask(table, source_hashes(storage, generation))
-        new = int((mask & ~np.asarray(table["removed"].to_numpy(zero_copy_only=False), dtype=bool)).sum())
-        if not new:
-            return None
-        note = f"take down {things(new, 'sample')}, receipt {receipt.number}"
-        return replace(generation, note=note), hide_rows(table, pa.array(mask))
-
-    return change(storage, edit)
 
 
 def _forget(storage: Storage, target: _Target, digests: Mapping[str, str], message: str) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastvid.errors import UsageError
+from fastvid.media.describe import HDR, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild
 from fastvid.media.probe import SourceInfo
 from fastvid.media.timing import MAX_RATE, FrameTiming, pairs
@@ -35,8 +36,12 @@ class Profile:
     short_side: int = 256  # shorter side in pixels, a multiple of `multiple`
     multiple: int = 16  # width and height in pixels are multiples of it
     fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
+    # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
+    hdr: str = TONE_MAP
 
     def __post_init__(self) -> None:
+        if self.hdr not in HDR:
+            raise UsageError(f"hdr is {self.hdr!r}", hint=f"use one of {', '.join(HDR)}")
         if self.codec == _COPY:
             return
         if self.codec not in _ENCODERS:
@@ -81,10 +86,13 @@ class Profile:
         crf: int | None = None,
         gop: int | None = None,
         fps: str | None = None,
+        hdr: str | None = None,
     ) -> Profile:
         """Return this profile with other parameters; None keeps a parameter."""
         changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
         given = [name for name, value in changes.items() if value is not None]
+        if hdr is not None:
+            return replace(self, hdr=hdr).changed(short_side=short_side, crf=crf, gop=gop, fps=fps)
         if not given:
             return self
         if self.copies:
@@ -93,8 +101,9 @@ class Profile:
         return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all parameters, as a dataset records them."""
-        return asdict(self)
+        """Return all parameters, as a dataset records them; without `hdr` where it is what 0.2 did."""
+        values = asdict(self)
+        return values if self.hdr != TONE_MAP else {name: values[name] for name in values if name != "hdr"}
 
 
 def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:

@@ -19,10 +19,11 @@ from typing import Any, Final
 import ffmpeg
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.media.describe import HDR_TRANSFERS
+from fastvid.media.describe import HDR_TRANSFERS, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import SourceInfo
-from fastvid.media.timing import COLOUR, Reason
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import COLOUR
 from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
@@ -193,7 +194,11 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
         # Not framestep, which counts frames: see `_cut`.
         picture = picture.filter("select", rf"not(mod(round(t*{timing.input_rate}),{step}))")
     width, height = geometry.scaled
-    picture = _tone_map(build, info, picture, width, height) if info.hdr else _convert(info, picture, width, height)
+    picture = (
+        _tone_map(build, info, picture, width, height)
+        if info.hdr and profile.hdr == TONE_MAP
+        else _convert(info, picture, width, height)
+    )
     if geometry.cropped != geometry.scaled:
         picture = picture.filter("crop", *geometry.cropped)
     picture = picture.filter("setsar", "1").filter("format", "yuv420p")

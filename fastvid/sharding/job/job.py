@@ -115,8 +115,7 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     labels = {name: number for number, name in enumerate(found.classes)}
     note = f"fastvid {command}"
     generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
-    table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
-    commit_generation(storage, dataset_id(identity), generation, table)
+    commit_generation(storage, dataset_id(identity), generation, annotations_of(parts, found, labels, hidden))
     return ledger
 
 
@@ -173,10 +172,14 @@ def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[Sh
     )
 
 
-def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one row of annotations for each sample of the parts, in order."""
+def annotations_of(
+    parts: Sequence[Part], found: SourceList, labels: Mapping[str, int], hidden: Collection[str]
+) -> pa.Table:
+    """Return the annotations of the samples of the parts, in order; those of some sources are removed."""
     sources = {encode_name(source.id): source for source in found.sources}
-    return [annotation_row(sample, sources[sample.source_id], labels) for part in parts for sample in part.samples]
+    samples = [sample for part in parts for sample in part.samples]
+    rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
+    return hide_sources(annotation_table(rows), hidden)
 
 
 def run_job(
@@ -315,13 +318,15 @@ def choose_settings(
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
-def index_settings(limits: Limits | None, *, proof: str | None = None) -> Settings:
+def index_settings(limits: Limits | None, *, proof: str | None = None, hdr: str | None = None) -> Settings:
     """Return the settings of a job that indexes videos."""
     if proof is not None and proof not in list(Proof):
         raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
-    # The profile is irrelevant, because nothing is encoded.
+    # Of the profile only `hdr` is relevant, because nothing is encoded.
     chosen = None if proof is None else Proof(proof)
-    return Settings(get_profile("compact"), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen)
+    return Settings(
+        get_profile("compact").changed(hdr=hdr), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen
+    )
 
 
 def transcode_dataset(

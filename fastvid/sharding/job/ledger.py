@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from fastvid.errors import ConflictError, FormatError, UsageError
+from fastvid.format.generations import Generation, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
 from fastvid.media.timing import MEANING, Reason
@@ -238,6 +239,24 @@ def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
     return table, extra.get("job", {})
 
 
+def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
+    """Return the rows of a dataset's ledger; for a dataset without one, as far as its samples show."""
+    if storage.exists(LEDGER):
+        known: list[Row] = read_ledger(storage)[0].to_pylist()
+        return known
+    table = read_annotations(storage, generation)
+    stems = [shard.name for shard in generation.shards for _ in range(shard.samples)]
+    rows: dict[str, Row] = {}
+    columns = (table[name].to_pylist() for name in ("source_id", "key", "num_frames"))
+    for stem, source, key, frames in zip(stems, *columns, strict=True):
+        if source in rows:
+            rows[source]["num_frames"] += frames  # another segment of the same video
+        else:
+            packed = {"source_id": source, "path": source, "status": "packed", "key": key, "shard": stem}
+            rows[source] = dict.fromkeys(LEDGER_SCHEMA.names) | packed | {"num_frames": frames, "warnings": []}
+    return list(rows.values())
+
+
 def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:
     schema = LEDGER_SCHEMA.with_metadata({_METADATA: json.dumps(extra, sort_keys=True).encode()})
     return pa.Table.from_pylist(list(rows), schema=schema)
@@ -274,10 +293,6 @@ class _Blocked:
 _NONE_BLOCKED: Final = _Blocked("fastvid-blocked", 1, 0, ())
 
 
-def _to_bytes(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1) + "\n").encode()
-
-
 def read_blocked(storage: Storage) -> tuple[str, ...]:
     """Return the SHA-256 of blocked sources, hex, sorted; none if the folder has no block list."""
     return _parse_blocked(storage.read(BLOCKED), storage).sha256 if storage.exists(BLOCKED) else ()
@@ -294,7 +309,8 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
         old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
         before = _NONE_BLOCKED if old is None else _parse_blocked(old, storage)
         after = replace(before, revision=before.revision + 1, sha256=tuple(sorted(new.union(before.sha256))))
-        if after.sha256 == before.sha256 or storage.swap(BLOCKED, _to_bytes(asdict(after)), old):
+        record = (json.dumps(asdict(after), indent=1) + "\n").encode()
+        if after.sha256 == before.sha256 or storage.swap(BLOCKED, record, old):
             return after.sha256
     raise ConflictError("the block list kept being changed by others", file=storage.url, hint="run the command again")
 

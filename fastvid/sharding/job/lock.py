@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -56,15 +55,13 @@ _LEASES: Final = "leases/"
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-@contextlib.contextmanager
-def lock_folder(storage: Storage, part: JobPart | None = None) -> Iterator[Check]:
+def lock_folder(storage: Storage, part: JobPart | None = None) -> contextlib.AbstractContextManager[Check]:
     """Lock the folder, or one part of its job, until the block ends.
 
-    Yields A function that raises JobError if another job has taken over, as happens to a job on an object store
+    Yields a function that raises JobError if another job has taken over, as happens to a job on an object store
     that was suspended for longer than a lease lasts.
     """
-    with _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part) as check:
-        yield check
+    return _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part)
 
 
 @contextlib.contextmanager
@@ -328,12 +325,6 @@ def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = Non
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StorageError("scratch folder belongs to another user", file=path, hint="name another with --scratch")
     return LocalStorage(path)
-
-
-def remove_scratch(scratch: LocalStorage | None) -> None:
-    """Remove a scratch folder with its contents."""
-    if scratch is not None:
-        shutil.rmtree(scratch.root, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -16,20 +16,12 @@ import pyarrow as pa
 
 from fastvid.errors import UsageError
 from fastvid.format.generations import Generation, ShardRecord, commit_generation, read_generation
-from fastvid.format.schema import FOREIGN, LEDGER, LEDGER_SCHEMA, shard_stem
+from fastvid.format.schema import FOREIGN, shard_stem
 from fastvid.format.tar import TarDigest
 from fastvid.runtime import faults
 from fastvid.sharding.change.repack import Piece, repack
 from fastvid.sharding.job.job import dataset_id, hide_sources, run
-from fastvid.sharding.job.ledger import (
-    Part,
-    Row,
-    block,
-    read_blocked,
-    read_ledger,
-    settle_rows,
-    write_ledger,
-)
+from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
 from fastvid.sharding.job.run import How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import Outcome
@@ -160,11 +152,6 @@ def _blocked(recipe: Recipe) -> set[str]:
     return {digest for source in sources.values() for digest in read_blocked(source)}
 
 
-def old_ledger(storage: Storage) -> list[Row]:
-    """Return the ledger rows of a dataset; none if it has no ledger."""
-    return read_ledger(storage)[0].to_pylist() if storage.exists(LEDGER) else []
-
-
 def _is_taken_over(pieces: Sequence[Piece]) -> bool:
     return len(pieces) == 1 and pieces[0].is_whole
 
@@ -198,12 +185,6 @@ def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:
             part = frames[name] != row["num_frames"]
             changed = {"num_frames": frames[name], "shard": first[name][1]}
             rows.append({**row, **changed, **({"bytes_out": None} if part else {})})
-    known = {row["source_id"] for row in rows}
-    nothing = dict.fromkeys(LEDGER_SCHEMA.names)
-    for name in first.keys() - known:  # a dataset without a ledger
-        key, stem = first[name]
-        packed = {"source_id": name, "path": name, "status": "packed", "key": key, "shard": stem, "warnings": []}
-        rows += [nothing | packed | {"num_frames": frames[name]}]
     return rows
 
 

@@ -20,8 +20,8 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT,
 from fastvid.runtime.values import things
 from fastvid.sharding.change.repack import Piece, Renaming, pieces_of
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.job.ledger import Row
-from fastvid.sharding.sets.make import Made, Recipe, arrange, folder_name, make_dataset, old_ledger
+from fastvid.sharding.job.ledger import Row, ledger_rows
+from fastvid.sharding.sets.make import Made, Recipe, arrange, folder_name, make_dataset
 from fastvid.storage import Storage, open_storage
 
 _SHOWN: Final = 10  # keys that a message lists
@@ -109,7 +109,9 @@ def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: R
     pieces = tuple(pieces_of(storage, generation, keep, renaming))
     table = every.filter(pa.array(keep))
     table = _renamed(table, renaming)
-    return _Part(storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, renaming))
+    return _Part(
+        storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, generation, renaming)
+    )
 
 
 def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
@@ -128,9 +130,9 @@ def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
     return table
 
 
-def _renamed_ledger(storage: Storage, renaming: Renaming) -> tuple[Row, ...]:
+def _renamed_ledger(storage: Storage, generation: Generation, renaming: Renaming) -> tuple[Row, ...]:
     rows = []
-    for row in old_ledger(storage):
+    for row in ledger_rows(storage, generation):
         key = None if row["key"] is None else f"{renaming.prefix}{row['key']}"
         rows.append({**row, "source_id": f"{renaming.prefix}{row['source_id']}", "key": key})
     return tuple(rows)

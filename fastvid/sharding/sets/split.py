@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +28,8 @@ from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import pieces_of
-from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset, old_ledger
+from fastvid.sharding.job.ledger import ledger_rows
+from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset
 from fastvid.storage import Storage
 
 
@@ -233,20 +234,16 @@ def _placed(groups: Sequence[str], values: Sequence[Any], names: Sequence[str], 
 def _count(
     table: pa.Table, generation: Generation, sides: Sequence[int], groups: Sequence[str], names: Sequence[str]
 ) -> dict[str, SplitCount]:
-    labels, classes = table["label"].to_pylist(), generation.classes
+    classes, labels = generation.classes, table["label"].to_pylist()
     seconds = table["duration"].to_pylist() if "duration" in table.column_names else [None] * len(labels)
-    chosen = np.asarray(sides)
+    kinds = [None if label is None else classes[label] if classes else str(label) for label in labels]
     counts = {}
     for side, name in enumerate(names):
-        samples: dict[str | None, int] = {}
-        lengths: dict[str | None, float] = {}
-        rows = np.flatnonzero(chosen == side).tolist()
+        rows = [row for row, mine in enumerate(sides) if mine == side]
+        lengths = defaultdict[str | None, float](float)
         for row in rows:
-            label = labels[row]
-            kind = None if label is None else classes[label] if classes else str(label)
-            samples[kind] = samples.get(kind, 0) + 1
-            lengths[kind] = lengths.get(kind, 0.0) + (seconds[row] or 0.0)
-        counts[name] = SplitCount(samples, lengths, len({groups[row] for row in rows}))
+            lengths[kinds[row]] += seconds[row] or 0.0
+        counts[name] = SplitCount(Counter(kinds[row] for row in rows), lengths, len({groups[row] for row in rows}))
     return counts
 
 
@@ -326,7 +323,7 @@ def make_subset(
     keep[rows] = True
     table = source.annotations.take(pa.array(rows))
     names = set(table["source_id"].to_pylist())
-    ledger = old_ledger(source.storage)
+    ledger = ledger_rows(source.storage, source.generation)
     recipe = Recipe(
         identity={
             "subset": {"dataset": source.dataset_id, "generation": number},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import groupby
 from tarfile import BLOCKSIZE
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import FastvidError, SourceError
 from fastvid.format.generations import ShardRecord
 from fastvid.format.in_place import Root, read_files
@@ -20,11 +22,12 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import TarMember, read_members, wds2idx
+from fastvid.media.checks import Finding, Indexed, check_packets, check_sample
+from fastvid.media.describe import KEEP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import check_index
 from fastvid.media.prove import index_video
-from fastvid.media.remux import Finding, Indexed, SampleChecker, check_packets
 from fastvid.runtime.values import sha256
 from fastvid.sharding.encode.audio import count_samples
 from fastvid.storage import Storage, open_storage
@@ -80,6 +83,14 @@ class ShardAudit:
         """Add a problem."""
         self.findings.problems.append(Problem(check, message, self.stem, key, stream))
 
+    @contextmanager
+    def noting(self, check: str, why: str = "", key: str = "", stream: str = "") -> Iterator[None]:
+        """Add an error that the block raises as a problem of a check."""
+        try:
+            yield
+        except FastvidError as error:
+            self.note(check, why + error.message, key, stream)
+
     def note_all(self, findings: Iterable[Finding], key: str, stream: str) -> None:
         """Add the problems of a stream."""
         for check, message in findings:
@@ -88,7 +99,8 @@ class ShardAudit:
     def run(self) -> Findings:
         """Return the findings; raises only if the storage cannot be opened."""
         task, record = self.task, self.task.record
-        try:
+        # Each check catches its own errors; the remaining ones mean that the tar cannot be read.
+        with self.noting("tar"):
             view = self.storage.map(f"{self.stem}.tar")
             self.findings.checked["tar"] += task.files
             if len(view) != record.bytes:
@@ -96,9 +108,6 @@ class ShardAudit:
             elif task.files and sha256(view) != record.sha256:
                 self.note("tar", "tar differs from its SHA-256")
             self.look(view)
-        except FastvidError as error:
-            # Each check catches its own errors; the remaining ones mean that the tar cannot be read.
-            self.note("tar", error.message)
         return self.findings
 
     def look(self, view: memoryview) -> None:
@@ -118,45 +127,32 @@ class ShardAudit:
     def sidecar(self, samples: int) -> Shard | None:
         """Return the packet sidecar, or None if it is unusable."""
         self.findings.checked["pkt"] += self.task.files or self.task.alone
-        try:
-            shard = Shard(
-                self.storage, self.stem, self.task.record.sha256, streams=tuple(self.task.streams), root=self.task.root
-            )
+        task, streams = self.task, len(self.task.streams)
+        with self.noting("pkt"):
+            shard = Shard(self.storage, self.stem, task.record.sha256, streams=tuple(task.streams), root=task.root)
             shard.check()
-        except FastvidError as error:
-            self.note("pkt", error.message)
-            return None
-        if (shard.num_samples, shard.num_streams) != (samples, len(self.task.streams)):
-            self.note(
-                "pkt",
-                f"sidecar contains {shard.num_samples} samples with {shard.num_streams} streams,"
-                f" the tar {samples} with {len(self.task.streams)}",
-            )
-            return None
-        return shard
+            if (shard.num_samples, shard.num_streams) == (samples, streams):
+                return shard
+            found = f"{shard.num_samples} samples with {shard.num_streams} streams"
+            self.note("pkt", f"sidecar contains {found}, the tar {samples} with {streams}")
+        return None
 
     def facts(self) -> pa.Table | None:
         """Return the facts, or None if they cannot be read."""
-        name = f"{self.stem}.parquet"
-        try:
-            return from_parquet(self.storage.read(name), file=name)
-        except FastvidError as error:
-            self.note("parquet", error.message)
-            return None
+        name, found = f"{self.stem}.parquet", list[pa.Table]()
+        with self.noting("parquet"):
+            found.append(from_parquet(self.storage.read(name), file=name))
+        return next(iter(found), None)
 
     def tar_index(self, members: list[TarMember]) -> None:
         """Compare `.idx` with the tar."""
         self.findings.checked["idx"] += 1
-        try:
-            found = bytes(self.storage.read(f"{self.stem}.idx")).splitlines()
-        except FastvidError as error:
-            self.note("idx", error.message)
-            return
-        expected = wds2idx(members).splitlines()
-        if found != expected:
-            pairs = enumerate(zip(found, expected, strict=False), start=1)
-            line = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
-            self.note("idx", f"tar index differs from the tar at line {line}")
+        with self.noting("idx"):
+            found, expected = bytes(self.storage.read(f"{self.stem}.idx")).splitlines(), wds2idx(members).splitlines()
+            if found != expected:
+                pairs = enumerate(zip(found, expected, strict=False), start=1)
+                line = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
+                self.note("idx", f"tar index differs from the tar at line {line}")
 
     def _compare_facts(self, expected: pa.Table) -> None:
         """Compare `.parquet` with the tar."""
@@ -226,7 +222,7 @@ class ShardAudit:
             yield "audio", error.message
 
     def _samples(self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None) -> None:
-        checker = SampleChecker()
+        decoder = PyAvDecoder()
         for row in self.task.rows:
             if row >= len(groups):
                 continue
@@ -241,7 +237,7 @@ class ShardAudit:
                 found = index_row(shard, row, stream) if shard is not None else ""
                 indexed = None if isinstance(found, str) else found  # a problem is reported by the index check
                 data = view[member.offset : member.offset + member.size]
-                self.note_all(checker.check(key, stream, data, indexed), key, stream)
+                self.note_all(check_sample(key, stream, data, indexed, decoder), key, stream)
                 self.findings.checked["decode"] += 1
                 if indexed is not None:
                     self.findings.checked["plan"] += 1
@@ -299,7 +295,11 @@ def _compare(
     place = stored[0].member(stored[1], stream)
     if place != (member.offset, member.size):
         yield "index", f"member is indexed at {place[0]}+{place[1]}, but is at {member.offset}+{member.size}"
-    yield from check_packets(view[member.offset : member.offset + member.size], old.table)
+    yield from _packets(view[member.offset : member.offset + member.size], old)
+
+
+def _packets(data: memoryview, indexed: Indexed) -> Iterator[Finding]:
+    return check_packets(lambda at, size: data[at : at + size], indexed.table.records)
 
 
 def _differences(stored: Indexed, expected: Indexed) -> Iterator[str]:
@@ -373,21 +373,18 @@ class _ForeignAudit(_StoredAudit):
             if (fact["member_offset"], fact["member_size"], fact["num_frames"]) != (offset, size, info.num_frames):
                 self.note("parquet", "facts and index row differ", key, stream)
             data = view[offset : offset + size]
-            broken = list(check_packets(data, stored.table))
+            broken = list(_packets(data, stored))
             self.note_all(broken, key, stream)
             if not broken:
                 self._again(bytes(data), stored, key, stream)
 
     def _again(self, data: bytes, stored: Indexed, key: str, stream: str) -> None:
-        try:
-            found = index_video(data, Limits())
-        except FastvidError as error:
-            self.note("decode", error.message, key, stream)
-            return
-        if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
-            self.note("index", "indexing the video again gives a different index", key, stream)
-        if found.info.flags & StreamFlag.WHOLE and not stored.info.flags & StreamFlag.WHOLE:
-            self.note("plan", "a part of the stream cannot be decoded on its own", key, stream)
+        with self.noting("decode", "", key, stream):
+            found = index_video(data, Limits(), hdr=KEEP)
+            if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
+                self.note("index", "indexing the video again gives a different index", key, stream)
+            if found.info.flags & StreamFlag.WHOLE and not stored.info.flags & StreamFlag.WHOLE:
+                self.note("plan", "a part of the stream cannot be decoded on its own", key, stream)
 
 
 class _InPlaceAudit(_StoredAudit):
@@ -395,11 +392,10 @@ class _InPlaceAudit(_StoredAudit):
 
     def run(self) -> Findings:
         """Return the findings; raises only if the storage cannot be opened."""
-        record = self.task.record
-        try:
+        record, entries = self.task.record, self.task.record.samples * len(self.task.streams)
+        with self.noting("files"):
             listed = self.storage.read(record.data)
             self.findings.checked["files"] += self.task.files
-            entries = record.samples * len(self.task.streams)
             if len(listed) != record.bytes or sha256(listed) != record.sha256:
                 self.note("files", "list of files differs from its SHA-256")
             elif (files := len(read_files(listed, file=record.data))) != entries:
@@ -407,8 +403,6 @@ class _InPlaceAudit(_StoredAudit):
             else:
                 for shard, fact, stored, row, stream in self.chosen(entries):
                     self._file(shard, fact, stored, row, stream)
-        except FastvidError as error:
-            self.note("files", error.message)
         return self.findings
 
     def _file(self, shard: Shard, fact: Mapping[str, Any], stored: Indexed, row: int, stream: str) -> None:
@@ -416,13 +410,10 @@ class _InPlaceAudit(_StoredAudit):
         if (listed.key, listed.stream, stored.info.num_frames) != (key, stream, fact["num_frames"]):
             self.note("parquet", "facts, list and index row differ", key, stream)
             return
-        try:
+        with self.noting("decode", "", key, stream):
             assert shard.root is not None
             file = FileReader(*open_file(shard.root.locate(listed.file)), listed.version)
-            for problem in check_index(file, stored.info, stored.table.records, Limits()):
-                self.note("plan", problem, key, stream)
-        except FastvidError as error:
-            self.note("decode", error.message, key, stream)
+            self.note_all(check_index(file, stored.info, stored.table.records, Limits()), key, stream)
 
 
 def check(task: ShardTask) -> Findings:

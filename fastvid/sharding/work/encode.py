@@ -19,8 +19,10 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from fastvid.errors import SourceError
+from fastvid.media.describe import TONE_MAP
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
-from fastvid.media.timing import FrameTiming, Reason, clip_frames
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, clip_frames
 from fastvid.runtime.arrays import FloatArray
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
@@ -227,7 +229,7 @@ class ClipFile:
         if self._copied is None:
             self.report("decode", task.patience * seconds + limits.seconds)
             decode_fully(self.settings.build, self.source, info, limits, patience=task.patience)
-            self._copied = CopiedSource(self.source, limits)
+            self._copied = CopiedSource(self.source, limits, self.settings.profile.hdr)
         self.report("copy", task.patience * _COPY_DECODES * (limits.seconds + seconds))
         copied = self._copied.cut(task.start, task.end, max_seconds=self.settings.max_seconds, frames=task.frames)
         samples, warnings = [], dict.fromkeys(note.partition(":")[0] for one in copied for note in one.notes)
@@ -381,7 +383,7 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
     if info.timing.input_rate is not None and info.timing.input_rate != info.timing.rate:
         yield "rate-divided"
     if info.hdr:
-        yield "tone-mapped"
+        yield "tone-mapped" if profile.hdr == TONE_MAP else "hdr-kept"
     if info.interlaced:
         yield "deinterlaced"
     if info.rotation:

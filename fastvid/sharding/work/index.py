@@ -11,7 +11,6 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -29,14 +28,16 @@ from fastvid.format.mp4 import index_mp4, read_track, settled
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
-from fastvid.media.describe import ENCODE_HINT
-from fastvid.media.ffmpeg import Limits
+from fastvid.media.checks import Promised, check_tables
+from fastvid.media.describe import ENCODE_HINT, TONE_MAP
+from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
-from fastvid.media.remux import Promised, Remuxer, broken_tables
-from fastvid.media.timing import Reason, clip_frames
+from fastvid.media.reasons import Reason
+from fastvid.media.remux import Remuxer
+from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
@@ -74,7 +75,7 @@ def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcom
         data = _read(task, limits.output_bytes)
         digest = sha256(data)
         refuse_blocked(digest, settings.blocked)
-        found = index_video(data, limits)
+        found = index_video(data, limits, hdr=settings.profile.hdr)
         return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
 
     return replace(attempt(task, index), source_sha256=digest)
@@ -146,7 +147,7 @@ def index_clips(
                 digest = sha256(file.whole())
                 refuse_blocked(digest, settings.blocked)
             assert settings.proof is not None
-            found = index_in_place(file, settings.limits, settings.proof)
+            found = index_in_place(file, settings.limits, settings.proof, hdr=settings.profile.hdr)
     except (SourceError, MemoryError) as error:
         for task in tasks:
             yield replace(failure(task, error), source_sha256=digest)
@@ -223,10 +224,11 @@ class Copied:
 class CopiedSource:
     """A source that decodes without an error, to be taken over in parts."""
 
-    def __init__(self, source: OpenSource, limits: Limits) -> None:
+    def __init__(self, source: OpenSource, limits: Limits, hdr: str = TONE_MAP) -> None:
         if source.size > limits.output_bytes:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
-        self._data, self._container, self._limits = _contents(source), source.container, limits
+        self._data, self._container = contents(source.descriptor), source.container
+        self._limits, self._hdr = limits, hdr
         self._remuxer: tuple[Playback, Remuxer] | None = None
 
     def cut(
@@ -239,7 +241,7 @@ class CopiedSource:
         """
         data, limits = self._data, self._limits
         if start is None and end is None and frames is None and self._container == "mov":
-            found = _as_it_is(data, limits) if _seems_short(data, max_seconds) else None
+            found = _as_it_is(data, limits, self._hdr) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
         played, muxer = self._remuxer = self._remuxer or self._play()
@@ -256,7 +258,7 @@ class CopiedSource:
             parts = _ranges(seconds, 1 / float(played.rate), start, end, max_seconds)
         for first, last in parts:
             video = muxer.part(first, last)
-            found = index_video(video, limits)
+            found = index_video(video, limits, hdr=self._hdr)
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise SourceError(
                     "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -290,10 +292,10 @@ def _seems_short(data: bytes, max_seconds: float) -> bool:
     return info.num_frames / info.fps <= max_seconds + 1.0
 
 
-def _as_it_is(data: bytes, limits: Limits) -> IndexedVideo | None:
+def _as_it_is(data: bytes, limits: Limits, hdr: str) -> IndexedVideo | None:
     """The index of a source that can go into a shard unchanged."""
     try:
-        found = index_video(data, limits)
+        found = index_video(data, limits, hdr=hdr)
     except SourceError as error:
         if error.reason == Reason.NO_INDEX:
             return None
@@ -324,15 +326,4 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
 
 
 def _conforms(video: bytes, found: IndexedVideo) -> bool:
-    return not found.notes and not list(broken_tables(Promised.of(read_track(memoryview(video)), found.info)))
-
-
-def _contents(source: OpenSource) -> bytes:
-    data, position = bytearray(source.size), 0
-    view = memoryview(data)
-    while position < source.size:
-        got = os.preadv(source.descriptor, [view[position:]], position)
-        if not got:
-            break
-        position += got
-    return bytes(data[:position])
+    return not found.notes and not list(check_tables(Promised.of(read_track(memoryview(video)), found.info)))

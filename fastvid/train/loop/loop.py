@@ -12,7 +12,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final
 
 import torch
@@ -150,6 +150,23 @@ class EvalData:
     total: int  # number of samples in the split
 
 
+def score_of(
+    config: Config,
+    replica: Replica,
+    data: EvalData,
+    device: torch.device,
+    add_up: Callable[[Tensor], Tensor] = lambda values: values,
+) -> Score:
+    """Evaluate a replica, with its averaged weights if it has them; `add_up` sums over the ranks."""
+    run = config.run
+    with replica.averaged():
+        return evaluate(
+            replica.model, data.loader, total=data.total, device=device, amp=run.amp, task=config.task, seed=run.seed,
+            add_up=add_up,
+        )  # fmt: skip
+
+
+@dataclass(eq=False)
 class Trainer:
     """Trains the replica of one process.
 
@@ -158,25 +175,20 @@ class Trainer:
     evaluations and checkpoints.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        member: Member,
-        replica: Replica,
-        loader: Loader,
-        strategy: Strategy,
-        *,
-        eval_data: EvalData | None = None,
-        checkpoints: Checkpoints | None = None,
-        recorder: Recorder | None = None,
-        callbacks: Observers | None = None,
-        stop: StopSignal | None = None,
-    ) -> None:
-        self.config, self.member, self.replica = config, member, replica
-        self.loader, self.strategy, self.eval_data = loader, strategy, eval_data
-        self.checkpoints, self.recorder = checkpoints, recorder or Recorder(None)
-        self.callbacks = callbacks or Observers("run.callbacks")
-        self.stop = stop or StopSignal()
+    config: Config
+    member: Member
+    replica: Replica
+    loader: Loader
+    strategy: Strategy
+    _: KW_ONLY
+    eval_data: EvalData | None = None
+    checkpoints: Checkpoints | None = None
+    recorder: Recorder = field(default_factory=lambda: Recorder(None))
+    callbacks: Observers = field(default_factory=lambda: Observers("run.callbacks"))
+    stop: StopSignal = field(default_factory=StopSignal)
+
+    def __post_init__(self) -> None:
+        config, member, replica, loader = self.config, self.member, self.replica, self.loader
         self.lineage = Lineage()
         self._own = Lineage()  # of this rank, since the lineage was last summed over the ranks
         self.score: Score | None = None
@@ -184,7 +196,7 @@ class Trainer:
         self._steps = self._logged = 0
         steps_per_epoch = replica.schedule.total // config.run.epochs // loader.global_batch_size
         self._log_every = config.run.log_every_steps or max(1, min(_LOG_EVERY_STEPS, steps_per_epoch))
-        self._may_write = self._writes = member.leads and checkpoints is not None
+        self._may_write = self._writes = member.leads and self.checkpoints is not None
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step
         self._position = loader.state_dict()
@@ -339,16 +351,9 @@ class Trainer:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
     def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
-        with self._watch.paused(), self._whole.paused() as began, replica.averaged():
-            self.score = evaluate(
-                replica.model,
-                data.loader,
-                total=data.total,
-                device=self.member.device,
-                amp=self.config.run.amp,
-                task=self.config.task,
-                seed=self.config.run.seed,
-                add_up=lambda values: self.strategy.total(values)(),
+        with self._watch.paused(), self._whole.paused() as began:
+            self.score = score_of(
+                self.config, replica, data, self.member.device, lambda values: self.strategy.total(values)()
             )
             seconds = time.perf_counter() - began
         row = {"samples": replica.samples, "epoch": epoch, "seconds": seconds, **self.score.as_row()}

@@ -36,10 +36,9 @@ class Exposure:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
-        self._seconds = 0.0
-        self._idle: list[torch.cuda.Event] = []  # read, and ready to be recorded again
-        self._pairs: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-        self._computed: float | torch.cuda.Event | None = None
+        self._idle: list[Any] = []  # events that were read, and are ready to be recorded again
+        self._pairs: list[tuple[Any, Any]] = []  # events, or seconds
+        self._computed: Any = None
         first = next((parameter for parameter in model.parameters() if parameter.requires_grad), None)
         if first is not None:
             first.register_post_accumulate_grad_hook(self._mark)  # type: ignore[no-untyped-call]
@@ -47,7 +46,7 @@ class Exposure:
     def _mark(self, _parameter: Tensor) -> None:
         self._computed = self._now()
 
-    def _now(self) -> float | torch.cuda.Event:
+    def _now(self) -> Any:
         if not self._cuda:
             return time.perf_counter()
         # A step takes several events, and creating one costs the driver more than recording it.
@@ -58,7 +57,7 @@ class Exposure:
     def backward_ended(self) -> None:
         """Record the end of a backward whose gradients were reduced."""
         if self._computed is not None:
-            self._add(self._computed)
+            self._pairs.append((self._computed, self._now()))
             self._computed = None
 
     @contextlib.contextmanager
@@ -66,23 +65,18 @@ class Exposure:
         """Measure the block as exposed communication."""
         began = self._now()
         yield
-        self._add(began)
-
-    def _add(self, began: float | torch.cuda.Event) -> None:
-        now = self._now()
-        if isinstance(began, float) and isinstance(now, float):
-            self._seconds += now - began
-        elif isinstance(began, torch.cuda.Event) and isinstance(now, torch.cuda.Event):
-            self._pairs.append((began, now))
+        self._pairs.append((began, self._now()))
 
     def take(self) -> float:
         """Return the seconds since the last call; waits for the device."""
-        for began, ended in self._pairs:
+        pairs, self._pairs = self._pairs, []
+        if not self._cuda:
+            return float(sum(ended - began for began, ended in pairs))
+        seconds = 0.0
+        for began, ended in pairs:
             ended.synchronize()
-            self._seconds += began.elapsed_time(ended) / 1000.0
+            seconds += began.elapsed_time(ended) / 1000.0
             self._idle += (began, ended)
-        self._pairs.clear()
-        seconds, self._seconds = self._seconds, 0.0
         return seconds
 
 

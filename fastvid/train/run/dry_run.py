@@ -11,7 +11,6 @@ import logging
 import math
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -35,22 +34,6 @@ from fastvid.train.tasks.task import Task
 log = logging.getLogger(__name__)
 
 _GIB: Final = 2**30
-
-
-@dataclass(frozen=True)
-class Memory:
-    """Estimated bytes on one rank's device, see the module docstring."""
-
-    weights: int
-    gradients: int  # as many bytes as the parameters; DDP's buckets share this memory
-    optimizer: int
-    activations: int
-    batches: int
-
-    @property
-    def total(self) -> int:
-        """Sum of all run."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.batches
 
 
 def check(
@@ -121,9 +104,9 @@ def _cost(config: Config, model: nn.Module, rows: int, micro: int, per_epoch: in
     return {
         "gmacs_per_clip": cost.macs / 1e9,
         "pflops": cost.training_flops * per_epoch * config.run.epochs / 1e15,
-        "checkpoint_bytes": memory.weights + memory.optimizer,
-        "memory_gib": round(memory.total / _GIB, 2),
-        "memory_bytes": asdict(memory),
+        "checkpoint_bytes": memory["weights"] + memory["optimizer"],
+        "memory_gib": round(sum(memory.values()) / _GIB, 2),
+        "memory_bytes": memory,
     }
 
 
@@ -142,8 +125,8 @@ def check_files(dataset: Dataset) -> dict[str, int]:
     return sizes
 
 
-def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: tuple[int, ...]) -> Memory:
-    """Estimate the memory of a rank."""
+def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: tuple[int, ...]) -> dict[str, int]:
+    """Estimate the bytes on one rank's device by purpose, see the module docstring."""
     weights = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     trainable = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     moments = round(state_per_weight(config.optim) * trainable) + (weights if config.optim.ema_decay is not None else 0)
@@ -151,7 +134,13 @@ def estimate(config: Config, model: nn.Module, *, rows: int, micro: int, shape: 
     if config.run.amp != "off":
         kept //= 2
     clip = 4 * math.prod(shape)
-    return Memory(weights, trainable, moments, kept * micro, clip * rows)
+    return {
+        "weights": weights,
+        "gradients": trainable,  # DDP's buckets share this memory
+        "optimizer": moments,
+        "activations": kept * micro,
+        "batches": clip * rows,
+    }
 
 
 def activation_bytes(model: nn.Module, shape: tuple[int, ...]) -> int:

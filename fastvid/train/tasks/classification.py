@@ -171,11 +171,7 @@ class Classification(Task):
         logits = _logits(outputs)
         label = batch.label.where(self.scored(batch), 0)
         losses = functional.cross_entropy(logits.double(), label, reduction="none")
-        # A logit equal to the label's counts as above it, so that ties (for example constant logits) are never hits.
-        own = logits.gather(1, label[:, None])
-        above = (logits >= own).sum(1) - 1
-        finite = logits.isfinite().all(1)
-        return {"loss": losses, **{f"top{most}": finite & (above < most) for most in _TOP}}
+        return {"loss": losses, **_hits(logits, label)}
 
     def metrics(self, sums: Mapping[str, float]) -> dict[str, float]:
         return {f"top{most}_percent": 100 * sums[f"top{most}"] / max(1.0, sums["clips"]) for most in _TOP}
@@ -188,14 +184,10 @@ class Classification(Task):
 
     def score(self, predictions: Tensor, targets: Tensor) -> dict[str, float]:
         truth = targets[:, 0].long()
-        own = predictions.gather(1, truth[:, None])
-        # As in `measure`, neither ties nor non-finite values are hits.
-        finite = predictions.isfinite().all(1)
-        above = (predictions >= own).sum(1) - 1
-        count = max(1, len(truth))
+        own, count = predictions.gather(1, truth[:, None]), max(1, len(truth))
         return {
             "loss": float(-own.log().mean()) if len(truth) else float("nan"),
-            **{f"top{most}_percent": 100 * float((finite & (above < most)).sum()) / count for most in _TOP},
+            **{f"{top}_percent": 100 * float(hit.sum()) / count for top, hit in _hits(predictions, truth).items()},
         }
 
     def confusion(self, predictions: Tensor, targets: Tensor) -> Tensor:
@@ -228,6 +220,14 @@ class Classification(Task):
 
     def _losses(self, logits: Tensor, label: Tensor) -> Tensor:
         return functional.cross_entropy(logits, label, reduction="none", label_smoothing=self.label_smoothing)
+
+
+def _hits(scores: Tensor, label: Tensor) -> dict[str, Tensor]:
+    """Return whether the label is among the highest scores, bool [b], by the name of the metric."""
+    # A score equal to the label's counts as above it, so that ties (for example constant logits) are never hits.
+    above = (scores >= scores.gather(1, label[:, None])).sum(1) - 1
+    finite = scores.isfinite().all(1)
+    return {f"top{most}": finite & (above < most) for most in _TOP}
 
 
 def _logits(outputs: Any) -> Tensor:

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.errors import StateError, UsageError
-from fastvid.load.batch.labels import MultiHot, MultiHotLabels, Text, TextColumns
+from fastvid.load.batch.labels import Extras, MultiHot, MultiHotLabels, RowAnnotations, Text
 from fastvid.load.clips.clip import ClipRules, clip_sizes
 from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
-from fastvid.load.order.draws import Draws
+from fastvid.load.order.draws import BatchDraws
 from fastvid.load.order.epoch import MASKED
 from fastvid.load.order.mixture import Mixture
 from tests.datasets import make_clip, pack
@@ -191,12 +191,17 @@ def test_batches_that_would_split_a_video_are_refused(options, message):
         loader.set_batch_size(7)
 
 
+def texts(text, data, samples, epoch=0):
+    """Return the texts of rows at the positions 0, 1, 2, ... of an epoch."""
+    draws = BatchDraws(1, epoch, np.arange(len(samples)))
+    return RowAnnotations.of(data, Extras(text=text)).on_host(np.array(samples), draws)["text"]
+
+
 def test_a_text_is_chosen_among_all_that_a_sample_has():
     data = FakeDataset(4, extra={"long": ["l0", "l1", None, ""], "short": [["a", "b"], [], None, ["c", ""]]})
 
     def chosen(sample, draws=2000, **options):
-        text = TextColumns(Text(("long", "short"), **options), data)
-        return Counter(text.row(sample, Draws(1, 0, position)) for position in range(draws))
+        return Counter(texts(Text(("long", "short"), **options), data, [sample] * draws))
 
     plain = chosen(0)
     assert set(plain) == {"l0", "a", "b"}
@@ -211,18 +216,17 @@ def test_a_text_is_chosen_among_all_that_a_sample_has():
     dropped = chosen(0, drop=0.25, empty="?")
     assert 430 < dropped["?"] < 570
     assert chosen(0, drop=1.0) == {"": 2000}
-    assert TextColumns(Text("long", empty="?"), data).row(None, Draws(1, 0, 0)) == "?"
+    assert texts(Text("long", empty="?"), data, [MASKED]) == ("?",)
     # Dropping does not change what is chosen, and epochs choose independently.
-    one, other = (TextColumns(Text(("long", "short"), drop=drop), data) for drop in (0.0, 0.5))
-    pairs = [(one.row(0, Draws(1, 0, p)), other.row(0, Draws(1, 0, p))) for p in range(200)]
-    assert {second for _, second in pairs} > {""}
-    assert all(second in (first, "") for first, second in pairs)
-    assert [first for first, _ in pairs] != [one.row(0, Draws(1, 1, p)) for p in range(200)]
+    one, other = (texts(Text(("long", "short"), drop=drop), data, [0] * 200) for drop in (0.0, 0.5))
+    assert set(other) > {""}
+    assert all(second in (first, "") for first, second in zip(one, other, strict=True))
+    assert one != texts(Text(("long", "short")), data, [0] * 200, epoch=1)
 
 
 def test_dictionary_columns_are_text():
     data = FakeDataset(3, extra={"word": pa.array(["x", None, "y"]).dictionary_encode()})
-    assert [TextColumns(Text("word"), data).row(n, Draws(0, 0, n)) for n in range(3)] == ["x", "", "y"]
+    assert texts(Text("word"), data, range(3)) == ("x", "", "y")
 
 
 @pytest.mark.parametrize(

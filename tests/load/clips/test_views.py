@@ -12,6 +12,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.load.clips.views import Views, check_views
+from fastvid.load.order.draws import Draws
 from tests.datasets import make_clip, pack
 from tests.load.fakes import HEIGHT, WIDTH, FakeDataset, fake, picture
 from tests.load.loaders import clip_loader
@@ -87,7 +88,7 @@ def test_three_crops_are_along_the_longer_side(height, width, corners):
 @pytest.mark.parametrize("num_frames", [1, 2, 7, 39, 300])
 @pytest.mark.parametrize("sampler", [Dense(8, 4, jitter=False), Segments(5, jitter=False), Segments(3, False, 2)])
 def test_single_clip_is_the_evaluation_clip_and_several_are_spread(sampler, num_frames):
-    assert np.array_equal(sampler.spread(video(num_frames), 1)[0], sampler.draw(video(num_frames), None))
+    assert np.array_equal(sampler.spread(video(num_frames), 1)[0], sampler.draw(video(num_frames), Draws(0, 0, 0)))
     many = sampler.spread(video(num_frames), 7)
     assert many.shape == (7, sampler.num_frames)
     assert ((many >= 0) & (many < num_frames)).all()
@@ -231,7 +232,7 @@ def test_clips_of_a_video_decoded_together_equal_separate_ones(folder, threads, 
         "seed": 3,
     }
     together, batches = load(folder, **options)
-    monkeypatch.setattr("fastvid.load.clips.plan.join_neighbours", list)
+    monkeypatch.setattr("fastvid.load.clips.plan.can_cut", lambda info: False)
     alone, expected = load(folder, **options)
     assert len(batches) == 3
     for one, other in zip(batches, expected, strict=True):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.batch.canvas import Patches
+from fastvid.load.batch.assemble import Patches
 from fastvid.load.clips.crops import CenterCrop, Native
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views

@@ -22,6 +22,7 @@ from fastvid.format.schema import Codec
 from fastvid.load.batch.sinks import DeviceRgbSink
 from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
+from fastvid.load.order.epoch import MASKED
 from fastvid.load.workers import lanes
 from tests import fake_cuda
 from tests.datasets import REPOSITORY, pack
@@ -29,6 +30,7 @@ from tests.load.fakes import FakeDataset, FakeShard, fake
 from tests.load.gpu_fakes import gpu
 from tests.load.loaders import clip_loader
 from tests.load.tools import make as fake_loader
+from tests.load.tools import plan_of
 from tests.makers import read_numbers
 
 CPU = LoaderStream(torch.device("cpu"))
@@ -232,7 +234,7 @@ def test_invalid_decoder_names_are_refused(dataset, known):
 
 def test_device_canvas_keeps_the_layout_of_uint8_values():
     product = VideoSpec((2, 4, 6), "BTCHW", None, CPU)
-    canvas = DeviceRgbSink(product, [None, None], None)
+    canvas = DeviceRgbSink(product, plan_of(FakeDataset(1), samples=[MASKED] * 2), 0)
     output = canvas.output(0, frozenset({DeviceRgb}))
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
     canvas.done(0, good=True)

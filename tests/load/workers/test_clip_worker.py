@@ -7,12 +7,10 @@ import pytest
 
 from fastvid.decode.request import Rgb
 from fastvid.errors import ChecksumError
-from fastvid.load.clips.clip import BatchRow, ClipRules
-from fastvid.load.clips.crops import CenterCrop, Spatial
-from fastvid.load.clips.plan import ClipPlanner
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipTask, ClipWorker, fetch_clip
+from fastvid.load.workers.clip_worker import ClipWorker, Row, fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
+from tests.load.tools import plan_of
 
 FRAMES = 3
 
@@ -20,78 +18,62 @@ FRAMES = 3
 class Rows:
     """A target with one array per row."""
 
-    def __init__(self, rows):
-        self.data = np.zeros((rows, 3, FRAMES, 16, 16), np.uint8)
+    def __init__(self, dataset, samples):
+        self.plan = plan_of(dataset, Segments(FRAMES, jitter=False), samples=samples, decoder=fake())
+        self.place, self.request = self.plan.place, self.plan.request
+        self.packets, self.sounds = {}, {}
+        self.data = np.zeros((len(samples), 3, FRAMES, 16, 16), np.uint8)
+        self.rows = [Row(self, number) for number in range(len(samples))]
 
     def output(self, row, kinds):
         assert Rgb in kinds
         return Rgb(self.data[row])
 
 
-@pytest.fixture
-def planner():
-    return ClipPlanner(ClipRules((Segments(FRAMES, jitter=False),), (Spatial.of(CenterCrop(16)),)), 0, 0, fake())
-
-
-def undecided(dataset, samples):
-    return [BatchRow(n, dataset.key(s), dataset.shard(s // 16), s % 16, s, n) for n, s in enumerate(samples)]
-
-
-def tasks_of(sources):
-    rows = Rows(len(sources))
-    return [ClipTask(number, source, rows) for number, source in enumerate(sources)], rows.data
-
-
 def always(which):
     return True
 
 
-def test_rows_clips_and_packets_decode_to_the_same_pictures(planner):
-    rows = undecided(FakeDataset(40), [3, 17, 39])
-    clips = [clip for row in rows for clip in planner.decide(row)]
-    packets = [fetch_clip(clip)[0] for clip in clips]
-    found = {}
-    for name, sources in (("rows", rows), ("clips", clips), ("packets", packets)):
-        tasks, pixels = tasks_of(sources)
-        made = list(ClipWorker(RgbDecoder()).make(tasks, always, planner))
+def test_rows_and_packets_decode_to_the_same_pictures():
+    read, fetched = (Rows(FakeDataset(40), [3, 17, 39]) for _ in range(2))
+    fetched.packets = {row.row: fetch_clip(row)[0] for row in fetched.rows}
+    for target in (read, fetched):
+        made = list(ClipWorker(RgbDecoder()).make(target.rows, always))
         assert [(one.number, one.error) for one in made] == [(0, None), (1, None), (2, None)]
         assert sum(one.counters.clips for one in made) == 3
-        # Frames are reported by whoever planned the clip, bytes are counted by whoever read it.
-        assert [one.frames is not None for one in made] == [name == "rows"] * 3
-        assert all((one.counters.bytes_read > 0) == (name != "packets") for one in made)
-        found[name] = pixels
-    assert (found["rows"] == found["clips"]).all()
-    assert (found["rows"] == found["packets"]).all()
-    request = clips[1].request
-    assert found["rows"][1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
+        # Bytes are counted by whoever read them.
+        assert all((one.counters.bytes_read > 0) == (target is read) for one in made)
+    assert (read.data == fetched.data).all()
+    request = read.request(1)
+    assert read.data[1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
 
 
-def test_failed_clip_does_not_affect_its_neighbours(planner):
+def test_failed_clip_does_not_affect_its_neighbours():
     dataset = FakeDataset(40)
     dataset.damage(17)
-    tasks, pixels = tasks_of(undecided(dataset, [3, 17, 39]))
-    made = {one.number: one for one in ClipWorker(RgbDecoder()).make(tasks, always, planner)}
+    target = Rows(dataset, [3, 17, 39])
+    made = {one.number: one for one in ClipWorker(RgbDecoder()).make(target.rows, always)}
     assert isinstance(made[1].error, ChecksumError)
-    assert (made[1].frames, made[1].counters.clips) == (None, 0)
+    assert made[1].counters.clips == 0
     assert (made[0].error, made[2].error) == (None, None)
-    assert [bool(row.any()) for row in pixels] == [True, False, True]
+    assert [bool(row.any()) for row in target.data] == [True, False, True]
 
 
 @pytest.mark.parametrize(("most", "groups"), [(None, [5, 2]), (1, [1] * 7)])
-def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(planner, most, groups):
+def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(most, groups):
     GroupDecoder.groups.clear()
     seen = []
-    tasks, _ = tasks_of(undecided(FakeDataset(40), range(7)))
-    list(ClipWorker(GroupDecoder(), most).make(tasks, lambda which: seen.append(list(which)) or True, planner))
+    target = Rows(FakeDataset(40), range(7))
+    list(ClipWorker(GroupDecoder(), most).make(target.rows, lambda which: seen.append(list(which)) or True))
     assert GroupDecoder.groups == groups
-    # Tasks are reported one by one while fetching, then by group while decoding.
+    # Rows are reported one by one while fetching, then by group while decoding.
     assert seen[:7] == [[n] for n in range(7)]
     assert [len(which) for which in seen[7:]] == groups
 
 
-def test_no_task_begins_after_keep_going_returns_false(planner):
-    tasks, pixels = tasks_of(undecided(FakeDataset(40), range(4)))
+def test_no_row_begins_after_keep_going_returns_false():
+    target = Rows(FakeDataset(40), range(4))
     left = iter([True] * 5)
-    made = list(ClipWorker(RgbDecoder()).make(tasks, lambda which: next(left, False), planner))
+    made = list(ClipWorker(RgbDecoder()).make(target.rows, lambda which: next(left, False)))
     assert [one.number for one in made] == [0]  # four fetches, one decode
-    assert not pixels[1:].any()
+    assert not target.data[1:].any()

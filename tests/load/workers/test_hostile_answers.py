@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import pickle
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,8 +15,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipResult
-from fastvid.load.workers.stats import Counters
+from fastvid.load.stats import Counters
+from fastvid.load.workers.clip_worker import RowResult
 from fastvid.load.workers.worker_process import Answer
 from fastvid.runtime import processes
 from tests.datasets import make_clip, pack
@@ -106,29 +105,25 @@ def test_worker_with_an_incomplete_answer_is_killed(folder, tmp_path, monkeypatc
 
 
 def test_answers_round_trip_and_invalid_ones_are_refused():
-    frames = np.array([3, 1], dtype=np.int64)
-    made = [ClipResult(1, None, frames, None), ClipResult(0, ChecksumError("bad", key="x", packet=3), None, None)]
-    header, blobs = processes.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
-    answer = Answer.from_parts(header, blobs, [2, 2], pid=7)
+    made = [RowResult(1, None, None), RowResult(0, ChecksumError("bad", key="x", packet=3), None)]
+    header, _ = processes.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
+    answer = Answer.from_header(header, 2, pid=7)
     assert answer.costs == Counters(clips=1, fetch_seconds=0.1)
     assert [one.number for one in answer.made] == [1, 0]
-    assert answer.made[0].frames.tolist() == [3, 1]
     assert str(answer.made[1].error) == "bad [key=x, packet=3]"
     (first, second), costs = header["made"], header["costs"]
     for wrong in (
         {"made": [first]},
         {"made": [first, first], "costs": costs},
-        {"made": [[2, 0, None, ""]], "costs": costs},
-        {"made": [[True, 2.0, None, ""]], "costs": costs},
-        {"made": [[0, 0, None, ""]], "costs": costs},  # no frames although the worker had to plan them
-        {"made": [first, [0, 2, None, ""]], "costs": costs},  # more frames than were sent
-        {"made": [[0, 0, {**second[2], "kind": "SystemExit"}, ""]], "costs": costs},
-        {"made": [[0, 0, {**second[2], "kind": "open", "args": ["x"]}, ""]], "costs": costs},
-        {"made": [[0, 0, {**second[2], "message": 1}, ""]], "costs": costs},
-        {"made": [[0, 0, {**second[2], "where": {"hint": 1}}, ""]], "costs": costs},
+        {"made": [[2, None, ""]], "costs": costs},
+        {"made": [[0, None]], "costs": costs},
+        {"made": [[0, {**second[1], "kind": "SystemExit"}, ""]], "costs": costs},
+        {"made": [[0, {**second[1], "kind": "open", "args": ["x"]}, ""]], "costs": costs},
+        {"made": [[0, {**second[1], "message": 1}, ""]], "costs": costs},
+        {"made": [[0, {**second[1], "where": {"hint": 1}}, ""]], "costs": costs},
         {"made": 1, "costs": costs},
         {"made": [first], "costs": costs[:-1]},
         {"made": [first], "costs": [*costs[:-1], "1"]},
     ):
         with pytest.raises(FormatError):
-            Answer.from_parts(wrong, blobs, [2, 2], pid=7)
+            Answer.from_header(wrong, 2, pid=7)

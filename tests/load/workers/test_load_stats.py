@@ -15,8 +15,9 @@ import torch
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.memory import BufferPool
+from fastvid.load.order.draws import Draws
+from fastvid.load.stats import Counters, LoaderStats
 from fastvid.load.workers.engine import BatchPipeline
-from fastvid.load.workers.stats import Counters, LoaderStats
 from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
@@ -103,7 +104,7 @@ def test_stats_file_gets_a_json_line_per_batch(tmp_path):
 
 
 def test_live_view_shows_rates_and_stages(caplog):
-    with caplog.at_level(logging.INFO, logger="fastvid.load.workers.stats"):
+    with caplog.at_level(logging.INFO, logger="fastvid.load.stats"):
         list(make(show_stats=True))
     assert "epoch 0, 80/80 clips" in caplog.text
     assert "decode" in caplog.text
@@ -172,7 +173,9 @@ def test_counts_are_exact_and_the_step_is_the_last_batch():
         assert loader.stats.total.clips == 8 * (number + 1)
     total = loader.stats.total
     lengths = FakeDataset(80).lengths
-    assert total.packets == sum(len(set(Segments(3, jitter=False).draw(video(n), None).tolist())) for n in lengths)
+    assert total.packets == sum(
+        len(set(Segments(3, jitter=False).draw(video(n), Draws(0, 0, 0)).tolist())) for n in lengths
+    )
     assert total.packets_from_keys == total.packets  # every fake packet is a key packet
     assert total.requests == 80
     row = total.as_dict()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -14,15 +18,24 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import ConflictError, FormatError, JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset, change
-from fastvid.format.generations import history, read_generation, read_head, swap_head
+from fastvid.format.generations import (
+    commit_generation,
+    history,
+    read_annotations,
+    read_generation,
+    read_head,
+    swap_head,
+)
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
+from fastvid.runtime.processes import namespace
 from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
+from tests.sharding.shardtools import command, make
 
 
 @pytest.fixture(scope="module")
@@ -346,42 +359,20 @@ class TestConflicts:
         assert len(compact_shards(store).rewritten) == 2
 
     def test_one_of_several_concurrent_commits_wins(self, store):
-        code = (
-            "import sys\n"
-            "from dataclasses import replace\n"
-            "from fastvid.errors import ConflictError\n"
-            "from fastvid.format.generations import commit_generation, read_annotations, read_generation, read_head\n"
-            "from fastvid.storage import LocalStorage\n"
-            "store = LocalStorage(sys.argv[1])\n"
-            "head = read_head(store)\n"
-            "name, generation = read_generation(store)\n"
-            "table = read_annotations(store, read_generation(store)[1])\n"
-            "print('ready', flush=True)\n"
-            "sys.stdin.readline()\n"
-            "made = replace(generation, number=2, note=sys.argv[2])\n"
-            "try:\n"
-            "    print(commit_generation(store, name, made, table, head=head).note, flush=True)\n"
-            "except ConflictError:\n"
-            "    print('lost', flush=True)\n"
-        )
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, store.url, f"writer {n}"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            for n in range(4)
-        ]
-        for process in processes:
-            assert process.stdout.readline() == "ready\n"
-        for process in processes:
-            process.stdin.write("go\n")
-            process.stdin.flush()
-        said = [process.communicate()[0].strip() for process in processes]
-        won = [text for text in said if text != "lost"]
-        assert len(won) == 1, said
-        assert read_generation(store)[1].note == won[0]
+        head, (name, generation), ready = read_head(store), read_generation(store), threading.Barrier(4)
+
+        def commit(writer):
+            made, mine = replace(generation, number=2, note=f"writer {writer}"), LocalStorage(store.root)
+            table = read_annotations(mine, generation)
+            ready.wait()
+            try:
+                return commit_generation(mine, name, made, table, head=head).note
+            except ConflictError:
+                return None
+
+        with ThreadPoolExecutor(4) as pool:
+            (won,) = filter(None, pool.map(commit, range(4)))
+        assert read_generation(store)[1].note == won
         assert [g.number for g in history(store, read_head(store))][1:] == [1]
         assert len(keys(store)) == 9
 
@@ -434,17 +425,6 @@ class TestCommands:
         assert capsys.readouterr().err.startswith(f"fastvid {arguments[0]}: ")
 
 
-def test_file_swap_succeeds_only_from_the_expected_content(tmp_path):
-    store = LocalStorage(tmp_path)
-    assert store.swap("a/x", b"one", None)
-    assert not store.swap("a/x", b"two", None)
-    assert not store.swap("a/x", b"two", b"on")
-    assert store.swap("a/x", b"two", b"one")
-    assert not store.swap("a/y", b"two", b"one")
-    assert store.list() == ["a/x"]
-    assert store.read("a/x") == b"two"
-
-
 def test_file_creation_is_exclusive_without_hard_links(tmp_path, monkeypatch):
     def refuse(*args, **kwargs):
         raise OSError(1, "Operation not permitted")
@@ -455,3 +435,43 @@ def test_file_creation_is_exclusive_without_hard_links(tmp_path, monkeypatch):
     assert not store.swap("x", b"two", None)
     assert store.read("x") == b"one"
     assert store.list() == ["x"]
+
+
+def leftovers(store):
+    return [path.name for path in store.root.rglob("*") if path.suffix in (".tmp", ".lock")]
+
+
+@pytest.mark.parametrize("change", [compact_shards, collect_garbage])
+def test_files_of_a_killed_compaction_are_deleted_by_the_next_command(change, store):
+    # "write" is passed for each file of the new shard: some of them are half written.
+    remove_samples(store, ["c/1"])
+    code = (
+        "import os, signal, sys\n"
+        "from fastvid.storage import LocalStorage, local\n"
+        "from fastvid.sharding.change.compact import compact_shards\n"
+        "local.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "compact_shards(LocalStorage(sys.argv[1]))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code, store.url], check=False).returncode == -9
+    assert leftovers(store)
+    writing = store.root / f"data-000007.tar.{namespace()}-{os.getpid()}-aa.tmp"
+    writing.touch()
+    change(store)
+    assert leftovers(store) == [writing.name]
+
+
+def test_changes_leave_no_lock_files(store):
+    remove_samples(store, ["c/1"])
+    compact_shards(store)
+    collect_garbage(store)
+    assert not leftovers(store)
+
+
+def test_shard_and_add_leave_no_empty_folders_or_locks(tmp_path):
+    for name in ("raw", "more"):
+        make(tmp_path / name / "x" / f"{name}.mp4", frames=3)
+    out = LocalStorage(tmp_path / "out")
+    assert command(tmp_path / "raw", "--out", out.root, "--workers", 1).returncode == 0
+    assert main(["add", out.url, str(tmp_path / "more"), "--workers", "1"]) == 0
+    assert not (out.root / "ledger-parts").exists()
+    assert not leftovers(out)

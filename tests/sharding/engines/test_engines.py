@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import selectors
@@ -16,14 +15,17 @@ from dataclasses import replace
 
 import pytest
 
-from fastvid.errors import WorkerError
+from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.timing import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
-from fastvid.sharding.engines.local import LocalEngine
-from fastvid.sharding.work.tasks import Settings, SourceTask
-from tests.sharding.shardtools import REPOSITORY, make, stub
+from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
+from fastvid.sharding.job.job import run_job
+from fastvid.sharding.job.run import retry_alone
+from fastvid.sharding.work.encode import encode_source
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from tests.sharding.shardtools import REPOSITORY, ledger, make, stub, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
@@ -73,9 +75,9 @@ def test_every_task_gets_one_outcome_and_workers_are_reused(folder):
 def test_crashed_worker_reports_exit_status_and_error(folder):
     (task,) = tasks(folder, "a.mp4")
     with closing(LocalEngine(settings(), workers=1)) as engine:
-        (outcome,) = engine.run([replace(task, start=math.nan)])
+        (outcome,) = engine.run([replace(task, path="a\0b")])
     assert (outcome.reason, outcome.transient) == (Reason.CRASHED, True)
-    said = r"the worker exited with 1 in phase \w+: ValueError: .*NaN.* \(fractions.py:\d+\)"
+    said = r"the worker exited with 1 in phase \w+: ValueError: embedded null byte \(\w+\.py:\d+\)"
     assert re.fullmatch(said, outcome.message)
 
 
@@ -176,3 +178,79 @@ def test_worker_memory_is_limited(folder):
     by_index = {outcome.index: outcome.reason for outcome in outcomes}
     assert by_index[0] in (Reason.MEMORY, Reason.CRASHED, Reason.ENCODE_FAILED, Reason.NO_FRAMES)
     assert by_index[1] is Reason.NOT_VIDEO
+
+
+class Backwards:
+    """Encodes in this process, last task first."""
+
+    def __init__(self, settings, workers=None, address=None):
+        self.settings, self.address = settings, address
+
+    def run(self, tasks):
+        assert self.address == "here"
+        for task in reversed(list(tasks)):
+            yield encode_source(task, self.settings, lambda phase, seconds: None)
+
+    def close(self):
+        pass
+
+
+def test_custom_engine_produces_the_same_bytes(tmp_path, monkeypatch):
+    for number in range(4):
+        make(tmp_path / "raw" / f"{number}.mp4", frames=3 + number)
+    (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
+    monkeypatch.setitem(ENGINES, "backwards", f"{__name__}:Backwards")
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[Backwards.__module__])
+    options = {"profile": SMALL, "samples_per_shard": 2}
+    run_job(tmp_path / "raw", tmp_path / "one", workers=2, **options)
+    run_job(tmp_path / "raw", tmp_path / "two", engine="backwards", ray_address="here", **options)
+    assert len(tars(tmp_path / "one")) == 3
+    assert tars(tmp_path / "two") == tars(tmp_path / "one")
+    assert ledger(tmp_path / "two") == ledger(tmp_path / "one")
+
+
+def test_unknown_engine_and_useless_address_raise():
+    settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0)
+    with pytest.raises(UsageError, match=r"unknown engine 'slurm'[\s\S]*use one of local, ray"):
+        open_engine("slurm", settings)
+    with pytest.raises(UsageError, match="local engine has no address"):
+        open_engine("local", settings, address="127.0.0.1:6379")
+
+
+TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)
+KILLED = Outcome(3, reason=Reason.CRASHED, message="killed", transient=True)
+PACKED = Outcome(3, (EncodedSample("a", {"num_frames": 1}, {"rgb": b""}),))
+BROKEN = Outcome(3, reason=Reason.BROKEN_CONTAINER, message="broken")
+SLOW = Outcome(3, reason=Reason.TIMEOUT, message="slow", transient=True)
+
+
+class Answers:
+    """An engine that gives prepared outcomes, one task at a time."""
+
+    def __init__(self, *outcomes: Outcome) -> None:
+        self.outcomes = list(outcomes)
+
+    def run(self, tasks):
+        (task,) = tasks
+        assert task.index == TASK.index
+        yield self.outcomes.pop(0)
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "reason", "left"),
+    [
+        ((PACKED, KILLED), None, 1),
+        ((KILLED, PACKED), None, 0),  # something else killed the worker just then
+        ((KILLED, KILLED, PACKED), Reason.CRASHED, 1),
+        ((KILLED, BROKEN), Reason.BROKEN_CONTAINER, 0),
+        ((SLOW, PACKED), Reason.TIMEOUT, 1),
+    ],
+)
+def test_a_source_whose_worker_dies_in_its_retry_is_tried_once_more(outcomes, reason, left):
+    engine = Answers(*outcomes)
+    outcome = retry_alone(engine, TASK)
+    assert outcome.reason is reason
+    assert len(engine.outcomes) == left
+    assert not outcome.transient

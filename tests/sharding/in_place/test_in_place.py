@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,7 +14,9 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import ChecksumError, FormatError, StorageError, UsageError
+from fastvid.format import shard as shard_module
 from fastvid.format.generations import read_generation
+from fastvid.format.in_place import pack_index
 from fastvid.format.schema import StreamFlag
 from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
@@ -23,7 +26,7 @@ from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks, makers
 from tests.sharding.in_place import tools
-from tests.sharding.shardtools import ffmpeg
+from tests.sharding.shardtools import ffmpeg, turn
 
 ENCODINGS = ("compact", "pyramid", "hevc", "hevc-cra", "vp9", "av1", "av1-layers", "mjpeg")
 
@@ -104,7 +107,9 @@ def test_a_replaced_file_is_an_error_that_names_it(mine, workers):
     )
     with pytest.raises((StorageError, ChecksumError)) as caught:
         list(clips)
-    assert "compact" in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "not the version that was indexed" in str(caught.value)
+    assert "fastvid index" in caught.value.hint
 
 
 def test_a_file_of_another_time_is_refused_where_no_checksum_shows_a_change(videos, tmp_path):
@@ -345,3 +350,26 @@ def test_a_takedown_leaves_no_name_in_the_dataset(mine):
     assert not traces
     receipt = next((out / "removals").glob("*.json"))
     assert main(["verify", str(out), "--receipt", str(receipt), "--name", "c/compact"]) == 0
+
+
+def test_a_dataset_of_an_earlier_version_says_what_is_unknown_until_it_is_indexed_again(
+    videos, tmp_path, monkeypatch, caplog
+):
+    """fastvid 0.2 stored neither how pictures are turned nor when frames are shown."""
+    (tmp_path / "films").mkdir()
+    turn(videos.painted("intra").path, tmp_path / "films" / "turned.mp4")
+
+    def as_before(samples, streams, content, *, described):
+        plain = [replace(one, info=one.info.decoded) for sample in samples for one in sample.streams]
+        return pack_index([replace(samples[0], streams=tuple(plain))], streams, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shard_module, "pack_index", as_before)
+        index_videos([str(tmp_path / "films")], tmp_path / "set", workers=1)
+    assert fastvid.open(tmp_path / "set")[0].frames([0, 1]).data.shape == (2, 96, 160, 3)
+    fastvid.open(tmp_path / "set")[0]
+    assert [record.message.count("indexed by fastvid 0.2") for record in caplog.records] == [1]
+    assert main(["index", str(tmp_path / "set")]) == 0
+    video = fastvid.open(tmp_path / "set")[0]
+    assert video.frames([0, 1]).data.shape == (2, 160, 96, 3)
+    assert len([record for record in caplog.records if "0.2" in record.message]) == 1

@@ -21,11 +21,12 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
+from fastvid.media.checks import CHECKS
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.verify import verify
-from fastvid.sharding.verify.verify import CHECKS, repair_sidecars, verify_dataset
+from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, edit_pkt, make_clip, pack, recommit
 from tests.makers import TAGS
 from tests.sharding.shardtools import turn

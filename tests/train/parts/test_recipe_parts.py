@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.optim import SGD
 
 from fastvid.errors import UsageError
-from fastvid.load.order.epoch import Batches, rank_slice
 from fastvid.models import zoo
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.processes import World
@@ -202,13 +204,14 @@ def test_ghost_norm_of_tsm_uses_groups_of_whole_clips() -> None:
         model(clips[:3])
 
 
-@pytest.mark.parametrize(("rows", "limit", "group"), [(12, 5, 2), (8, 3, 1), (8, None, 4), (6, 2, 2), (14, 4, 2)])
-def test_micro_batches_are_whole_groups(rows: int, limit: int | None, group: int) -> None:
-    found = micro_batches(rows, limit, group)
-    assert [row for part in found for row in range(part.start, part.stop)] == list(range(rows))
+@given(groups=st.integers(1, 100), limit=st.none() | st.integers(1, 50), group=st.integers(1, 4))
+def test_micro_batches_are_the_fewest_whole_groups(groups: int, limit: int | None, group: int) -> None:
+    found = micro_batches(groups * group, limit, group)
+    assert [row for part in found for row in range(part.start, part.stop)] == list(range(groups * group))
     sizes = [part.stop - part.start for part in found]
-    assert all(size % group == 0 and size <= (limit or rows) for size in sizes)
+    assert all(size % group == 0 for size in sizes)
     assert max(sizes) - min(sizes) <= group
+    assert len(found) == (1 if limit is None else math.ceil(groups / max(1, limit // group)))
 
 
 def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
@@ -221,22 +224,3 @@ def test_mixing_and_ghost_norm_need_groups(tmp_path: object) -> None:
         replace(base, task=Classification(mixup=0.2))
     with pytest.raises(UsageError, match="ghost_norm needs groups"):
         replace(base, model=replace(base.model, ghost_norm=True))
-
-
-@pytest.mark.parametrize("world", [1, 2, 3, 5, 7])
-def test_shares_of_a_batch_are_whole_groups(world: int) -> None:
-    shares = [rank_slice(28, rank, world, 4) for rank in range(world)]
-    assert [first for first, _ in shares] == [0, *(end for _, end in shares[:-1])]
-    assert shares[-1][1] == 28
-    sizes = [end - first for first, end in shares]
-    assert all(size % 4 == 0 for size in sizes)
-    assert max(sizes) - min(sizes) <= 4
-
-
-def test_group_sizes_that_do_not_divide_the_batch_are_refused() -> None:
-    for arguments in ((30, "drop", 4), (28, "mask", 4), (8, "drop", 0)):
-        size, last, group = arguments
-        with pytest.raises(UsageError, match=f"group_size is {group}"):
-            Batches(100, size, last, World(), group)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="smaller than the world of 3"):
-        Batches(100, 8, "drop", World(0, 3), 4)

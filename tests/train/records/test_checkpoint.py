@@ -62,10 +62,6 @@ def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> N
     assert decode(found.data, found.name)["step"] == 4
 
 
-def test_newest_is_none_without_checkpoints(tmp_path: Path) -> None:
-    assert Checkpoints(str(tmp_path / "none")).newest() is None
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_a_damaged_checkpoint_is_logged_and_the_previous_one_used(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
@@ -201,6 +197,7 @@ def test_a_file_is_named_after_its_samples_and_the_start_of_its_hash(tmp_path: P
 def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     checkpoints = Checkpoints(str(tmp_path), keep=1)
     assert checkpoints.newest_samples() == -1
+    assert checkpoints.newest() is None
     others = ["checkpoint-notes.pt", "checkpoint-000000000099-0123456789abcde.pt", "checkpoint-99-0123456789abcdef.pt"]
     for name in others:
         (tmp_path / name).write_bytes(b"mine")
@@ -211,11 +208,6 @@ def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
     for name in others:
         with pytest.raises(FormatError, match="file name is not checkpoint-SAMPLES"):
             checkpoints.read(name)
-
-
-def test_three_checkpoints_are_kept_by_default(tmp_path: Path) -> None:
-    assert Checkpoints(str(tmp_path)).keep == 3
-    assert [int(name.split("-")[1]) for name in save_many(tmp_path, *range(1, 7)).names()] == [4, 5, 6]
 
 
 def test_the_best_is_kept_when_its_samples_are_saved_again(tmp_path: Path) -> None:

@@ -11,14 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import json_text
-from fastvid.train.loop.loop import micro_batches, step_seed
+from fastvid.train.loop.loop import step_seed
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.parts.replica import Lineage
 from fastvid.train.ranks import Member
@@ -124,11 +121,6 @@ def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.Monk
     assert watch.numbers() == {"clips_per_s": 8.0, "step_ms": 1000.0, "wait_percent": 75.0}
 
 
-def test_nothing_is_written_without_a_path(tmp_path: Path) -> None:
-    metrics.Recorder(None).write("train", samples=1)
-    assert not list(tmp_path.iterdir())
-
-
 def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
     one, parts = Lineage(), Lineage()
     for batch in toy.ToyLoader(World()):
@@ -158,16 +150,6 @@ def test_lineage_differs_for_different_positions() -> None:
     assert a.epochs[0][1] != b.epochs[0][1]
 
 
-@given(rows=st.integers(1, 200), limit=st.none() | st.integers(1, 50))
-def test_micro_batches_cover_the_share(rows: int, limit: int | None) -> None:
-    slices = micro_batches(rows, limit)
-    assert [row for part in slices for row in range(part.start, part.stop)] == list(range(rows))
-    sizes = [part.stop - part.start for part in slices]
-    assert max(sizes) - min(sizes) <= 1
-    assert limit is None or max(sizes) <= limit
-    assert len(slices) == (1 if limit is None else math.ceil(rows / limit))
-
-
 def test_step_seeds_differ_by_run_position_and_rank() -> None:
     seeds = {step_seed(run, samples, rank) for run in range(3) for samples in (0, 8, 16) for rank in range(3)}
     assert len(seeds) == 27
@@ -190,12 +172,3 @@ def test_constant_logits_are_never_hits() -> None:
     # Neither a masked row nor one without a label is scored.
     rows = count(torch.eye(3), torch.tensor([0, -100, 2]), torch.tensor([True, True, False]))
     assert rows[3] == 1
-
-
-def test_an_unknown_strategy_or_option_lists_the_known_ones() -> None:
-    member = Member(World(), torch.device("cpu"))
-    with pytest.raises(UsageError) as error:
-        build_strategy("dpp", member, {})
-    assert "ddp" in (error.value.hint or "")
-    with pytest.raises(UsageError, match="'ddp' has no option 'k'"):
-        build_strategy("ddp", member, {"k": 4})

@@ -45,36 +45,12 @@ def test_one_view_equals_the_recipes_evaluation() -> None:
     random = (RandomCrop(64), HorizontalFlip())
     recipe = data(Segments(4), random)
     assert with_views(recipe, views("1x1")) == recipe
-    assert views("1").num_views == views("1x1").num_views == 1
+    assert [views(name).num_views for name in ("1", "1x1", "10x3", "twicex3")] == [1, 1, 30, 6]
 
 
 def test_twice_sample_is_the_middle_and_the_start_of_each_segment() -> None:
     # TSM: tick = 10 / 4 = 2.5; int(1.25 + 2.5 i) and int(2.5 i).
     assert frames("twice", SEGMENTS, 10) == [[1, 3, 6, 8], [0, 2, 5, 7]]
-
-
-def test_clips_are_spread_within_each_segment() -> None:
-    # 40 frames, ticks of 10, five clips at a tenth, three tenths, ...
-    assert frames("5", SEGMENTS, 40) == [[place, 10 + place, 20 + place, 30 + place] for place in (1, 3, 5, 7, 9)]
-
-
-def test_dense_clips_are_spread_from_the_first_to_the_last_position() -> None:
-    # A span of 25 frames leaves positions 0 to 75.
-    found = frames("10", DENSE, 100)
-    assert [clip[0] for clip in found] == np.linspace(0, 75, 10, dtype=int).tolist()
-    assert found[0] == [0, 8, 16, 24]
-    assert found[-1] == [75, 83, 91, 99]
-    # A video shorter than the span wraps around to its beginning.
-    assert frames("2", DENSE, 10) == [[0, 8, 6, 4]] * 2
-
-
-@pytest.mark.parametrize(("height", "width"), [(256, 340), (340, 256)])
-def test_three_crops_are_placed_along_the_longer_side(height: int, width: int) -> None:
-    boxes = [cut.box for cut in cuts("1x3", height, width, size=256, spatial=(CenterCrop(224, short_side=256),))]
-    assert [(box.height, box.width) for box in boxes] == [(256, 256)] * 3
-    along = [box.x if width > height else box.y for box in boxes]
-    assert along == [0, 42, 84]
-    assert {box.y if width > height else box.x for box in boxes} == {0}
 
 
 def test_ten_crops_are_center_corners_and_their_mirror_images() -> None:
@@ -115,11 +91,6 @@ def test_crops_of_all_views_match_the_formulas_of_single_views(crop: CenterCrop,
                 found = [cut.box for cut in cuts(protocol, height, width, size=size, spatial=(crop,))]
                 assert sorted((one.y, one.x) for one in found) == sorted(expected)
                 assert {(one.height, one.width) for one in found} == {(box.height, box.width)}
-
-
-def test_the_number_of_views_follows_from_the_name() -> None:
-    assert views("10x3").num_views == 30
-    assert views("twicex3").num_views == 6
 
 
 @pytest.mark.parametrize("protocol", ["", "x3", "0x3", "10x4", "10x3x2", "thrice"])

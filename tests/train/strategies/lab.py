@@ -14,13 +14,10 @@ from torch import Tensor, nn
 
 from fastvid.load.batch.batch import Batch
 from fastvid.train.config.config import Config
-from fastvid.train.loop.loop import EvalData, Trainer
-from fastvid.train.loop.strategy import build_strategy, strategy_of
-from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member, StopSignal, join
-from fastvid.train.records.checkpoint import Checkpoints
-from fastvid.train.records.records import METRICS_FILE, Recorder
 from fastvid.train.strategies.average import moments, statistics
 from fastvid.train.tasks.classification import Classification
 from fastvid.train.tasks.task import Sums
@@ -96,29 +93,10 @@ def config_of(case: Case, folder: Path) -> Config:
 
 def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> Trainer:
     config = config_of(case, folder)
-    kind = toy.ToyLoader if case.noise is None else QuadraticLoader
-    model: nn.Module = toy.net(norm=case.norm) if case.noise is None else Quadratic(case.noise)
     strategy_of(config)
-    strategy = build_strategy(config.sync, member, config.sync_options)
-    world = strategy.reader.world
-    loader = kind(world, **case.data)
-    schedule = Schedule(
-        config.optim,
-        epochs=config.run.epochs,
-        samples_per_epoch=loader.batches.count(0) * toy.BATCH if loader.batches.last == "drop" else toy.NUM_SAMPLES,
-        global_batch_size=toy.BATCH,
-    )
-    return Trainer(
-        config,
-        member,
-        Replica(model, make_optimizer(model, config.optim), schedule),
-        loader,
-        strategy,
-        eval_data=EvalData(kind(world, size=7, last="keep"), toy.NUM_SAMPLES),
-        checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints),
-        recorder=Recorder(folder / METRICS_FILE if member.leads else None),
-        stop=stop,
-    )
+    model = None if case.noise is None else Quadratic(case.noise)
+    kind = toy.ToyLoader if case.noise is None else QuadraticLoader
+    return toy.trainer(config, member, model=model, norm=case.norm, stop=stop, kind=kind, **case.data)
 
 
 @dataclass

@@ -224,7 +224,7 @@ class Vector:
         self._statistics = statistics(model)
         tensors: list[Tensor] = [*self._parameters, *self._statistics]
         self._sizes = [tensor.numel() for tensor in tensors]
-        self._split, self.size = sum(self._sizes[: len(self._parameters)]), sum(self._sizes)
+        self.size = sum(self._sizes)
         wide = any(tensor.dtype == torch.float64 for tensor in tensors)
         self.dtype = torch.float64 if wide else torch.float32
         device = tensors[0].device
@@ -243,10 +243,6 @@ class Vector:
     def buffer(self) -> Tensor:
         """Return a new vector [size] of zeros on the CPU, in pinned memory if the model is on a GPU."""
         return torch.zeros(self.size, dtype=self.dtype, pin_memory=self._pinned)
-
-    def parameters_of(self, values: Tensor) -> Tensor:
-        """Return the part of a vector [size] that belongs to the parameters, as a view."""
-        return values[: self._split]
 
     def collect(self, into: Tensor) -> Tensor:
         """Copy the model into a vector [size], and return it."""

@@ -7,6 +7,7 @@ trains it on a partition, and packs it into a new token.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import math
 import threading
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -28,9 +29,9 @@ from fastvid.runtime.processes import World
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.protocol import Version, truncated_error
 from fastvid.train.config.config import Config, flatten, to_json
-from fastvid.train.loop.loop import Stepper
+from fastvid.train.loop.loop import Stepper, score_of
 from fastvid.train.loop.strategy import Strategy
-from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Lineage, Replica
 from fastvid.train.ranks import Member
 from fastvid.train.run import assemble
@@ -41,31 +42,16 @@ from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.tasks.task import LOSS
 
 
-class StageWorker(Protocol):
-    """Loads partitions and trains models for a stage; `serve` does the communication."""
-
-    def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
-        """Keep exactly these partitions from now on, and load the new ones.
-
-        Returns JSON values for the results.
-        """
-        ...
-
-    def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """Train a unit.
-
-        Returns the new token, and JSON values about the visit, including ``score`` if the unit ends an epoch.
-        If the model cannot be trained further, for example because its loss is not finite: an empty token, and
-        ``reason``. An exception, for example about the data, is an error of the stage and stops it.
-        """
-        ...
-
-
-def serve(hub: Address, begin: Callable[[Mapping[str, Any]], StageWorker], timeout_s: float) -> None:
+def serve(hub: Address, begin: Callable[[Mapping[str, Any]], Any], timeout_s: float) -> None:
     """Train the units assigned by the hub until the sweep is finished.
 
     The hub sends "plan" first, then "own" (partitions to keep, answered by "ready"), "unit" (answered by "done" with
     the new token, or by "failed") and "end".
+
+    `begin`: returns the worker of a plan, such as `Clips`, which has two methods. ``assign(partitions)`` keeps exactly
+    these partitions from now on, and returns JSON values for the results. ``visit(unit, token)`` trains a unit, and
+    returns the new token and JSON values, including ``score`` if the unit ends an epoch; if the model cannot be
+    trained further, an empty token and ``reason``. An exception is an error of the stage and stops it.
 
     `timeout_s`: seconds of silence after which the hub is considered dead.
     """
@@ -291,7 +277,7 @@ _SHARED: Final = (
 
 
 class Clips:
-    """A `fastvid.train.strategies.relay.stage.StageWorker` for the partitions of a dataset."""
+    """The worker of a stage, see `serve`, for the partitions of a dataset."""
 
     def __init__(self, configs: Sequence[Config], num_partitions: int, device: torch.device) -> None:
         check_shared(configs)
@@ -312,7 +298,7 @@ class Clips:
             self._samples_per_epoch(config)
 
     def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
-        """See `StageWorker`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
+        """See `serve`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
         before = self.cache.bytes_moved
         self._kept = {
             part: self._kept.get(part) or Partition(self.train, self.parts[part], self.cache) for part in partitions
@@ -327,7 +313,7 @@ class Clips:
         return {"bytes_moved": self.cache.bytes_moved - before}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
-        """See `StageWorker`."""
+        """See `serve`."""
         before = self.cache.bytes_moved
         sweep_model = self.sweep_model(unit.model, fresh=token is None)
         data, report = train_visit(sweep_model, unit, token, self.member.device)
@@ -354,27 +340,16 @@ class Clips:
             finally:
                 loader.close()
 
-        return SweepModel(config, build_replica, batches, None if self.eval is None else self._evaluate(config))
+        score = None if self.eval is None else functools.partial(self._score, config)
+        return SweepModel(config, build_replica, batches, score)
 
-    def _evaluate(self, config: Config) -> Callable[[Replica], Score]:
-        def score(replica: Replica) -> Score:
-            assert self._held_out is not None
-            data = assemble.eval_data(config, self._held_out, self.member)
-            try:
-                with replica.averaged():
-                    return evaluate(
-                        replica.model,
-                        data.loader,
-                        total=data.total,
-                        device=self.member.device,
-                        amp=config.run.amp,
-                        task=config.task,
-                        seed=config.run.seed,
-                    )
-            finally:
-                data.loader.close()
-
-        return score
+    def _score(self, config: Config, replica: Replica) -> Score:
+        assert self._held_out is not None
+        data = assemble.eval_data(config, self._held_out, self.member)
+        try:
+            return score_of(config, replica, data, self.member.device)
+        finally:
+            data.loader.close()
 
     def _samples_per_epoch(self, config: Config) -> int:
         size = config.data.global_batch_size

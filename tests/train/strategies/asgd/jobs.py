@@ -110,7 +110,7 @@ SCENARIOS["standing"] = lambda folder, member: lab.run(
 
 def job(folder: Path, name: str, port: str, *names: str) -> None:
     torch.set_num_threads(1)
-    place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
+    place = {"port": int(port), "shards": 2} if name == "server" else {"server": f"127.0.0.1:{port}"}
     setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)
     case = lab.Case({"lease_batches": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
     torch.save(lab.run(case, folder / name, ALONE), folder / f"{name}.pt")

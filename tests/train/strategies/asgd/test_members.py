@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import signal
 import threading
 import time
 
@@ -13,12 +12,10 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, ParameterClient
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Leases
 from fastvid.train.strategies.asgd.server import Server
-from tests import forks
-from tests.train.strategies.asgd import doomed
-from tests.train.strategies.asgd.kit import TOKEN, client_of, noted_waits, serving, together, until, weights_of
+from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
 
@@ -96,37 +93,6 @@ def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
             assert joined == [(6,)]
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_client_killed_during_a_push_does_not_affect_others(shards: int) -> None:
-    """It dies between the header and the payload of its fifth push; another client trains on its samples."""
-    leases = Leases(samples_per_epoch=23, epochs=2, size=8)
-    # Its startup takes seconds, or minutes on a busy machine.
-    with serving(SIZE, shards=shards, leases=leases, timeout_s=200) as server, client_of(server, SIZE, 200) as other:
-        weights = ones()
-        other.join(weights)
-        # Each push sends a message to each shard, the last one to the head.
-        fault = f"payload-push:{5 * shards}"
-        dying = forks.start(doomed.__name__, SIZE, server.address.port, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN)
-        assert forks.wait(dying) == -signal.SIGKILL
-        until(lambda: server.lost == 1)
-        # Four of eight are done.
-        assert (leases.acknowledged, leases.returned) == (4, 4)
-        # The other shards have received all of the fifth push and contain it.
-        assert [shard.version for shard in server.shards] == [4, 5][:shards]
-        for shard in server.shards:
-            assert torch.equal(shard.state_dict()["values"], 1 - ones(shard.numel) * shard.version)
-        seen = []
-        while (lease := other.lease()) is not None:
-            for position in range(lease.start, lease.stop):
-                other.push(ones(), 1.0, progress=LeaseProgress(lease.number, position + 1))
-                seen.append(lease.epoch * 23 + position)
-        assert sorted(seen) == list(range(4, 46))
-        assert leases.over
-        assert leases.acknowledged == 46
-        dead = server.clients[max(server.clients)]
-        assert (dead.pushes, dead.active) == (4, False)
-
-
 def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
     leases = Leases(samples_per_epoch=50, epochs=3, size=8)
     done: list[tuple[int, int]] = []
@@ -135,18 +101,16 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
         def work(index: int) -> None:
             taken = 0
             while True:
-                with client_of(server, SIZE) as client:
-                    weights = ones()
-                    client.join(weights)
-                    worker = GradientPusher(client, weights, overlap=index == 1)
-                    while (lease := worker.lease()) is not None:
+                with client_of(server, SIZE, overlap=index == 1) as client:
+                    client.join(ones())
+                    while (lease := client.lease()) is not None:
                         taken += 1
                         # Every third lease is abandoned in the middle by a client that leaves and rejoins.
                         leaves = taken % 3 == 0 and index > 0
                         stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
                         for position in range(lease.start, stop):
-                            worker.step(ones(), 1.0, 1, LeaseProgress(lease.number, position + 1))
-                        worker.settle()
+                            client.step(ones(), 1.0, 1, LeaseProgress(lease.number, position + 1))
+                        client.settle()
                         done.extend((lease.epoch, position) for position in range(lease.start, stop))
                         if leaves:
                             break

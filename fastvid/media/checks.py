@@ -1,0 +1,425 @@
+"""Every check of a stream: whether it keeps the promises of its profile, and whether its index leads to its frames.
+
+A stream is checked when it is written, indexed and verified. Decoding through libavformat's demuxer, which does not use
+fastvid's index, tells the frames that a player shows; those that a reader decodes from planned packets must be equal
+bit for bit, whatever it decoded before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, Final
+
+import av
+import numpy as np
+from av.video.frame import VideoFrame
+
+from fastvid.decode.clips import Read, read_clip, reader_of
+from fastvid.decode.pyav import PyAvDecoder, open_context
+from fastvid.decode.request import Box, ClipRequest, EncodedClip
+from fastvid.errors import ChecksumError, DecodeError, FastvidError, FormatError, SourceError
+from fastvid.format.headers import shortened
+from fastvid.format.mp4 import Track, read_track
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
+from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.describe import ENCODE_HINT
+from fastvid.media.file_tables import FileReader, Tables
+from fastvid.media.prove import decode_padded, frame_digest
+from fastvid.media.reasons import Reason
+from fastvid.runtime.arrays import IntArray, RecordArray
+
+CHECKS: Final = {
+    "annotations": "annotations are the committed ones and match the shards",
+    "files": "every list of videos in place is the committed one",
+    "tar": "every tar has the committed size and SHA-256 and is readable to its end",
+    "idx": "DALI's tar index matches the tar",
+    "parquet": "facts match the tar",
+    "pkt": "packet sidecars match their checksums",
+    "packets": "every packet matches its checksum",
+    "index": "every index row matches the sample's bytes",
+    "timing": "frames of profiles are on a constant grid from zero",
+    "shape": "frames of profiles are upright, of the indexed size, with square pixels and sides divisible by 16",
+    "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited (JPEG, flow: full), tagged in container and stream",
+    "decode": "every sample decodes to the indexed number of frames",
+    "audio": "the audio of every sample decodes",
+    "plan": "frames decoded from planned packets are those a player shows",
+    "signals": "signals are the committed ones and have a row for each frame",
+    "process": "no checking process died",
+}
+"""Every check and what it verifies, in the order of a report."""
+
+Finding = tuple[str, str]
+"""The name of a check, and what is wrong."""
+
+_FORMATS_420: Final = ("yuv420p", "yuvj420p")
+_MULTIPLE: Final = 16  # of pixels: both sides of streams of built-in profiles
+
+# Both values mean BT.601 luma; VP9 has one code for the two.
+_BT601: Final = (Matrix.BT470BG, Matrix.SMPTE170M)
+_AV_RANGE: Final = {0: Range.UNKNOWN, 1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    """A stream and its promises."""
+
+    track: Track
+    # the promised size, rate and number of frames; with StreamFlag.CONFORMS it promises everything in this file.
+    info: StreamInfo
+    full_range: bool  # whether its samples must range from 0 to 255
+    multiple: int = _MULTIPLE  # both sides must be multiples of this, in pixels
+
+    @classmethod
+    def of(cls, track: Track, info: StreamInfo, name: str = "rgb") -> Promised:
+        """Return a dataset's stream by name: JPEG is full range by definition (JFIF 1.02), flow by ours."""
+        return cls(track, info, full_range=name == "flow" or info.codec is Codec.MJPEG)
+
+    @property
+    def conforms(self) -> bool:
+        """Whether it promises everything in this file."""
+        return bool(self.info.flags & StreamFlag.CONFORMS)
+
+
+def check_stream(
+    data: bytes | memoryview, stream: Promised, look: Callable[[int, Any], None] | None = None
+) -> Iterator[Finding]:
+    """Yield the broken promises of an MP4; `look` is called with the number of each frame and the frame."""
+    if stream.conforms:
+        yield from check_tables(stream)
+    yield from play_stream(data, stream, look)
+
+
+def check_tables(stream: Promised) -> Iterator[Finding]:
+    """Yield the broken promises that an MP4's tables show, for a stream that conforms."""
+    track, info = stream.track, stream.info
+    pts = np.sort(track.pts[track.shown])
+    if len(pts) and pts[0]:
+        yield "timing", f"the first frame is shown {int(pts[0])} ticks after the start"
+    steps = np.diff(pts)
+    if len(steps) and (steps != steps[0]).any():
+        frame = int(np.argmax(steps != steps[0])) + 1
+        yield "timing", f"the frame rate is not constant: frame {frame} lasts {steps[frame - 1]} ticks"
+    elif len(steps) and int(steps[0]) * info.fps != track.timescale:
+        yield "timing", f"{track.timescale}/{int(steps[0])} frames a second, but {info.fps} are promised"
+    if info.width % stream.multiple or info.height % stream.multiple:
+        yield "shape", f"{info.width}x{info.height} pixels are not multiples of {stream.multiple}"
+    if wrong := _wrong_tags(stream, track.range, track.matrix):
+        yield "colour", f"the container {wrong}"
+
+
+def play_stream(
+    data: bytes | memoryview, stream: Promised | None = None, look: Callable[[int, Any], None] | None = None
+) -> Iterator[Finding]:
+    """Decode a stream as a player does, and yield its broken promises, each with the first frame that breaks it."""
+    found: dict[str, str] = {}
+    count = 0
+    try:
+        with open_demuxer(data, "mov") as container:
+            video = container.streams.video[0]
+            video.codec_context.thread_count = 1
+            aspect = fraction(video.sample_aspect_ratio)
+            if stream is not None and stream.conforms and aspect not in (None, 1):
+                found["shape"] = f"pixels are {aspect} times as wide as high"
+            for frame in container.decode(video):
+                if frame.is_corrupt:
+                    yield "decode", f"frame {count} decodes with errors"
+                    return
+                for name, message in _broken_frame(stream, frame) if stream is not None else ():
+                    found.setdefault(name, f"frame {count} {message}")
+                if look is not None:
+                    look(count, frame)
+                count += 1
+    except (av.FFmpegError, FastvidError) as error:
+        yield "decode", f"decoding failed after {count} frames: {error}"
+        return
+    if stream is not None and count != stream.info.num_frames:
+        yield "decode", f"{count} frames decode, but {stream.info.num_frames} are promised"
+    yield from found.items()
+
+
+def _broken_frame(stream: Promised, frame: Any) -> Iterator[Finding]:
+    """Yield the promises that a decoded frame breaks; a stream that does not conform promises only its size."""
+    info = stream.info.decoded
+    if (frame.width, frame.height) != (info.width, info.height):
+        yield "shape", f"has {frame.width}x{frame.height} pixels, but {info.width}x{info.height} in the index"
+    if not stream.conforms:
+        return
+    if frame.rotation:
+        yield "shape", f"has a display rotation of {frame.rotation} degrees"
+    number = int(frame.colorspace)
+    matrix = Matrix(number) if number in Matrix.__members__.values() else Matrix.UNKNOWN
+    if wrong := _wrong_tags(stream, _AV_RANGE.get(int(frame.color_range), Range.UNKNOWN), matrix):
+        yield "colour", wrong
+    elif frame.format.name not in _FORMATS_420:
+        yield "colour", f"is {frame.format.name}"
+
+
+def _wrong_tags(stream: Promised, sample_range: Range, matrix: Matrix) -> str:
+    wanted = Range.FULL if stream.full_range else Range.LIMITED
+    # JPEG is BT.601 by definition (JFIF 1.02) and has no field for it.
+    matrices = (*_BT601, Matrix.UNKNOWN) if stream.info.codec is Codec.MJPEG else _BT601
+    if sample_range is wanted and matrix in matrices:
+        return ""
+    return f"is tagged {sample_range.name.lower()} range, {matrix.name.lower()} matrix"
+
+
+# Frames of each sample decoded again from planned packets.
+_PLANNED: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Indexed:
+    """The info and packet table of a stream, from its shard's packet sidecar."""
+
+    info: StreamInfo
+    table: PacketTable
+
+
+def check_sample(
+    key: str, name: str, data: memoryview, indexed: Indexed | None, decoder: PyAvDecoder
+) -> Iterator[Finding]:
+    """Yield the problems of a video stream of a sample.
+
+    `key`: the sample's key; determines which frames are decoded twice. `decoder`: kept between samples.
+    """
+    try:
+        track = read_track(data)
+    except FormatError as error:
+        yield "index", f"the MP4's tables are broken: {error.message}"
+        return
+    if indexed is None:
+        yield from play_stream(data)
+        return
+    info, kept = indexed.info, dict[int, bytes]()
+    # The last frame and some others, always the same ones.
+    picks = np.random.default_rng(zlib.crc32(key.encode())).integers(0, info.num_frames, _PLANNED - 1)
+    chosen = {info.num_frames - 1, *picks.tolist()}
+
+    def keep(number: int, frame: Any) -> None:
+        if number in chosen:
+            kept[number] = frame_digest(frame)
+
+    yield from check_stream(data, Promised.of(track, info, name), keep)
+    if len(kept) == len(chosen):
+        yield from check_plans(info, indexed.table, reader_of(data), kept, decoder)
+
+
+def check_plans(
+    info: StreamInfo, table: PacketTable, read: Read, expected: Mapping[int, bytes], decoder: PyAvDecoder
+) -> Iterator[Finding]:
+    """Yield how frames that are decoded from planned packets differ from those that a player shows.
+
+    Each is read by itself, in any order, by a decoder that has decoded others and by one that has not. `expected`: the
+    digest of each frame.
+    """
+    info = info.decoded
+    box = Box(0, 0, info.height & ~1, info.width & ~1)
+    for frame in np.random.default_rng(len(table)).permutation(list(expected)).tolist():
+        request = ClipRequest(0, np.array([frame]), box, (box.height, box.width))
+        try:
+            clip = read_clip(request, info, table, read)
+            found = {_digest(one, clip) for one in (decoder, PyAvDecoder())}
+        except ChecksumError:
+            return  # reported by the packet check
+        except (FormatError, DecodeError) as error:
+            yield "plan", f"frame {frame} does not decode from its planned packets: {error.message}"
+            return
+        if found != {expected[frame]}:
+            yield "plan", f"frame {frame} decoded from its planned packets differs from the one a player shows"
+            return
+
+
+def _digest(decoder: PyAvDecoder, clip: EncodedClip) -> bytes:
+    """Return the digest of the only frame of a clip."""
+    found: list[bytes] = []
+    decoder.give(clip, lambda frame, _: found.append(frame_digest(frame)))
+    return found[0]
+
+
+def check_packets(read: Callable[[int, int], bytes | memoryview], records: RecordArray) -> Iterator[Finding]:
+    """Compare every packet with its checksum. `read`: returns bytes of the stream by offset and size."""
+    columns = (packet_offsets(records), records["size"].tolist(), records["crc32"].tolist())
+    places = enumerate(zip(*columns, strict=True))
+    wrong = [packet for packet, (offset, size, crc32) in places if zlib.crc32(read(offset, size)) != crc32]
+    if wrong:
+        listed = ", ".join(map(str, wrong[:5])) + (", ..." if len(wrong) > 5 else "")
+        yield "packets", f"{len(wrong)} of {len(records)} packets differ from their checksums: {listed}"
+
+
+CANDIDATES: Final = 8
+"""Key packets among which the one is chosen whose frames are compared."""
+
+NEAR: Final = 16
+"""Packets behind that key packet whose frames are compared."""
+
+SHORT: Final = 64
+"""Packets of a video whose last frame is compared as well."""
+
+
+# Codecs that show pictures in another order than they are decoded, and packets whose order is looked at.
+_REORDERED: Final = frozenset({Codec.H264, Codec.HEVC})
+_ORDERED: Final = 24
+
+
+class Comparison:
+    """Decodes frames of a file in two ways."""
+
+    def __init__(self, file: FileReader, tables: Tables) -> None:
+        self.file, self.tables = file, tables
+        self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
+        self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
+
+    def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
+        """Decode packets; yield their numbers and frames, in display order."""
+        chosen = records[packets]
+        places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
+        context = open_context(self.tables.codec, self.tables.extradata)
+        try:
+            data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
+            for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
+                self.aspect = self.aspect or fraction(context.sample_aspect_ratio)
+                yield number, frame
+        except (av.FFmpegError, ValueError) as error:
+            raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+
+    def begun(self, head: bytes) -> VideoFrame | None:
+        """Return a picture of the size and colours of the video, decoded from the head of its first packet.
+
+        None if the decoder makes nothing of it. Its pixels mean nothing.
+        """
+        context = open_context(self.tables.codec, self.tables.extradata)
+        context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
+        try:
+            packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))
+            frames = [*context.decode(packet), *context.decode(None)]
+        except (av.FFmpegError, ValueError):
+            return None
+        self.aspect = fraction(context.sample_aspect_ratio)
+        return frames[0] if frames else None
+
+    def check(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> Iterator[Finding]:
+        """Yield how some frames that a reader gets differ from those that FFmpeg shows in the file.
+
+        `records`: its PACKET_DTYPE records [P], with offsets from the start of the file. `frames`: frames of
+        the stream.
+        """
+        rows = records[np.isin(records["frame"], frames)]
+        numbers = {
+            frame: self._numbers.get(at) for frame, at in zip(rows["frame"].tolist(), packet_offsets(rows), strict=True)
+        }
+        if None in numbers.values():
+            yield "packets", "the file has no packet where one is indexed"
+            return
+        expected = self._played([number for number in numbers.values() if number is not None])
+        table = PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
+        digests = {frame: expected[number] for frame, number in numbers.items()}
+        yield from check_plans(info, table, self._fill, digests, PyAvDecoder())
+
+    def check_order(self, records: RecordArray) -> None:
+        """Raise a SourceError if the first packets have times in decode order, but show their frames in another."""
+        tables = self.tables
+        shown = np.flatnonzero(tables.shown)
+        if tables.codec not in _REORDERED or tables.sync.all() or (np.diff(tables.pts[shown]) <= 0).any():
+            return
+        first = np.arange(min(len(records), int(shown[0]) + _ORDERED))
+        try:
+            order = [number for number, _ in self.decoded(first, records)]
+        except SourceError:
+            return  # the order of what does not decode means nothing; other proofs tell
+        wrong = next((after for before, after in pairwise(order) if after < before), None)
+        if wrong is not None:
+            raise SourceError(
+                f"its times contradict the order of its pictures: packet {wrong} is shown before others",
+                reason=Reason.NO_INDEX,
+                hint="use --prove all, which orders the frames by decoding them, or `fastvid shard --profile compact`",
+            )
+
+    def _fill(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        data = self.file.parts([(offset, len(view)) for offset, view in ranges])
+        for (_, view), one in zip(ranges, data, strict=True):
+            view[:] = one
+
+    def ends_alike(self) -> bool:
+        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
+        tables = self.tables
+        keys = np.flatnonzero(tables.sync & tables.shown)
+        times = np.sort(tables.pts[tables.shown]) - int(tables.pts[tables.shown].min())
+        since = int(tables.pts[keys[-1]] - tables.pts[tables.shown].min()) if len(keys) else 0
+        self.file.seek(0)
+        with open_demuxer(self.file, tables.container) as source:
+            stream = video_stream(source)
+            begin = stream.start_time or 0
+            try:
+                if since > 0:
+                    source.seek(begin + since, stream=stream)
+                found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
+            except av.FFmpegError as error:
+                raise SourceError(f"reading failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+        listed: list[int] = times[times >= since].tolist()
+        return sorted(time for time in found if time >= since) == listed
+
+    def _played(self, numbers: Sequence[int]) -> dict[int | None, bytes]:
+        """Return the digests of the frames that packets show, decoded by FFmpeg in one pass.
+
+        The pass begins at an earlier key packet than the plan of the last of them.
+        """
+        tables = self.tables
+        # Times since the first frame: an empty edit delays all of them, which only the demuxer applies.
+        times = tables.pts - int(tables.pts[tables.shown].min())
+        keys = np.flatnonzero(tables.sync)
+        first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
+        at = max(min(first, last - 1), 0)
+        # Frames that are shown before the key packet they follow are not decoded by who begins there.
+        if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
+            at -= 1
+        key = keys[at] if len(keys) else 0
+        missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
+        self.file.seek(0)
+        with open_demuxer(self.file, tables.container) as source:
+            stream = video_stream(source)
+            stream.codec_context.thread_count = 1
+            begin = stream.start_time or 0
+            try:
+                if times[key] > 0:
+                    source.seek(begin + int(times[key]), stream=stream)
+                for frame in source.decode(stream):
+                    number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
+                    if number is not None:
+                        found[number] = frame_digest(frame)
+                    if not missing:
+                        return found
+            except av.FFmpegError as error:
+                raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+        raise SourceError(
+            f"FFmpeg shows no frame at the time of packet {min(missing.values())}",
+            reason=Reason.NO_INDEX,
+            hint=ENCODE_HINT,
+        )
+
+
+def chosen_frames(records: RecordArray) -> list[int]:
+    """Return some frames around a key packet, always the same ones; of a short video also the last.
+
+    Frames before the key packet prove the plans inside a GOP, those after it that decoding may start there. Of several
+    key packets the one is taken before which the fewest packets have to be decoded.
+    """
+    rng = np.random.default_rng(zlib.crc32(records.tobytes()))
+    keys, last = np.flatnonzero(records["flags"] & np.uint8(PacketFlag.KEY)), int(records["frame"].max())
+    shown = np.flatnonzero(records["frame"] >= 0)
+    start = stop = int(shown[0])
+    # An edit list may hide whole groups of pictures.
+    likely = [key for key in range(1, len(keys)) if keys[key] > shown[0] - NEAR and keys[key - 1] <= shown[-1]]
+    if likely:
+        drawn = [likely[place] for place in rng.integers(0, len(likely), CANDIDATES).tolist()]
+        number = min(drawn, key=lambda key: keys[key] - keys[key - 1])
+        start, stop = int(keys[number - 1]), int(keys[number])
+    before, after = (
+        part[part >= 0].tolist() for part in np.split(records["frame"][start : stop + NEAR], [stop - start])
+    )
+    picked = [frames[int(rng.integers(0, len(frames)))] for frames in (before, after) if frames]
+    return sorted({*after[:1], *picked, *([last] if len(records) <= SHORT else [])})
