@@ -23,7 +23,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
