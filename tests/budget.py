@@ -21,7 +21,7 @@ BUDGET: Final[dict[str, int]] = {
     "decode": 2_990,
     "media": 2_361,
     "storage": 1_865,
-    "sharding": 11_069,
+    "sharding": 11_083,
     "load": 6_182,
     "train": 7_343,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_011
+TESTS: Final = 55_028
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
