@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -25,11 +26,14 @@ _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
     """Run tasks in processes; yield each with its findings, in any order."""
-    idle, busy, lost = list[Child](), set[Child](), list[ShardTask]()
+    idle, busy, lost = set[Child](), set[Child](), list[ShardTask]()
 
     def answer(task: ShardTask) -> Findings | None:
         """Return the findings of a task; None if its process died."""
-        child = idle.pop() if idle else Child(_MODULE)
+        try:
+            child = idle.pop()
+        except KeyError:
+            child = Child(_MODULE)
         busy.add(child)
         try:
             child.send(asdict(task))
@@ -38,32 +42,43 @@ def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -
             if len(found) > 1:
                 raise FormatError("the process replied to a task it was not given")
             findings = _findings(found[0], known)
-        except (EOFError, FormatError):
-            busy.discard(child)
-            child.kill()
+            busy.remove(child)
+        except (EOFError, FormatError, KeyError):
+            with suppress(KeyError):  # unless the others were stopped, and this one with them
+                busy.remove(child)
+                child.kill()
             return None
-        busy.discard(child)
-        idle.append(child)
+        idle.add(child)
         if isinstance(findings, Exception):
             raise findings
         return findings
 
-    with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        try:
-            futures = {pool.submit(answer, task): task for task in tasks}
-            for future in as_completed(futures):
-                if (findings := future.result()) is None:
-                    lost.append(futures[future])
-                else:
-                    yield futures[future], findings
-            for task in lost:
-                where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
-                died = Problem("process", f"the process that checked {where} died", task.record.name)
-                yield task, answer(task) or Findings([died])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in (*busy, *idle):
-                child.kill()
+    try:
+        with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
+            try:
+                futures = {pool.submit(answer, task): task for task in tasks}
+                for future in as_completed(futures):
+                    if (findings := future.result()) is None:
+                        lost.append(futures[future])
+                    else:
+                        yield futures[future], findings
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _kill(busy)
+        for task in lost:
+            where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
+            died = Problem("process", f"the process that checked {where} died", task.record.name)
+            yield task, answer(task) or Findings([died])
+    finally:
+        _kill(busy)
+        _kill(idle)
+
+
+def _kill(children: set[Child]) -> None:
+    """Kill children; each is killed by who takes it out of its set."""
+    with suppress(KeyError):
+        while True:
+            children.pop().kill()
 
 
 def main() -> None:

@@ -6,7 +6,8 @@ The work is divided among processes, see `fastvid.sharding.verify.check_processe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -101,14 +102,15 @@ def verify_dataset(
     wanted = sum(len(task.rows) for task in tasks)
     facts: dict[str, dict[int, tuple[str, str, int]]] = {}
     problems: dict[Problem, None] = {}
-    for task, findings in _done(tasks, workers):
-        report.checked.update(findings.checked)
-        report.samples += findings.samples
-        facts.setdefault(task.record.name, {}).update(findings.facts)
-        # Several tasks of one shard may report the same problem.
-        problems.update(dict.fromkeys(findings.problems))
-        if progress is not None:
-            progress(len(task.rows), wanted)
+    with closing(_done(tasks, workers)) as answers:
+        for task, findings in answers:
+            report.checked.update(findings.checked)
+            report.samples += findings.samples
+            facts.setdefault(task.record.name, {}).update(findings.facts)
+            # Several tasks of one shard may report the same problem.
+            problems.update(dict.fromkeys(findings.problems))
+            if progress is not None:
+                progress(len(task.rows), wanted)
     order = {shard.name: number for number, shard in enumerate(record.shards)}
     names = list(CHECKS)
     found = [*_annotation_problems(storage, record, facts), *problems]
@@ -180,7 +182,7 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterat
             yield ShardTask(url, shard, generation.streams, rows, alone=True, root=root)
 
 
-def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:
+def _done(tasks: list[ShardTask], workers: int) -> Generator[tuple[ShardTask, Findings]]:
     if workers == 1 or len(tasks) <= 1:
         for task in tasks:
             yield task, check(task)
