@@ -22,7 +22,7 @@ from fastvid.format.presentation import Coded, Times
 from fastvid.format.schema import Matrix, Range
 from fastvid.media.container import Read, element, find_moov
 from fastvid.media.demuxer import side_data
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray
 
 ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"

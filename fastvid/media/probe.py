@@ -33,7 +33,8 @@ from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
-from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, RandomAccess, choose_timing
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import IntArray
 
@@ -293,8 +294,8 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
         check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
-        scan = _Scan(source.container, container, stream, limits)
-        scan.run(whole=whole)
+        scan = _Scan(Demuxed(source.container, container, stream, limits, whole=whole), stream)
+        scan.run()
         info = _describe(source, container, stream, scan)
         if whole:
             scan.demuxed.check(read, source.size)
@@ -304,43 +305,25 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
 class _Scan:
     """One pass over the packets that collects counts, times and the first frame."""
 
-    def __init__(self, forced: str, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
-        self.demuxed, self.stream, self.limits = Demuxed(forced, container, stream), stream, limits
+    def __init__(self, demuxed: Demuxed, stream: VideoStream) -> None:
+        self.demuxed, self.stream = demuxed, stream
         self.shown = 0
         self.pts: list[int | None] = []
         self._codec = stream.codec_context.name
-        name, extradata = stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
-        self.fields = FieldPairs(name, extradata)
-        self.access = RandomAccess(forced, name, extradata)
-        self._avi = forced == "avi"
+        name = stream.codec_context.codec.canonical_name
+        self.fields = FieldPairs(name, demuxed.extradata)
+        self.access = RandomAccess(demuxed.container, name, demuxed.extradata)
         self.frame: VideoFrame | None = None
         self.error = ""
 
-    def run(self, *, whole: bool) -> None:
-        stream = self.stream
-        stream.codec_context.thread_count = 1
-        width, height = stream.codec_context.width, stream.codec_context.height
-        if width * height > self.limits.max_pixels:
-            raise SourceError(
-                f"frames have {width}x{height} pixels, at most {self.limits.max_pixels} are allowed",
-                reason=Reason.TOO_LARGE,
-            )
-        try:
-            for packet in self.demuxed:
-                if packet.size:
-                    self._take(packet)
-        except MemoryError as error:
-            raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
-        except av.FFmpegError as error:
-            if whole:
-                message = f"reading failed after {self.demuxed.packets} packets: {ffmpeg_message(error)}"
-                raise SourceError(message, reason=Reason.DAMAGED) from error
+    def run(self) -> None:
+        for packet in self.demuxed:
+            if packet.size:
+                self._take(packet)
         if self.frame is None:
             self._decode(None)
 
     def _take(self, packet: Packet[Any]) -> None:
-        if self.demuxed.packets > self.limits.max_frames:
-            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
         self.access.add(packet)
@@ -350,7 +333,7 @@ class _Scan:
             return
         # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
         # pictures libavformat invents presentation times, the last of them wrong.
-        self.pts.append(packet.dts if self._avi else packet.pts)
+        self.pts.append(packet.dts if self.demuxed.container == "avi" else packet.pts)
         self.shown += packet.size > _PLACEHOLDER_BYTES
 
     def _decode(self, packet: Packet[VideoStream] | None) -> None:
@@ -374,7 +357,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
-    time_base = fraction(stream.time_base) or Fraction(1, 1000)
+    time_base = scan.demuxed.time_base
     timing = choose_timing(
         [] if source.container in _RAW else scan.pts,
         time_base,

@@ -21,7 +21,7 @@ from av.video.reformatter import ColorRange, Colorspace
 from fastvid.errors import SourceError
 from fastvid.media.demuxer import open_demuxer, side_data, video_stream
 from fastvid.media.probe import OpenSource, SourceInfo
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile, source_seconds
 from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
 

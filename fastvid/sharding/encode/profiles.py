@@ -23,7 +23,8 @@ from fastvid.errors import SourceError, UsageError
 from fastvid.media.describe import HDR_TRANSFERS, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import SourceInfo
-from fastvid.media.timing import COLOUR, Reason
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import COLOUR
 from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.

@@ -105,22 +105,26 @@ def find_tars(sources: Sequence[str]) -> list[str]:
 
 def read_tar(view: memoryview) -> list[TarSample]:
     """Return the samples of a tar, in order."""
-    return [sample for key, members in sample_groups(read_members(view)) for sample in _samples(view, key, members)]
+    seen = set[str]()
+    groups = sample_groups(read_members(view))
+    return [sample for key, members in groups for sample in _samples(view, key, members, seen)]
 
 
-def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator[TarSample]:
+def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[str]) -> Iterator[TarSample]:
     """Yield a sample for each video of a webdataset key, and one that is rejected for what makes none.
 
     The only video of a key is named like the key, several are named like their files, up to the last dot.
     """
-    members: dict[str, TarMember] = {}
-    again = [member for member in group if members.setdefault(member.name, member) is not member]
-    videos = [(_part(member), member) for member in members.values() if is_video(member.name)]
-    fields = [_Field(member, *found) for member in members.values() if (found := _field(member.suffix))]
-    if not videos:
+    members, again = list[TarMember](), list[TarMember]()
+    for member in group:
+        (again if member.name in seen else members).append(member)
+        seen.add(member.name)
+    videos = [(_part(member), member) for member in members if is_video(member.name)]
+    fields = [_Field(member, *found) for member in members if (found := _field(member.suffix))]
+    if members and not videos:
         problem = Reason.NO_VIDEO_STREAM, "no member of the sample is a video"
         columns, label, notes = _read_fields(view, fields)
-        yield TarSample(key, group[0].offset, None, columns, label, notes, problem)
+        yield TarSample(key, members[0].offset, None, columns, label, notes, problem)
     unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}
     pairs = []
     for part, _ in videos:
@@ -132,7 +136,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator
             unused.pop(one.member.name, None)
     for number, ((part, video), close) in enumerate(zip(videos, pairs, strict=True)):
         columns, label, notes = _read_fields(view, close)
-        name, first = key, video.offset if number else group[0].offset
+        name, first = key, video.offset if number else members[0].offset
         if len(videos) > 1:
             # Views or parts of one thing stay in one split.
             name, columns = f"{key}.{part}" if part else key, {"parent": key, **columns}

@@ -96,8 +96,8 @@ def verify_dataset(
     if workers < 1:
         raise UsageError(f"workers is {workers}, expected at least 1")
     report = VerifyReport(record.number, total=record.num_samples)
-    tasks = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
-    tasks = [task for task in tasks if shards is None or task.record.name in shards]
+    every = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
+    tasks = [task for task in every if shards is None or task.record.name in shards]
     wanted = sum(len(task.rows) for task in tasks)
     facts: dict[str, dict[int, tuple[str, str, int]]] = {}
     problems: dict[Problem, None] = {}
@@ -158,33 +158,26 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _all(url: str, generation: Generation, workers: int) -> list[ShardTask]:
-    """Return the tasks that check everything; the first task of each shard also checks its files."""
+def _all(url: str, generation: Generation, workers: int) -> Iterator[ShardTask]:
+    """Yield the tasks that check everything; the first task of each shard also checks its files."""
     size = max(_MIN_ROWS, -(-generation.num_samples // (workers * _PIECES)))
-    tasks = []
     for shard in generation.shards:
         for start in range(0, max(1, shard.samples), size):
             rows = tuple(range(start, min(start + size, shard.samples)))
-            tasks.append(
-                ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
-            )
-    return tasks
+            root = generation.root_of(shard)
+            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=root)
 
 
-def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[ShardTask]:
-    """Return one task for each shard that contains chosen samples."""
-    total = generation.num_samples
+def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterator[ShardTask]:
+    """Yield one task for each shard that contains chosen samples."""
+    total, start = generation.num_samples, 0
     chosen = np.sort(np.random.default_rng(seed).choice(total, min(sample, total), replace=False))
-    tasks, start = [], 0
     for shard in generation.shards:
-        rows = chosen[(chosen >= start) & (chosen < start + shard.samples)] - start
-        if len(rows):
-            chosen_rows = tuple(rows.tolist())
-            tasks.append(
-                ShardTask(url, shard, generation.streams, chosen_rows, alone=True, root=generation.root_of(shard))
-            )
+        rows = tuple((chosen[(chosen >= start) & (chosen < start + shard.samples)] - start).tolist())
         start += shard.samples
-    return tasks
+        if rows:
+            root = generation.root_of(shard)
+            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=root)
 
 
 def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:

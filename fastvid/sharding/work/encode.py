@@ -21,7 +21,8 @@ import numpy as np
 from fastvid.errors import SourceError
 from fastvid.media.describe import TONE_MAP
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
-from fastvid.media.timing import FrameTiming, Reason, clip_frames
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, clip_frames
 from fastvid.runtime.arrays import FloatArray
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio

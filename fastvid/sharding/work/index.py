@@ -11,7 +11,6 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -31,13 +30,14 @@ from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
-from fastvid.media.ffmpeg import Limits
+from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
+from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
-from fastvid.media.timing import Reason, clip_frames
+from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
@@ -227,7 +227,8 @@ class CopiedSource:
     def __init__(self, source: OpenSource, limits: Limits, hdr: str = TONE_MAP) -> None:
         if source.size > limits.output_bytes:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
-        self._data, self._container, self._limits, self._hdr = _contents(source), source.container, limits, hdr
+        self._data, self._container = contents(source.descriptor), source.container
+        self._limits, self._hdr = limits, hdr
         self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
 
     def cut(
@@ -330,14 +331,3 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
 
 def _conforms(video: bytes, found: IndexedVideo) -> bool:
     return not found.notes and not list(check_tables(Promised.of(read_track(memoryview(video)), found.info)))
-
-
-def _contents(source: OpenSource) -> bytes:
-    data, position = bytearray(source.size), 0
-    view = memoryview(data)
-    while position < source.size:
-        got = os.preadv(source.descriptor, [view[position:]], position)
-        if not got:
-            break
-        position += got
-    return bytes(data[:position])

@@ -252,4 +252,6 @@ def test_hostile_file_names_are_only_names(profile, tmp_path):
             file.write(data)
     report = run_job(str(raw), str(tmp_path / "out"), profile=profile, workers=1)
     assert (report.packed, report.rejected) == (len(names), {})
-    assert len({row["key"] for row in report.ledger.to_pylist()}) == len(names)
+    rows = report.ledger.to_pylist()
+    assert len({row["key"] for row in rows}) == len(names)
+    assert "bytes:%FF%FE%80.mp4" in {row["source_id"] for row in rows}
