@@ -13,16 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import SAMPLINGS, shard
-from bench.common.footage import KINDS, datasets
+from bench.common.footage import KINDS, SAMPLINGS, datasets, shard
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.newest import CHECKED, use_newest
 from bench.decode import goals, practice
-from bench.decode.contest import Rivals, at_their_best, entry
-from bench.decode.decoders import KNOBS, library_of
+from bench.decode.contest import Rivals, at_their_best, entry, megabytes_kept
 from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
-from bench.decode.memory import megabytes_kept
+from bench.decode.rivals import KNOBS, library_of
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import available_cores
 from fastvid.tune.measure import Contender, Corpus, fastvid, measure, ratio

@@ -28,7 +28,7 @@ from typing import Any, Final
 from bench.common import harness
 from bench.common.hosts import Hosts
 from bench.elastic import training_job
-from bench.elastic.nodes import children
+from bench.elastic.elastic import children
 from fastvid.errors import JobError, UsageError
 
 log = logging.getLogger(__name__)

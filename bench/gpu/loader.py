@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.gpu.frames import POISON
+from bench.gpu.conformance import POISON
 from bench.gpu.measuring import endless, make_loader, throughput
 from bench.gpu.settings import Notes, Settings
 from fastvid.decode.video_dataset import VideoDataset

@@ -17,7 +17,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
+from bench.common.footage import shard
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.decode.sound import Audio
 from fastvid.decode.video_dataset import VideoDataset

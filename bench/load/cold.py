@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common.corpus import shard as shard_footage
+from bench.common.footage import shard as shard_footage
 from bench.common.harness import RESULTS, machine_facts, write_json
 from fastvid.errors import FastvidError, UsageError
 

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard as shard_footage
+from bench.common.footage import shard as shard_footage
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
 from bench.load.load import slow_server

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
+from bench.common.footage import shard
 from bench.common.harness import RESULTS, machine_facts, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
 from fastvid.decode.video_dataset import open as open_dataset

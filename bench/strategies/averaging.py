@@ -16,9 +16,8 @@ from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.hosts import Hosts
-from bench.strategies.contest import Contender, Goal, Network, Places, compete, with_rate
+from bench.strategies.contest import Contender, Goal, Network, Places, compete, contest_table, with_rate
 from bench.strategies.ranks import Ranks, RunSpec
-from bench.strategies.tables import contest_table
 
 SCHEMA: Final = "fastvid-bench-averaging/1"
 GOAL: Final = Goal(1.35)

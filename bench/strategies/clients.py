@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
-from bench.strategies.contest import Contender, Goal, Network, Places, compete
+from bench.strategies.contest import Contender, Goal, Network, Places, clients_table, compete
 from bench.strategies.ranks import RunSpec
-from bench.strategies.tables import clients_table
 
 SCHEMA: Final = "fastvid-bench-clients/1"
 GOAL: Final = Goal(1.5)

@@ -1,6 +1,6 @@
 """A sweep by relay against task-parallel training that moves the data over a slow wire (Chen et al. 2015).
 
-Two workers train four models for three epochs (`bench.strategies.sweep_run`), on datasets on both sides of the rule:
+Two workers train four models for three epochs (`bench.strategies.rank_run`), on datasets on both sides of the rule:
 per epoch relay moves every model's state once to each of S parts, and task-parallel training every byte of the dataset
 D once to each model, so that relay moves less if and only if |state| < |D| / S. Every worker's link has the same rate,
 its latency included; a step sleeps in place of a GPU. All ways must end with the same weights bit by bit.
@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.strategies.contest import Network
+from bench.strategies.contest import Network, migration_table
+from bench.strategies.rank_run import RATES
 from bench.strategies.ranks import Ranks, RunSpec
-from bench.strategies.sweep_run import RATES
-from bench.strategies.tables import migration_table
 from bench.strategies.toy_task import CLIP_BYTES
 
 _log = logging.getLogger(__name__)

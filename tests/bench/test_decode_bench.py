@@ -13,11 +13,11 @@ import pytest
 
 from bench import __main__ as command
 from bench import report
-from bench.common.corpus import SAMPLINGS
+from bench.common.footage import SAMPLINGS
 from bench.common.harness import machine_facts
 from bench.decode import contest, practice
-from bench.decode.decoders import DALI_KNOBS, KNOBS, library_of, rival
 from bench.decode.goals import best_rival
+from bench.decode.rivals import DALI_KNOBS, KNOBS, library_of, rival
 from fastvid.tune.measure import (
     Contender,
     Corpus,
