@@ -16,18 +16,19 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import statistics
 import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
+from bench.common.rounds import in_turn, spread
 from fastvid.errors import JobError
 from fastvid.load.clips.crops import Native, Spatial
 from fastvid.load.clips.timed_sampling import AtFps
@@ -105,15 +106,15 @@ SHAPES: Final = tuple((t, h, w) for t in (4, 8, 12, 16, 20, 32, 64) for h, w in 
 _RIVALS: Final = Path(__file__).parent / "rivals"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench batches``."""
-    parser.add_argument("--samples", type=int, default=20_000, help="clips to compare on (default %(default)s)")
-    parser.add_argument("--many", type=int, default=10_000_000, help="clips to plan alone (default %(default)s)")
-    parser.add_argument("--world", type=int, default=4, help="ranks (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, each with another seed (default %(default)s)")
-    parser.add_argument("--lhotse", metavar="PYTHON", help="interpreter of an environment with lhotse")
-    parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with trl")
-    parser.add_argument("--json", type=Path, default=RESULTS / "batches.json", help="result file (%(default)s)")
+add_arguments = options(
+    json="batches.json",
+    samples=(20_000, "clips to compare on"),
+    many=(10_000_000, "clips to plan alone"),
+    world=(4, "ranks"),
+    rounds=(3, "rounds, each with another seed"),
+    lhotse=(str, "interpreter of an environment with lhotse", {"metavar": "PYTHON"}),
+    trl=(str, "interpreter of an environment with trl", {"metavar": "PYTHON"}),
+)
 
 
 def packed_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
@@ -130,7 +131,6 @@ def buckets_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    rounds: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="fastvid-batches-") as scratch:
         contenders: dict[str, Callable[[ClipSizes, int], dict[str, Any]]] = {
             "fastvid Packed": lambda sizes, seed: ours(packed_code, sizes, args.world, seed),
@@ -141,23 +141,19 @@ def run(args: argparse.Namespace) -> int:
             ("lhotse DynamicBucketingSampler", "lhotse_buckets.py", args.lhotse),
         ):
             if python:
-                contenders[name] = lambda sizes, seed, script=script, python=python: theirs(  # type: ignore[misc]
-                    script, python, Path(scratch), sizes, args.world, seed
-                )
-        for number in range(args.rounds):
-            sizes = clip_sizes(args.samples, number)
-            for name in sorted(contenders, reverse=number % 2 == 1):
-                rounds.setdefault(name, []).append(contenders[name](sizes, number))
-                print(f"round {number + 1}: {name}: {rounds[name][-1]}", flush=True)
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "settings": {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH},
-        "contenders": {name: summary(results) for name, results in rounds.items()},
-    }
+                contenders[name] = partial(theirs, script, python, Path(scratch), args.world)
+
+        def once(name: str, number: int) -> dict[str, Any]:
+            found = contenders[name](clip_sizes(args.samples, number), number)
+            print(f"round {number + 1}: {name}: {found}", flush=True)
+            return found
+
+        rounds = in_turn(tuple(contenders), args.rounds, once)
+    record = Record(SCHEMA, args, contenders={name: summary(results) for name, results in rounds.items()})
+    record["settings"] = {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH}
     if args.many:
         record["many"] = many(args.many, args.world)
-    write_json(args.json, record)
+    record.save()
     print(table(record["contenders"]))
     return 0
 
@@ -194,7 +190,7 @@ def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, worl
     }
 
 
-def theirs(script: str, python: str, scratch: Path, sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
+def theirs(script: str, python: str, scratch: Path, world: int, sizes: ClipSizes, seed: int) -> dict[str, Any]:
     """Score a rival."""
     tokens: IntArray = sizes.tokens(PATCH)
     np.savez(scratch / "in.npz", tokens=tokens)
@@ -221,7 +217,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     for name, first in results[0].items():
         values = [one[name] for one in results]
         if isinstance(first, int | float) and not isinstance(first, bool):
-            found[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+            found[name] = spread(values, "least", "most")
         else:
             found[name] = first if values.count(first) == len(values) else values
     return found

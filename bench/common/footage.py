@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from bench.common.harness import NEEDED, options
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import find_ffmpeg
 
@@ -72,11 +73,9 @@ KINDS: Final[Mapping[str, Kind]] = {
 _WHOLE: Final = ("--max-seconds", "7200")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench footage``."""
-    parser.add_argument("--footage", type=Path, required=True, metavar="FOLDER", help="real videos")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="(all)")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
+add_arguments = options(
+    "cache", footage=(Path, "real videos", NEEDED), kinds=(list(KINDS), "kinds", {"choices": KINDS})
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from av.video.frame import VideoFrame
 
+from bench.common.rounds import apart, resident
 from bench.decode.rivals import DALI_KNOBS, KNOBS, rival
 from fastvid.errors import FastvidError
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.runtime.processes import safe_path
 from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, TaskRunner, measure
 
 # Mean difference from fastvid's RGB, in levels. Colour converters differ by 1 to 2 (rounding, chroma); a wrong frame of
@@ -151,27 +147,14 @@ def _settings(contender: Contender) -> dict[str, Any]:
 
 def megabytes_kept(contender: Contender, tasks: int) -> float:
     """Return by how many MB a worker grows from its first clip to its last; one that keeps nothing hardly grows."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_grow, args=(theirs, contender.open_runner, tasks))
-    with safe_path():
-        process.start()
-    theirs.close()
-    grown = float(ours.recv_bytes())
-    process.join()
-    return grown
+    return float(apart(_growth, contender.open_runner, tasks))
 
 
-def _grow(pipe: Connection, opened: Callable[[], TaskRunner], tasks: int) -> None:
+def _growth(opened: Callable[[], TaskRunner], tasks: int) -> float:
     runner = opened()
     runner(0)
-    before = _resident()
+    before = resident()
     for task in range(tasks):
         runner(task)
     gc.collect()
-    pipe.send_bytes(repr((_resident() - before) / 1e6).encode())
-
-
-def _resident() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return (resident() - before) / 1e6

@@ -31,8 +31,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import harness
+from bench.common.harness import machine_facts, options, write_json
 from bench.common.hosts import Hosts
+from bench.common.rounds import children
 from bench.elastic import training_job
 from fastvid.errors import JobError
 
@@ -139,15 +140,6 @@ class Node:
         self.hosts.cut(self.number)
 
 
-def children(pid: int) -> list[int]:
-    """Return the process ids of a process' children; empty if it has exited."""
-    try:
-        words = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        return []
-    return [int(word) for word in words]
-
-
 log = logging.getLogger(__name__)
 
 SCHEMA: Final = "fastvid-bench-elastic/1"
@@ -155,18 +147,16 @@ ACCIDENTS: Final = ("join", "leave", "kill-worker", "kill-node", "cut")
 NODES: Final = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench elastic``."""
-    parser.add_argument("--sequences", type=int, default=20, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--accidents", type=int, default=4, metavar="N", help="per sequence (default %(default)s)")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="concurrent sequences (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="epochs per run, 4 steps each (default %(default)s)")
-    parser.add_argument(
-        "--pause", type=float, default=0.2, metavar="S", help="added to each step (default %(default)s)"
-    )
-    parser.add_argument("--patience", type=float, default=240, metavar="S", help="limit for one recovery (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+add_arguments = options(
+    json="elastic.json",
+    sequences=(20, "runs with accidents"),
+    accidents=(4, "accidents per sequence"),
+    at_once=(1, "concurrent sequences"),
+    epochs=(40, "epochs per run, 4 steps each"),
+    pause=(0.2, "seconds added to each step"),
+    patience=(240.0, "limit for one recovery in seconds"),
+    seed=(0, "seed of the accidents"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -186,8 +176,7 @@ def run(args: argparse.Namespace) -> int:
                 log.info("sequence %d: %s", number, json.dumps(found))
                 sequences.append(found)
                 record = summary(sequences) | {"at_once": args.at_once}
-                if args.json is not None:
-                    harness.write_json(args.json, {**record, "machine": harness.machine_facts()})
+                write_json(args.json, {**record, "machine": machine_facts()})
     print(json.dumps({name: value for name, value in record.items() if name != "sequences"}, indent=1))
     return 0 if record["passed"] == len(sequences) else 1
 

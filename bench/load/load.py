@@ -21,11 +21,8 @@ import logging
 import os
 import signal
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -33,14 +30,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.family import cpu_of_family
 from bench.common.footage import shard
-from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
+from bench.common.harness import Record, merge_remeasured, options, write_json
 from bench.common.newest import CHECKED, use_newest
+from bench.common.rounds import apart, cpu_of_family, in_turn, ranged, ratios
 from bench.load.cold import drop_from_cache
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
+from bench.load.slow_server import served, slow_server
 from fastvid.errors import UsageError
-from fastvid.runtime.processes import available_cores
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
 
@@ -59,26 +56,18 @@ def slowdown(inputs: PipelineInputs, kind: str, rounds: int) -> dict[str, float]
 
     Returns step times in milliseconds, and increases as fractions of the step time without loading.
     """
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
     own = replace(inputs, workers=max(1, inputs.workers - 1))
-    process = context.Process(target=_launch, args=(theirs, own, kind, rounds))
-    process.start()
-    theirs.close()
-    kept, loaded, means = ours.recv()
-    process.join()
-    rises = [after / before for before, after in zip(kept, loaded, strict=True)]
+    kept, loaded, means = apart(_launch, own, kind, rounds)
+    rises = [one - 1 for one in ratios(loaded, kept)]
     return {
         "step_ms_kept": 1e3 * statistics.median(kept),
         "step_ms_loaded": 1e3 * statistics.median(loaded),
-        "rise": statistics.median(rises) - 1,
         "rise_of_the_mean": statistics.median(means) - 1,
-        "rise_min": min(rises) - 1,
-        "rise_max": max(rises) - 1,
+        **ranged("rise", rises),
     }
 
 
-def _launch(pipe: Connection, inputs: PipelineInputs, kind: str, rounds: int) -> None:
+def _launch(inputs: PipelineInputs, kind: str, rounds: int) -> list[list[float]]:
     import torch
 
     torch.set_num_threads(1)
@@ -122,9 +111,7 @@ def _launch(pipe: Connection, inputs: PipelineInputs, kind: str, rounds: int) ->
         means.append(statistics.mean(within) / statistics.mean(without))
     if batches is None:
         other.kill()
-    pipe.send((kept, loaded, means))
-    pipe.close()
-    os._exit(0)
+    return [kept, loaded, means]
 
 
 def _consume(start: Callable[[], Batches]) -> None:
@@ -187,34 +174,28 @@ _BESIDE: Final = 12  # rounds of `slowdown` per --rounds: they are short
 _log = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench load``."""
-    parser.add_argument("--data", action="append", default=[], metavar="DIR", help="a dataset; can be repeated")
-    parser.add_argument(
-        "--footage", type=Path, metavar="FOLDER", help="videos to shard with --profiles if --data is not given"
-    )
-    parser.add_argument(
-        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="(compact intra)"
-    )
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
-    parser.add_argument("--rivals", nargs="*", default=list(PIPELINES), choices=list(PIPELINES), help="(all)")
-    parser.add_argument(
-        "--workers", type=int, default=available_cores(), help="cores to use (default: all, %(default)s)"
-    )
-    parser.add_argument("--batch", type=int, default=16, help="clips per batch (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=20, help="batches per round (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
-    parser.add_argument("--sweep-rounds", type=int, default=3, help="rounds per setting of a sweep (%(default)s)")
-    parser.add_argument("--uint8", action="store_true", help="batches of uint8 levels, which a device normalises")
-    parser.add_argument("--installed", action="store_true", help="rivals as installed here, not the newest")
-    parser.add_argument(
-        "--by", choices=("wall", "cpu"), default="wall", help="time that decides; cpu on a busy machine (%(default)s)"
-    )
-    parser.add_argument("--latency", type=float, default=20.0, help="of the web server, in ms (default %(default)s)")
-    parser.add_argument(
-        "--only", choices=("loaders", "http", "beside"), help="measure one part; keep the others from --json"
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS / "load.json", help="result file (%(default)s)")
+add_arguments = options(
+    "footage",
+    "profiles",
+    "cache",
+    "workers",
+    "batch",
+    "rounds",
+    "sweep_rounds",
+    "installed",
+    "by",
+    "latency",
+    json="load.json",
+    data=(
+        str,
+        "a dataset, can be repeated; instead of --footage",
+        {"metavar": "DIR", "action": "append", "default": []},
+    ),
+    rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
+    batches=(20, "batches per round"),
+    uint8=(False, "batches of uint8 levels, which a device normalises"),
+    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http", "beside")}),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -231,8 +212,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     if not args.installed:
         use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers}
-    record |= {"uint8": args.uint8, "by": args.by, "newest_checked": CHECKED.isoformat()}
+    record: dict[str, Any] = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat())
     if args.only is None or not args.json.exists():
         record["rows"] = []
     else:
@@ -392,21 +372,18 @@ def _in_turn(
     pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int, *, cold: bool
 ) -> list[list[tuple[float, float]]]:
     """Return the wall and CPU seconds of each round of each pipeline."""
-    times: list[list[tuple[float, float]]] = [[] for _ in pipelines]
-    for number in range(rounds):
-        for step in range(len(pipelines)):
-            who = (step + number) % len(pipelines)
-            runner = Runner(
-                pipelines[who], inputs.batch
-            )  # new each time: a waiting pipeline would prefetch during others' turns
-            try:
-                if cold:
-                    for file in (*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))):
-                        drop_from_cache(Path(file))
-                times[who].append(runner.round(batches))
-            finally:
-                runner.close()
-    return times
+
+    def once(number: int, _: int) -> tuple[float, float]:
+        runner = Runner(pipelines[number], inputs.batch)  # a waiting one would prefetch during the turns of others
+        try:
+            if cold:
+                for file in (*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))):
+                    drop_from_cache(Path(file))
+            return runner.round(batches)
+        finally:
+            runner.close()
+
+    return list(in_turn(range(len(pipelines)), rounds, once).values())
 
 
 def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float) -> dict[str, Any]:
@@ -436,12 +413,7 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
 
 def counted(url: str, read: Callable[[], int]) -> dict[str, float]:
     """Return the tar requests and bytes per clip read by `read`, by the server's count."""
-
-    def log() -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}/log").read())
-        return found
-
-    before, clips, after = log(), read(), log()
+    before, clips, after = served(url), read(), served(url)
     return {kind: (after[kind]["tar"] - before[kind].get("tar", 0)) / clips for kind in ("requests", "bytes")}
 
 
@@ -463,37 +435,14 @@ def one_epoch(url: str, batch: int) -> int:
     return sum(one.num_rows for one in loader)
 
 
-@contextlib.contextmanager
-def slow_server(folder: Path, latency: float, megabits: float = 0, rate: int = 0) -> Iterator[tuple[str, int]]:
-    """Start a slow server of `folder`; yields its URL and process id."""
-    command = [sys.executable, "-m", "bench.load.slow_server", str(folder), str(latency), str(megabits), str(rate)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
-        finally:
-            process.kill()
-
-
 def _rates(times: Sequence[tuple[float, float]], clips: int) -> dict[str, float]:
-    rates = [clips / wall for wall, _ in times]
-    return {
-        "clips_a_second": statistics.median(rates),
-        "clips_a_second_min": min(rates),
-        "clips_a_second_max": max(rates),
-        "cpu_ms_a_clip": 1e3 * statistics.median(cpu for _, cpu in times) / clips,
-    }
+    cpu = 1e3 * statistics.median(cpu for _, cpu in times) / clips
+    return ranged("clips_a_second", [clips / wall for wall, _ in times]) | {"cpu_ms_a_clip": cpu}
 
 
 def _ratio(ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return how many times faster ours is, as the median over rounds, by wall and by CPU time."""
-    wall = [b[0] / a[0] for a, b in zip(ours, theirs, strict=True)]
-    cpu = [b[1] / a[1] for a, b in zip(ours, theirs, strict=True) if a[1]]
-    return {
-        "wall": statistics.median(wall),
-        "wall_min": min(wall),
-        "wall_max": max(wall),
-        "cpu": statistics.median(cpu) if cpu else 0.0,
-        "cpu_min": min(cpu, default=0.0),
-        "cpu_max": max(cpu, default=0.0),
-    }
+    pairs = list(zip(ours, theirs, strict=True))
+    # A round too short for the clock of CPU time has none.
+    cpu = [other[1] / mine[1] for mine, other in pairs if mine[1]] or [0.0]
+    return ranged("wall", [other[0] / mine[0] for mine, other in pairs]) | ranged("cpu", cpu)

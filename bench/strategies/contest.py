@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bench.common.rounds import in_turn
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
 
@@ -39,6 +40,10 @@ class Network:
     def link(self) -> SlowLink:
         """Its cost of messages."""
         return SlowLink(self.delay_s, self.bits_per_s / 8)
+
+    def as_row(self) -> dict[str, float]:
+        """Return it as a row of JSON."""
+        return {"delay_ms": 1000 * self.delay_s, "mbit_per_s": self.bits_per_s / 1e6}
 
 
 @dataclass(frozen=True)
@@ -83,14 +88,16 @@ def compete(
     """Tune all contenders, then run them seed by seed in turn; `done` gets the rows after each seed."""
     chosen = {one.name: tuned(run, one, goal) for one in contenders}
     runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
-    for number, seed in enumerate(seeds):
-        # Neighbours in time differ from seed to seed.
-        turn = [*contenders[number % len(contenders) :], *contenders[: number % len(contenders)]]
-        for one in turn:
-            spec = with_rate(one.spec, chosen[one.name]["base_lr"])
-            runs[one.name].append(run(one, replace(spec, seed=seed)))
-            _log.info("%s, seed %d: %.4f at the end", one.name, seed, goal.final(runs[one.name][-1]["curve"]))
-        done([row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)])
+
+    def once(number: int, turn: int) -> None:
+        one = contenders[number]
+        spec = replace(with_rate(one.spec, chosen[one.name]["base_lr"]), seed=seeds[turn])
+        runs[one.name].append(run(one, spec))
+        _log.info("%s, seed %d: %.4f at the end", one.name, spec.seed, goal.final(runs[one.name][-1]["curve"]))
+        if len({len(found) for found in runs.values()}) == 1:
+            done([row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)])
+
+    in_turn(range(len(contenders)), len(seeds), once)
 
 
 def tuned(run: Run, one: Contender, goal: Goal) -> dict[str, Any]:
