@@ -31,7 +31,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 466,
     "tune": 591,
     "root": 169,
-    "bench": 9_654,
+    "bench": 9_381,
     "examples": 363,
     "pipelines": 585,
     "docker": 199,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_043
+TESTS: Final = 55_040
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -85,6 +85,7 @@ def apart(work: Callable[..., Any], *inputs: Any) -> Any:
     process.join(20)
     if process.is_alive():
         process.kill()
+        process.join()
     if not good:
         raise JobError(answer)
     return answer

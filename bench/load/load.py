@@ -15,7 +15,6 @@ beside        the step time of a thread that launches many small operations, as 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
@@ -26,7 +25,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,7 +35,7 @@ from bench.common.rounds import apart, cpu_of_family, in_turn, ranged, ratios
 from bench.load.cold import drop_from_cache
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from bench.load.slow_server import served, slow_server
-from fastvid.errors import UsageError
+from fastvid.errors import JobError, UsageError
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
 
@@ -256,67 +254,29 @@ class Pipeline:
     start: Callable[[], Batches]
 
 
-class Runner:
-    """Runs a pipeline in its own process, which makes batches on request."""
+def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[str]) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a pipeline, in this process and those that it starts, for so many batches.
 
-    def __init__(self, pipeline: Pipeline, clips: int) -> None:
-        self._clips = clips
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        # Not a daemon, because pipelines start their own processes.
-        self._process = context.Process(target=_serve, args=(theirs, pipeline.start))
-        self._process.start()
-        theirs.close()
-        self._ask(_WARM)
-
-    def round(self, batches: int) -> tuple[float, float]:
-        """Return the wall and CPU seconds of this many batches."""
-        cpu = cpu_of_family(self._process.pid)
-        wall, clips = self._ask(batches)
-        scale = batches * self._clips / clips
-        return scale * wall, scale * (cpu_of_family(self._process.pid) - cpu)
-
-    def close(self) -> None:
-        """Stop the process."""
-        with contextlib.suppress(OSError):
-            self._pipe.send(0)
-        self._process.join(20)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _ask(self, batches: int) -> tuple[float, int]:
-        """Return the seconds and the clips of this many batches."""
-        self._pipe.send(batches)
-        try:
-            answer: tuple[float, int] | str = self._pipe.recv()
-        except EOFError:
-            raise UsageError("the pipeline's process died") from None
-        if isinstance(answer, str):
-            raise UsageError(f"the pipeline failed: {answer}")
-        return answer
-
-
-def _serve(pipe: Connection, start: Callable[[], Batches]) -> None:
+    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips. `cold`: files that are dropped
+    from the page cache after the first batches.
+    """
     import torch
 
     # The consumer normalises for rivals; more torch threads would compete with their workers.
     torch.set_num_threads(1)
-    try:
-        batches = start()
-        while count := pipe.recv():
-            begun, clips = time.perf_counter(), 0
-            for _ in range(count):
-                batch = next(batches)
-                clips += len(batch)
-                assert batch.dtype in (torch.float32, torch.uint8)
-                assert batch.shape[1:] == (3, 8, 224, 224)
-            pipe.send((time.perf_counter() - begun, clips))
-    except Exception as error:  # noqa: BLE001 - reported to the parent
-        pipe.send(repr(error))
-    finally:
-        pipe.close()
-        os._exit(0)  # do not wait for rivals' worker processes
+    made, clips = start(), 0
+    for _ in range(_WARM):
+        next(made)
+    for file in cold:
+        drop_from_cache(Path(file))
+    cpu, wall = cpu_of_family(os.getpid()), time.perf_counter()
+    for _ in range(batches):
+        batch = next(made)
+        clips += len(batch)
+        assert batch.dtype in (torch.float32, torch.uint8)
+        assert batch.shape[1:] == (3, 8, 224, 224)
+    wall, scale = time.perf_counter() - wall, batches * size / clips
+    return scale * wall, scale * (cpu_of_family(os.getpid()) - cpu)
 
 
 def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
@@ -334,7 +294,7 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
                 best, sweeps[name] = _sweep(name, inputs, args)
                 chosen.append(best)
                 continue
-            except UsageError as error:
+            except JobError as error:
                 reason = str(error)
         refused[name] = reason
         _log.warning("%s cannot run here: %s", name, reason)
@@ -372,16 +332,12 @@ def _in_turn(
     pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int, *, cold: bool
 ) -> list[list[tuple[float, float]]]:
     """Return the wall and CPU seconds of each round of each pipeline."""
+    files = [*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))] if cold else []
 
     def once(number: int, _: int) -> tuple[float, float]:
-        runner = Runner(pipelines[number], inputs.batch)  # a waiting one would prefetch during the turns of others
-        try:
-            if cold:
-                for file in (*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))):
-                    drop_from_cache(Path(file))
-            return runner.round(batches)
-        finally:
-            runner.close()
+        # A process of its own each time: a waiting pipeline would prefetch during the turns of others.
+        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches, files)
+        return wall, cpu
 
     return list(in_turn(range(len(pipelines)), rounds, once).values())
 

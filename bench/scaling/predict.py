@@ -5,7 +5,7 @@ of the draws. Nothing here is measured: every row is labelled "predicted".
 
 Compare the scaling model with measured runs. Predictions use the measured parts, never the runs themselves.
 
-A measurement file is JSON of the form in ``models/measurements.schema.json``:
+A measurement file is JSON of the form of `Measurements`:
 
 - ``workload``: clips per rank and step, parameters, and optionally bucket sizes and ``backward_fraction``.
 - ``ranks_per_node``: processes that share the ``intra`` link; 1 if every rank has its own node or network namespace.
@@ -20,11 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from bench.scaling.model import (
@@ -42,72 +43,114 @@ from bench.scaling.model import (
     predict_step,
     train_seconds,
 )
-from bench.scaling.model_file import ModelFile, finite, load_model, whole
+from bench.scaling.model_file import ModelFile, load_model
 from fastvid.errors import UsageError
 from fastvid.runtime.values import sha256
 
 MEASUREMENTS: Final = "fastvid-scaling-measurements/1"
 VALIDATION: Final = "fastvid-scaling-validation/1"
 
-# Key -> whether it is required. The JSON schema contains the same and more.
-KEYS: Final[dict[str, dict[str, bool]]] = {
-    "": {
-        "schema": True,
-        "machine": True,
-        "workload": True,
-        "ranks_per_node": True,
-        "algorithm": False,
-        "local_steps": True,
-        "all_reduces": True,
-        "loaders": False,
-        "runs": True,
-    },
-    "workload": {
-        "clips_per_rank": True,
-        "parameters": True,
-        "bytes_per_parameter": False,
-        "bucket_bytes": False,
-        "first_bucket_bytes": False,
-        "averaged_bytes_per_parameter": False,
-        "backward_fraction": False,
-    },
-    "local_steps": {"ranks": True, "seconds": True},
-    "all_reduces": {"link": True, "ranks": True, "bytes": True, "seconds": True},
-    "loaders": {"ranks": True, "clips_per_second": True},
-    "runs": {"ranks": True, "strategy": True, "seconds_per_step": True},
-}
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+Positives: TypeAlias = Positive | Annotated[list[Positive], msgspec.Meta(min_length=1)]
 
 
-@dataclass(frozen=True)
-class _MeasuredParts:
-    """The contents of a measurement file except its runs."""
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a measurement file; its fields are all keys that the part may have."""
 
-    workload: Workload
-    gradients: Gradients
-    backward_fraction: float
-    topology: Topology
-    local_steps: Mapping[int, Sequence[float]]
-    loader_rates: Mapping[int, float]
 
-    def cluster(self, ranks: int) -> ClusterModel:
+class MeasuredWorkload(_Part):
+    """What each rank trains; what is absent is as in `Gradients`."""
+
+    clips_per_rank: Count
+    parameters: Count
+    bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
+    bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
+    first_bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
+    averaged_bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
+    backward_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 2 / 3
+
+
+class MeasuredSteps(_Part):
+    """Seconds of single local steps of one of `ranks` processes that worked at the same time."""
+
+    ranks: Count
+    seconds: Positives
+
+
+class MeasuredReduce(_Part):
+    """Seconds of all-reduces over one kind of link."""
+
+    link: Literal["intra", "inter"]
+    ranks: Count
+    bytes: Positive
+    seconds: Positives
+
+
+class MeasuredLoaders(_Part):
+    """Clips per second of all loaders together."""
+
+    ranks: Count
+    clips_per_second: Positives
+
+
+class MeasuredRun(_Part):
+    """Seconds per step of real training."""
+
+    ranks: Count
+    strategy: str
+    seconds_per_step: Positives
+
+
+class Measurements(_Part):
+    """A measurement file, see this module's docstring."""
+
+    schema: Literal["fastvid-scaling-measurements/1"]
+    machine: dict[str, Any]
+    workload: MeasuredWorkload
+    ranks_per_node: Count
+    local_steps: list[MeasuredSteps]
+    all_reduces: list[MeasuredReduce]
+    runs: list[MeasuredRun]
+    algorithm: Literal["auto", "hierarchical", "ring", "tree"] = "ring"  # the algorithm of gloo
+    loaders: list[MeasuredLoaders] = []
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Measurements:
+        """Check and convert the contents of a file."""
+        try:
+            return msgspec.convert(raw, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the measurements are not valid: {error}", hint="$ is the whole file") from None
+
+    def topology(self) -> Topology:
+        """Return the nodes, with links fitted to the all-reduces."""
+        points: dict[str, list[AllReducePoint]] = {}
+        for one in self.all_reduces:
+            points.setdefault(one.link, []).append(AllReducePoint(one.ranks, one.bytes, float(np.median(one.seconds))))
+        links = {end: fit_link(found) for end, found in points.items()}
+        if not links:
+            raise UsageError("all_reduces is empty, so no link can be fitted", hint="measure at least two sizes")
+        used: NetworkLink = next(iter(links.values()))  # no run uses a link that was not measured
+        return Topology(self.ranks_per_node, links.get("intra", used), links.get("inter", used))
+
+    def cluster(self, ranks: int, topology: Topology) -> ClusterModel:
         """Return the model's inputs for `ranks` ranks."""
-        if ranks not in self.local_steps:
-            known = ", ".join(map(str, sorted(self.local_steps)))
+        steps = {one.ranks: np.atleast_1d(one.seconds) for one in self.local_steps}
+        if ranks not in steps:
+            known = ", ".join(map(str, sorted(steps)))
             raise UsageError(
                 f"runs has {ranks} ranks, but local_steps has only {known}",
                 hint=f"measure local_steps on {ranks} ranks",
             )
-        steps = np.asarray(self.local_steps[ranks])
-        compute = Compute(
-            seconds=float(steps.mean()),
-            clips=self.workload.clips_per_gpu,
-            backward_fraction=self.backward_fraction,
-            step_jitter=float(steps.std() / steps.mean()),
-        )
+        sizes = msgspec.to_builtins(self.workload)
+        clips, backward = sizes.pop("clips_per_rank"), sizes.pop("backward_fraction")
+        mean = float(steps[ranks].mean())
+        compute = Compute(mean, clips, backward_fraction=backward, step_jitter=float(steps[ranks].std() / mean))
         # With one request per clip the measured clip rate of all loaders is the request rate.
-        rate = self.loader_rates.get(ranks)
-        data = DataPath() if rate is None else DataPath(shared_requests_per_second=rate)
-        return ClusterModel(self.workload, self.gradients, compute, self.topology, data)
+        rates = {one.ranks: float(np.median(one.clips_per_second)) for one in self.loaders}
+        data = DataPath(shared_requests_per_second=rates[ranks]) if ranks in rates else DataPath()
+        return ClusterModel(Workload(1, 1, clips_per_gpu=clips), Gradients(**sizes), compute, topology, data)
 
 
 def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,18 +160,12 @@ def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
     efficiency against the smallest run of the same strategy, the step's relative error, and the parts of the
     predicted step.
     """
-    _check("", measurements)
-    if measurements["schema"] != MEASUREMENTS:
-        raise UsageError(f"schema is {measurements['schema']!r}, must be {MEASUREMENTS!r}")
-    parts = _parts(measurements)
-    algorithm = str(measurements.get("algorithm", "ring"))  # the algorithm of gloo
-    runs = [
-        (whole(run["ranks"], "runs.ranks"), SyncSpec.parse(str(run["strategy"])), _numbers(run, "seconds_per_step"))
-        for run in measurements["runs"]
-    ]
+    parts = Measurements.of(measurements)
+    topology = parts.topology()
+    runs = [(run.ranks, SyncSpec.parse(run.strategy), run.seconds_per_step) for run in parts.runs]
     rows: list[dict[str, Any]] = []
     for ranks, strategy, seconds in sorted(runs, key=lambda run: (str(run[1]), run[0])):
-        step = predict_step(parts.cluster(ranks), ranks, strategy, algorithm)
+        step = predict_step(parts.cluster(ranks, topology), ranks, strategy, parts.algorithm)
         predicted, measured = float(step.seconds), float(np.median(seconds))
         rows.append(
             {
@@ -154,13 +191,13 @@ def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
             row[f"{kind}_efficiency"] = per_rank[0] / per_rank[1]
     links = {
         end: {"bytes_per_second": float(link.bytes_per_second), "latency_seconds": float(link.latency_seconds)}
-        for end, link in (("intra", parts.topology.intra), ("inter", parts.topology.inter))
+        for end, link in (("intra", topology.intra), ("inter", topology.inter))
     }
     return {
         "schema": VALIDATION,
         "label": "predicted beside measured",
-        "machine": measurements["machine"],
-        "algorithm": algorithm,
+        "machine": parts.machine,
+        "algorithm": parts.algorithm,
         "fitted_links": links,
         "rows": rows,
         "largest_error": max((abs(row["relative_error"]) for row in rows), default=0.0),
@@ -177,63 +214,6 @@ def comparison(report: Mapping[str, Any]) -> str:
         for row in report["rows"]
     ]
     return "\n".join(lines)
-
-
-def _parts(measurements: Mapping[str, Any]) -> _MeasuredParts:
-    raw = measurements["workload"]
-    _check("workload", raw)
-    for section in ("local_steps", "all_reduces", "loaders", "runs"):
-        for entry in measurements.get(section, []):
-            _check(section, entry)
-    sizes = {
-        key: whole(raw[key], f"workload.{key}")
-        for key in KEYS["workload"]
-        if key in raw and key not in ("clips_per_rank", "backward_fraction")
-    }
-    points: dict[str, list[AllReducePoint]] = {"intra": [], "inter": []}
-    for entry in measurements["all_reduces"]:
-        if entry["link"] not in points:
-            raise UsageError(f"all_reduces.link is {entry['link']!r}, must be intra or inter")
-        ranks, size = whole(entry["ranks"], "all_reduces.ranks"), finite(entry["bytes"], "all_reduces.bytes")
-        points[entry["link"]].append(AllReducePoint(ranks, size, float(np.median(_numbers(entry, "seconds")))))
-    links = {end: fit_link(found) for end, found in points.items() if found}
-    if not links:
-        raise UsageError("all_reduces is empty, so no link can be fitted", hint="measure at least two sizes")
-    used: NetworkLink = next(iter(links.values()))  # no run uses a link that was not measured
-    return _MeasuredParts(
-        Workload(clips_per_epoch=1, epochs=1, clips_per_gpu=whole(raw["clips_per_rank"], "workload.clips_per_rank")),
-        Gradients(**sizes),
-        finite(raw.get("backward_fraction", 2 / 3), "workload.backward_fraction"),
-        Topology(
-            whole(measurements["ranks_per_node"], "ranks_per_node"), links.get("intra", used), links.get("inter", used)
-        ),
-        {
-            whole(entry["ranks"], "local_steps.ranks"): _numbers(entry, "seconds")
-            for entry in measurements["local_steps"]
-        },
-        {
-            whole(entry["ranks"], "loaders.ranks"): float(np.median(_numbers(entry, "clips_per_second")))
-            for entry in measurements.get("loaders", [])
-        },
-    )
-
-
-def _check(section: str, table: object) -> None:
-    where = section or "the measurement file"
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{where} has {table!r}, must be an object")
-    keys = KEYS[section]
-    wrong = sorted(set(table) - set(keys)) + sorted(key for key, needed in keys.items() if needed and key not in table)
-    if wrong:
-        raise UsageError(f"{where} has unknown or missing keys {', '.join(wrong)}", hint=f"known are {', '.join(keys)}")
-
-
-def _numbers(entry: Mapping[str, Any], key: str) -> list[float]:
-    raw = entry[key]
-    numbers = [finite(number, key) for number in (raw if isinstance(raw, list) else [raw])]
-    if not numbers or min(numbers) <= 0:
-        raise UsageError(f"{key} is {raw!r}, must be numbers above 0")
-    return numbers
 
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"

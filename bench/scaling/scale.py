@@ -170,7 +170,7 @@ def complete(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record to the scaling model's measurements, see models/measurements.schema.json."""
+    """Convert a record to the scaling model's measurements, see `bench.scaling.predict.Measurements`."""
     worlds = record["worlds"]
     local = max(max(rank["local_world_size"] for rank in world["ranks"]) for world in worlds)
     found: dict[str, Any] = {
