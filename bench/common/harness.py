@@ -26,9 +26,10 @@ _PACKAGES: Final = ("decord", "numpy", "nvidia-dali-cuda120", "torch")  # beside
 
 FOLDER: Final = {"metavar": "FOLDER"}
 NEEDED: Final = {"metavar": "FOLDER", "required": True}
+DATASET: Final = {"metavar": "DIR"}
 _SHARED: Final[Mapping[str, tuple[Any, ...]]] = {
     "footage": (Path, "real videos of which the datasets are made", FOLDER),
-    "data": (str, "a dataset; instead of --footage", {"metavar": "DIR"}),
+    "data": (str, "a dataset, can be repeated; instead of --footage", {"action": "append", "default": [], **DATASET}),
     "profiles": (["compact", "intra"], "profiles of the datasets that are made of --footage"),
     "cache": (Path("runs/bench"), "folder for datasets"),
     "installed": (False, "rivals as installed here, not the newest"),
@@ -44,13 +45,13 @@ _SHARED: Final[Mapping[str, tuple[Any, ...]]] = {
 """Options that several benchmarks have: default or type, help, and what else argparse takes."""
 
 
-def options(*shared: str, json: str | None = None, **own: Any) -> Callable[[argparse.ArgumentParser], None]:
+def options(shared: str = "", *, json: str | None = None, **own: Any) -> Callable[[argparse.ArgumentParser], None]:
     """Return the ``add_arguments`` of a benchmark.
 
-    `shared`: names of options that several have. `json`: name of the result file. `own`: its own options, of the form
-    of `_SHARED`, and other defaults of shared ones.
+    `shared`: names of options that several have, as words. `json`: name of the result file. `own`: its own options, of
+    the form of `_SHARED`, and other defaults of shared ones.
     """
-    table = {name: _SHARED[name] for name in shared}
+    table = {name: _SHARED[name] for name in shared.split()}
     table |= {name: one if isinstance(one, tuple) else (one, *_SHARED[name][1:]) for name, one in own.items()}
     if json is not None:
         table["json"] = (RESULTS / json, "result file")

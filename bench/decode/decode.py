@@ -28,19 +28,8 @@ SCHEMA: Final = "fastvid-bench-decode/1"
 
 
 add_arguments = options(
-    "footage",
-    "profiles",
-    "cache",
-    "installed",
-    "by",
-    "workers",
-    "sweep_rounds",
+    "data footage profiles cache installed by workers sweep_rounds",
     json="decode.json",
-    data=(
-        str,
-        "a dataset, can be repeated; instead of --footage",
-        {"metavar": "DIR", "action": "append", "default": []},
-    ),
     equal_ssim=(
         False,
         "with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within .005;"

@@ -87,14 +87,8 @@ class Node:
         command = self.hosts.command(self.number, [sys.executable, "-m", "torch.distributed.run"])
         command += ["--nnodes", f"1:{self.most}", "--nproc-per-node", "1"]
         command += ["--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-id", self.recipe.stem]
-        command += [
-            "--rdzv-endpoint",
-            f"{self.hosts.addresses[-1]}:{PORT}",
-            "--rdzv-conf",
-            conf,
-            "--monitor-interval",
-            "0.2",
-        ]
+        command += ["--rdzv-endpoint", f"{self.hosts.addresses[-1]}:{PORT}", "--rdzv-conf", conf]
+        command += ["--monitor-interval", "0.2"]
         command += ["--local-addr", self.hosts.addresses[self.number]]
         command += ["-m", "fastvid.train", str(self.recipe)]
         environment = os.environ | {

@@ -37,7 +37,7 @@ from typing import Any, Final
 
 import torch
 
-from bench.common.harness import machine_facts, write_json
+from bench.common.harness import DATASET, FOLDER, machine_facts, options, write_json
 from bench.gpu.pack import pack
 from bench.gpu.settings import Notes, Settings
 from fastvid.errors import UsageError
@@ -152,16 +152,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--all", action="store_true", help="run all sections")
     what.add_argument("--only", nargs="+", choices=tuple(LIMITS), metavar="SECTION", help="run some sections")
     what.add_argument("--pack", type=Path, metavar="DIR", help="make the data; needs ffmpeg, but no GPU")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="folder made by --pack")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of gpu.json and gpu.log")
-    parser.add_argument("--fake", action="store_true", help="rehearse on a CPU, with decoders that pose as a GPU's")
-    parser.add_argument("--batch", type=int, default=32, help="clips per batch (default: %(default)s)")
-    parser.add_argument("--model", default="tsm-r50", help="model of the training step (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=4.0, help="duration per measurement (default: %(default)s)")
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="with --pack: real videos")
-    parser.add_argument("--clips", type=int, default=24, help="with --pack: clips of 256 lines (default: %(default)s)")
-    parser.add_argument("--clip-seconds", type=float, default=2.0, help="with --pack: duration (default: %(default)s)")
-    parser.add_argument("--lines", type=int, nargs="+", default=[256, 720], help="with --pack: short sides (256 720)")
+    _options(parser)
+
+
+_options = options(
+    data=(Path, "folder made by --pack", DATASET),
+    out=(Path, "folder of gpu.json and gpu.log", DATASET),
+    fake=(False, "rehearse on a CPU, with decoders that pose as a GPU's"),
+    batch=(32, "clips per batch"),
+    model=("tsm-r50", "model of the training step"),
+    seconds=(4.0, "duration per measurement"),
+    footage=(Path, "with --pack: real videos", FOLDER),
+    clips=(24, "with --pack: clips of 256 lines"),
+    clip_seconds=(2.0, "with --pack: duration"),
+    lines=([256, 720], "with --pack: short sides"),
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ from typing import Any, Final
 import numpy as np
 
 from bench.common.footage import shard as shard_footage
-from bench.common.harness import Record, options
+from bench.common.harness import DATASET, Record, options
 from bench.common.rounds import apart, resident, spread
 from fastvid.errors import FastvidError
 
@@ -40,7 +40,9 @@ OPEN_SAMPLES: Final = 100
 Answer = dict[str, float]
 
 
-add_arguments = options("footage", "data", "cache", "rounds", json="cold.json")
+add_arguments = options(
+    "footage cache rounds", json="cold.json", data=(str, "a dataset; instead of --footage", DATASET)
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -38,9 +38,7 @@ _MEMORY_POINTS: Final = 10
 
 
 add_arguments = options(
-    "footage",
-    "workers",
-    "cache",
+    "footage workers cache",
     json="lerobot.json",
     lerobot=(str, "interpreter that has lerobot", {"required": True, "metavar": "PYTHON"}),
     episodes=(200, "episodes of the dataset"),

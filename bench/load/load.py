@@ -173,22 +173,8 @@ _log = logging.getLogger(__name__)
 
 
 add_arguments = options(
-    "footage",
-    "profiles",
-    "cache",
-    "workers",
-    "batch",
-    "rounds",
-    "sweep_rounds",
-    "installed",
-    "by",
-    "latency",
+    "data footage profiles cache workers batch rounds sweep_rounds installed by latency",
     json="load.json",
-    data=(
-        str,
-        "a dataset, can be repeated; instead of --footage",
-        {"metavar": "DIR", "action": "append", "default": []},
-    ),
     rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
     batches=(20, "batches per round"),
     uint8=(False, "batches of uint8 levels, which a device normalises"),

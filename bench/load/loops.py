@@ -35,9 +35,7 @@ _COMPARED: Final = 3  # batches
 
 
 add_arguments = options(
-    "workers",
-    "batch",
-    "rounds",
+    "workers batch rounds",
     json="loops.json",
     data=(str, "a dataset of videos of at least 224x224 pixels", {"required": True, "metavar": "DIR"}),
     batches=(20, "batches per round"),

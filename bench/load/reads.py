@@ -65,9 +65,7 @@ _VIDEOS: Final = 3
 
 
 add_arguments = options(
-    "footage",
-    "cache",
-    "latency",
+    "footage cache latency",
     json="reads.json",
     kinds=(",".join(KINDS), "kinds of files"),
     windows=(60, "windows of a measurement"),

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.footage import shard as shard_footage
-from bench.common.harness import Record, options, run_json
+from bench.common.harness import DATASET, Record, options, run_json
 from bench.common.rounds import resident
 from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
 from bench.load.slow_server import served, slow_server
@@ -37,9 +37,8 @@ _WAYS: Final = ("limit", "cache", "unlimited")
 
 
 add_arguments = options(
-    "data",
-    "footage",
-    "cache",
+    "footage cache",
+    data=(str, "a dataset; instead of --footage", DATASET),
     json="stores.json",
     epochs=3,
     latency=50.0,

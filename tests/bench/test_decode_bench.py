@@ -199,8 +199,8 @@ def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, v
 def test_the_command_records_all_contenders(corpus, tmp_path, capsys):
     rivals = ["pyav", "pyav kept open"]
     result = tmp_path / "decode.json"
-    once = "--installed --sampling tsn8 --rounds 1 --sweep-rounds 1 --repeats 1 --workers 1".split()
-    options = [*once, "--data", corpus.folder, "--json", str(result)]
+    once = [word for name in ("rounds", "sweep-rounds", "repeats", "workers") for word in (f"--{name}", "1")]
+    options = [*once, "--installed", "--sampling", "tsn8", "--data", corpus.folder, "--json", str(result)]
     assert command.main(["decode", *options, "--rivals", *rivals]) == 0
     (row,) = json.loads(result.read_text())["rows"]
     assert [entry["name"] for entry in row["contenders"]] == ["fastvid"] * 4 + ["libavcodec alone"] + rivals
