@@ -30,9 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench report``."""
     parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
     parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="output file (%(default)s)")
-    parser.add_argument(
-        "--docs", type=Path, metavar="DIR", help="update the tables of the pages in this folder instead"
-    )
     parser.add_argument("--readme", type=Path, metavar="FILE", help="update the table in this file instead")
 
 

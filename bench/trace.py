@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 import fastvid
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
 from fastvid.load.options import Workers
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.engines import local
@@ -104,9 +104,7 @@ class InProcess(local.LocalEngine):
         """Nothing has been started."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench trace``."""
-    parser.add_argument("--json", type=Path, default=RESULTS / "trace.json", help="result file (%(default)s)")
+add_arguments = options(json="trace.json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -118,9 +116,9 @@ def run(args: argparse.Namespace) -> int:
         traces = _source(here / "videos" / "0.mp4", here / "one")
         fastvid.shard(here / "videos", here / "all", workers=1)
         traces |= _clip(here / "all")
-    record = {"schema": SCHEMA, "machine": machine_facts(), "goals": GOALS, "traces": traces}
+    record = Record(SCHEMA, args, goals=GOALS, traces=traces)
     print(table(record))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 

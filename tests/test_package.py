@@ -37,7 +37,7 @@ ORDER = {
         "fastvid/load": "options stats order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",
         "fastvid/train/strategies": "link average ddp kavg adaptive_batch asgd relay",
-        "bench/batches": "rivals corpus scores batches",
+        "bench/batches": "rivals batches",
         "bench": "common batches decode load shard train gpu scaling strategies elastic trace report",
     }.items()
 }

@@ -1,8 +1,8 @@
 """Compare plans of batches of varying shape: samples lost, padding, balance of ranks, resume, lines of code.
 
-Clips as long and as large as in Kinetics and Panda-70M (`bench.batches.corpus`), all of them known before anything is
-read. In each round every contender divides the same clips, in another order of contenders. Rivals run in environments
-of their own, given by their Python interpreters; without one a rival is left out.
+Clips as long and as large as in Kinetics and Panda-70M, without the videos, all of them known before anything is read.
+In each round every contender divides the same clips, in another order of contenders. Rivals run in environments of
+their own, given by their Python interpreters; without one a rival is left out.
 
 packed   fastvid's `Packed`; trl: TRL's pack_dataset (best fit decreasing) and torch's DistributedSampler
 buckets  fastvid's `Buckets`; lhotse: lhotse's DynamicBucketingSampler, whose batches are padded to their longest clip
@@ -16,26 +16,84 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from bench.batches.corpus import clip_sizes
-from bench.batches.scores import score
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
+from bench.common.rounds import in_turn, spread
 from fastvid.errors import JobError
+from fastvid.load.clips.crops import Native, Spatial
+from fastvid.load.clips.timed_sampling import AtFps
 from fastvid.load.order.buckets import Buckets, ClipSizes, patches
 from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import MASKED, Batching
-from fastvid.load.order.packed import Packed
+from fastvid.load.order.packed import Packed, cost
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.processes import World
+
+SIDES: Final = ((720, 1280), (1080, 1920), (480, 640), (1280, 720), (360, 640), (1080, 1080))
+"""Height and width of the videos."""
+
+_SHARES: Final = (0.45, 0.2, 0.15, 0.1, 0.05, 0.05)
+
+FRAMES: Final = AtFps(2, min_frames=4, max_frames=256, multiple=2)
+"""The rate of Qwen2-VL's processor. No clip is larger than a bin: 256 frames have 8,192 tokens."""
+
+PIXELS: Final = 224 * 224
+
+
+def clip_sizes(samples: int, seed: int = 0) -> ClipSizes:
+    """Return the sizes of clips at 2 frames a second and at most about 224 x 224 pixels.
+
+    Two fifths are like Kinetics: 10 seconds, one in ten shorter. The others are like Panda-70M: log-normal durations of
+    8.5 seconds on average (its paper, table 1), here with a median of 6.1 and a sigma of 0.8.
+    """
+    draws = np.random.default_rng(seed)
+    cut = np.where(draws.random(samples) < 0.9, 10.0, draws.uniform(2, 10, samples))
+    shot = np.exp(draws.normal(np.log(6.1), 0.8, samples))
+    seconds = np.where(draws.random(samples) < 0.4, cut, shot)
+    sides = np.asarray(SIDES)[draws.choice(len(SIDES), samples, p=_SHARES)]
+    spatial = Spatial.of(Native(28, max_pixels=PIXELS))
+    num_frames = np.maximum(1, np.rint(seconds * 30)).astype(np.int64)
+    frames = FRAMES.count(num_frames, np.full(samples, 30.0))
+    return ClipSizes(frames, *spatial.sizes(sides[:, 0].copy(), sides[:, 1].copy()))
+
+
+Steps = Sequence[Sequence[Sequence[int]]]
+"""For each rank its steps, and for each step the samples."""
+
+
+def score(ranks: Steps, tokens: IntArray, room: IntArray, quadratic_from: int) -> dict[str, Any]:
+    """Return what can be said of the batches of an epoch.
+
+    `ranks`: for each rank its steps, and for each step its samples; steps that only some ranks take are last.
+    `tokens`: tokens of each sample as delivered, int64 [N]. `room`: tokens that each (rank, step) occupies in
+    memory, padding included, int64 [W, S] for the common steps.
+    """
+    seen = Counter(sample for steps in ranks for step in steps for sample in step)
+    common = min(map(len, ranks))
+    costs = cost(tokens, quadratic_from)
+    loads = np.asarray([[costs[list(step)].sum() for step in steps[:common]] for steps in ranks], dtype=np.float64)
+    used = sum(int(tokens[list(step)].sum()) for steps in ranks for step in steps[:common])
+    uneven = loads.max(axis=0) / loads.mean(axis=0)
+    return {
+        "lost": len(tokens) - len(seen),
+        "doubled": sum(seen.values()) - len(seen),
+        "padding": 1 - used / int(room.sum()),
+        "imbalance": float(uneven.mean()),
+        "imbalance_p99": float(np.quantile(uneven, 0.99)),
+        "equal_steps": len({len(steps) for steps in ranks}) == 1,
+        "steps": [min(map(len, ranks)), max(map(len, ranks))],
+    }
+
 
 SCHEMA: Final = "fastvid-bench-batches/1"
 
@@ -48,15 +106,15 @@ SHAPES: Final = tuple((t, h, w) for t in (4, 8, 12, 16, 20, 32, 64) for h, w in 
 _RIVALS: Final = Path(__file__).parent / "rivals"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench batches``."""
-    parser.add_argument("--samples", type=int, default=20_000, help="clips to compare on (default %(default)s)")
-    parser.add_argument("--many", type=int, default=10_000_000, help="clips to plan alone (default %(default)s)")
-    parser.add_argument("--world", type=int, default=4, help="ranks (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, each with another seed (default %(default)s)")
-    parser.add_argument("--lhotse", metavar="PYTHON", help="interpreter of an environment with lhotse")
-    parser.add_argument("--trl", metavar="PYTHON", help="interpreter of an environment with trl")
-    parser.add_argument("--json", type=Path, default=RESULTS / "batches.json", help="result file (%(default)s)")
+add_arguments = options(
+    json="batches.json",
+    samples=(20_000, "clips to compare on"),
+    many=(10_000_000, "clips to plan alone"),
+    world=(4, "ranks"),
+    rounds=(3, "rounds, each with another seed"),
+    lhotse=(str, "interpreter of an environment with lhotse", {"metavar": "PYTHON"}),
+    trl=(str, "interpreter of an environment with trl", {"metavar": "PYTHON"}),
+)
 
 
 def packed_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
@@ -73,7 +131,6 @@ def buckets_code(sizes: ClipSizes, rank: int, world: int) -> Batching:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    rounds: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory(prefix="fastvid-batches-") as scratch:
         contenders: dict[str, Callable[[ClipSizes, int], dict[str, Any]]] = {
             "fastvid Packed": lambda sizes, seed: ours(packed_code, sizes, args.world, seed),
@@ -84,23 +141,19 @@ def run(args: argparse.Namespace) -> int:
             ("lhotse DynamicBucketingSampler", "lhotse_buckets.py", args.lhotse),
         ):
             if python:
-                contenders[name] = lambda sizes, seed, script=script, python=python: theirs(  # type: ignore[misc]
-                    script, python, Path(scratch), sizes, args.world, seed
-                )
-        for number in range(args.rounds):
-            sizes = clip_sizes(args.samples, number)
-            for name in sorted(contenders, reverse=number % 2 == 1):
-                rounds.setdefault(name, []).append(contenders[name](sizes, number))
-                print(f"round {number + 1}: {name}: {rounds[name][-1]}", flush=True)
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "settings": {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH},
-        "contenders": {name: summary(results) for name, results in rounds.items()},
-    }
+                contenders[name] = partial(theirs, script, python, Path(scratch), args.world)
+
+        def once(name: str, number: int) -> dict[str, Any]:
+            found = contenders[name](clip_sizes(args.samples, number), number)
+            print(f"round {number + 1}: {name}: {found}", flush=True)
+            return found
+
+        rounds = in_turn(tuple(contenders), args.rounds, once)
+    record = Record(SCHEMA, args, contenders={name: summary(results) for name, results in rounds.items()})
+    record["settings"] = {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH}
     if args.many:
         record["many"] = many(args.many, args.world)
-    write_json(args.json, record)
+    record.save()
     print(table(record["contenders"]))
     return 0
 
@@ -137,7 +190,7 @@ def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, worl
     }
 
 
-def theirs(script: str, python: str, scratch: Path, sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
+def theirs(script: str, python: str, scratch: Path, world: int, sizes: ClipSizes, seed: int) -> dict[str, Any]:
     """Score a rival."""
     tokens: IntArray = sizes.tokens(PATCH)
     np.savez(scratch / "in.npz", tokens=tokens)
@@ -164,7 +217,7 @@ def summary(results: list[dict[str, Any]]) -> dict[str, Any]:
     for name, first in results[0].items():
         values = [one[name] for one in results]
         if isinstance(first, int | float) and not isinstance(first, bool):
-            found[name] = {"median": statistics.median(values), "least": min(values), "most": max(values)}
+            found[name] = spread(values, "least", "most")
         else:
             found[name] = first if values.count(first) == len(values) else values
     return found

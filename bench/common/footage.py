@@ -9,7 +9,8 @@ import argparse
 import itertools
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,9 +18,25 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from bench.common.corpus import shard
+from bench.common.harness import NEEDED, options
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import find_ffmpeg
+
+SAMPLINGS: Final = ("tsn8", "dense16x4", "dense32x2")
+"""Samplings to benchmark; see `fastvid.tune.measure.parse_sampling`."""
+
+
+def shard(footage: Path, profile: str, cache: Path, *, options: Sequence[str] = (), name: str | None = None) -> Path:
+    """Return the dataset of `footage` in a profile, created on first use."""
+    folder = cache / (name or profile)
+    if not (folder / "dataset.json").exists():
+        command = [sys.executable, "-m", "fastvid", "shard", str(footage), "--out", str(folder), "--profile", profile]
+        done = subprocess.run([*command, *options], stdout=subprocess.DEVNULL, check=False)
+        # 3: complete, but some sources were rejected.
+        if done.returncode not in (0, 3):
+            raise UsageError(f"`{' '.join(command[1:])}` failed with exit code {done.returncode}")
+    return folder
+
 
 X264: Final = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
 _X265: Final = ("-c:v", "libx265", "-preset", "veryfast", "-tag:v", "hvc1", "-pix_fmt", "yuv420p")
@@ -56,11 +73,9 @@ KINDS: Final[Mapping[str, Kind]] = {
 _WHOLE: Final = ("--max-seconds", "7200")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench footage``."""
-    parser.add_argument("--footage", type=Path, required=True, metavar="FOLDER", help="real videos")
-    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="(all)")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
+add_arguments = options(
+    "cache", footage=(Path, "real videos", NEEDED), kinds=(list(KINDS), "kinds", {"choices": KINDS})
+)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,16 +1,14 @@
-"""Machine facts and JSON records, shared by all benchmarks.
-
-Contenders run in alternating rounds (`fastvid.tune.measure`); a ratio is the median of the rounds' ratios.
-"""
+"""Options, machine facts and JSON records, shared by all benchmarks."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +22,75 @@ _HERE: Final = Path(__file__).parents[1]
 RESULTS: Final = _HERE / "results" if _HERE.parent.joinpath("pyproject.toml").exists() else Path("bench/results")
 
 _PACKAGES: Final = ("decord", "numpy", "nvidia-dali-cuda120", "torch")  # besides those of `newest`
+
+
+FOLDER: Final = {"metavar": "FOLDER"}
+NEEDED: Final = {"metavar": "FOLDER", "required": True}
+DATASET: Final = {"metavar": "DIR"}
+_SHARED: Final[Mapping[str, tuple[Any, ...]]] = {
+    "footage": (Path, "real videos of which the datasets are made", FOLDER),
+    "data": (str, "a dataset, can be repeated; instead of --footage", {"action": "append", "default": [], **DATASET}),
+    "profiles": (["compact", "intra"], "profiles of the datasets that are made of --footage"),
+    "cache": (Path("runs/bench"), "folder for datasets"),
+    "installed": (False, "rivals as installed here, not the newest"),
+    "by": ("wall", "time that decides; cpu on a busy machine", {"choices": ("wall", "cpu")}),
+    "workers": (available_cores(), "cores to use"),
+    "batch": (16, "clips per batch"),
+    "rounds": (5, "measured rounds"),
+    "sweep_rounds": (3, "rounds per setting of a sweep"),
+    "seeds": (5, "runs, each with another seed"),
+    "epochs": (40, "epochs per run"),
+    "latency": (20.0, "milliseconds before a response of the server"),
+}
+"""Options that several benchmarks have: default or type, help, and what else argparse takes."""
+
+
+def options(shared: str = "", *, json: str | None = None, **own: Any) -> Callable[[argparse.ArgumentParser], None]:
+    """Return the ``add_arguments`` of a benchmark.
+
+    `shared`: names of options that several have, as words. `json`: name of the result file. `own`: its own options, of
+    the form of `_SHARED`, and other defaults of shared ones.
+    """
+    table = {name: _SHARED[name] for name in shared.split()}
+    table |= {name: one if isinstance(one, tuple) else (one, *_SHARED[name][1:]) for name, one in own.items()}
+    if json is not None:
+        table["json"] = (RESULTS / json, "result file")
+
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        for name, (default, text, *more) in table.items():
+            parser.add_argument(f"--{name.replace('_', '-')}", **_argument(default, text) | dict(*more))
+
+    return add_arguments
+
+
+def _argument(default: Any, text: str) -> dict[str, Any]:
+    """Return what argparse needs for an option with this default, or of this type."""
+    if isinstance(default, type):
+        return {"type": default, "help": text}
+    if default is False:
+        return {"action": "store_true", "help": text}
+    if isinstance(default, list):
+        kind = type(default[0]) if default else str
+        return {"nargs": "+", "type": kind, "default": default, "help": f"{text} ({_words(default)})"}
+    return {"type": type(default), "default": default, "help": f"{text} (default: %(default)s)"}
+
+
+def _words(values: Sequence[object]) -> str:
+    return ("default: " + " ".join(map(str, values)) if len(values) < 6 else "default: all") if values else "none"
+
+
+class Record(dict[str, Any]):
+    """A result: its schema, the machine, options as they were given, and what is measured."""
+
+    def __init__(self, schema: str, args: argparse.Namespace, *settings: str, **facts: Any) -> None:
+        given = {name: getattr(args, name) for name in settings}
+        super().__init__({"schema": schema, "machine": machine_facts(), **given, **facts})
+        self._path: Path | None = args.json
+
+    def save(self) -> None:
+        """Write the result to --json, if that is given."""
+        if self._path is not None:
+            write_json(self._path, self)
 
 
 def machine_facts() -> dict[str, Any]:
@@ -71,12 +138,14 @@ def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> 
     return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
-def run_json(command: Sequence[str]) -> dict[str, Any]:
+def run_json(command: Sequence[str], **variables: str | None) -> dict[str, Any]:
     """Run a command and return the JSON object of its last line.
 
-    Its processes compute in one thread each: several commands share the cores, and the sums stay the same.
+    `variables`: of its environment; None removes one. Its processes compute in one thread each: several commands share
+    the cores, and the sums stay the same.
     """
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"}
+    wanted = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "WARNING"} | variables
+    environment = {name: value for name, value in wanted.items() if value is not None}
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment, check=False)
     if done.returncode:
         raise JobError(f"`{' '.join(command)}` ended with exit code {done.returncode}")

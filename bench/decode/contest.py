@@ -1,19 +1,21 @@
-"""Prepare contenders for timing: verify their output, and sweep their settings for the fastest."""
+"""Prepare contenders for timing: verify their output, sweep their settings, and weigh what they keep open."""
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
 from av.video.frame import VideoFrame
 
-from bench.decode.decoders import DALI_KNOBS, KNOBS, rival
+from bench.common.rounds import apart, resident
+from bench.decode.rivals import DALI_KNOBS, KNOBS, rival
 from fastvid.errors import FastvidError
 from fastvid.runtime.arrays import UInt8Array
-from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, measure
+from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, TaskRunner, measure
 
 # Mean difference from fastvid's RGB, in levels. Colour converters differ by 1 to 2 (rounding, chroma); a wrong frame of
 # a moving scene differs by far more.
@@ -141,3 +143,18 @@ def _settings(contender: Contender) -> dict[str, Any]:
         "workers": contender.workers,
         "processes": contender.processes,
     }
+
+
+def megabytes_kept(contender: Contender, tasks: int) -> float:
+    """Return by how many MB a worker grows from its first clip to its last; one that keeps nothing hardly grows."""
+    return float(apart(_growth, contender.open_runner, tasks))
+
+
+def _growth(opened: Callable[[], TaskRunner], tasks: int) -> float:
+    runner = opened()
+    runner(0)
+    before = resident()
+    for task in range(tasks):
+        runner(task)
+    gc.collect()
+    return (resident() - before) / 1e6

@@ -13,63 +13,36 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import SAMPLINGS, shard
-from bench.common.footage import KINDS, datasets
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.footage import KINDS, SAMPLINGS, datasets, shard
+from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.decode import goals, practice
-from bench.decode.contest import Rivals, at_their_best, entry
-from bench.decode.decoders import KNOBS, library_of
+from bench.decode.contest import Rivals, at_their_best, entry, megabytes_kept
 from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
-from bench.decode.memory import megabytes_kept
+from bench.decode.rivals import KNOBS, library_of
 from fastvid.errors import UsageError
-from fastvid.runtime.processes import available_cores
 from fastvid.tune.measure import Contender, Corpus, fastvid, measure, ratio
 
 SCHEMA: Final = "fastvid-bench-decode/1"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench decode``."""
-    parser.add_argument("--data", action="append", default=[], metavar="DIR", help="a dataset; can be repeated")
-    parser.add_argument(
-        "--footage", type=Path, metavar="FOLDER", help="videos to shard with --profiles if --data is not given"
-    )
-    parser.add_argument(
-        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="for --footage (compact intra)"
-    )
-    parser.add_argument(
-        "--equal-ssim",
-        action="store_true",
-        help="with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within"
-        " .005; then compare fastvid on its profiles with rivals on x264's defaults, today's usual encoding",
-    )
-    parser.add_argument(
-        "--sliced",
-        type=int,
-        default=0,
-        metavar="VIDEOS",
-        help="with --footage: number of videos for DALI on planned packets against DALI on whole videos (none)",
-    )
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
-    parser.add_argument(
-        "--kinds", nargs="+", default=[], choices=list(KINDS), help="with --footage: other footage, see `bench footage`"
-    )
-    parser.add_argument(
-        "--sampling", nargs="+", metavar="SAMPLING", help="such as tsn8, dense16x4 (those two, or those of the kind)"
-    )
-    parser.add_argument("--together", type=int, default=1, help="clips of one visit to a video (default %(default)s)")
-    parser.add_argument("--rivals", nargs="*", default=list(KNOBS), choices=list(KNOBS), help="(all)")
-    parser.add_argument("--installed", action="store_true", help="rivals as installed here, not the newest")
-    parser.add_argument(
-        "--by", choices=("wall", "cpu"), default="wall", help="time that decides; cpu on a busy machine (%(default)s)"
-    )
-    parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
-    parser.add_argument("--rounds", type=int, default=7, help="measured rounds (default %(default)s)")
-    parser.add_argument("--sweep-rounds", type=int, default=3, help="rounds per setting of a sweep (%(default)s)")
-    parser.add_argument("--repeats", type=int, default=2, help="clips per video (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "decode.json", help="result file (%(default)s)")
+add_arguments = options(
+    "data footage profiles cache installed by workers sweep_rounds",
+    json="decode.json",
+    equal_ssim=(
+        False,
+        "with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within .005;"
+        " then compare fastvid on its profiles with rivals on x264's defaults, today's usual encoding",
+    ),
+    sliced=(0, "with --footage: number of videos for DALI on planned packets against DALI on whole videos"),
+    kinds=([], "with --footage: other footage, see `bench footage`", {"choices": KINDS}),
+    sampling=(str, "such as tsn8, dense16x4 (those two, or those of the kind)", {"nargs": "+"}),
+    together=(1, "clips of one visit to a video"),
+    rivals=(list(KNOBS), "rivals", {"nargs": "*", "choices": list(KNOBS)}),
+    rounds=7,
+    repeats=(2, "clips per video"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,8 +52,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("nothing to decode", hint="pass --data DIR, or --footage FOLDER to shard videos first")
     if not args.installed:
         use_newest([library_of(name) for name in args.rivals], args.cache)
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers, "rows": []}
-    record |= {"today": [], "sliced": [], "by": args.by, "newest_checked": CHECKED.isoformat()}
+    record = Record(SCHEMA, args, "workers", "by", rows=[], today=[], sliced=[], newest_checked=CHECKED.isoformat())
     for kind in args.kinds:
         for name, folder in datasets(kind, args.footage, args.cache):
             for sampling in args.sampling or KINDS[kind].samplings:
@@ -92,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
         for row in practice.sliced(args.footage, args.sliced, args.cache, args.workers, args.rounds, args.sweep_rounds):
             record["sliced"].append(row)
             print(practice.table(row), flush=True)
-            write_json(args.json, record)
+            record.save()
     print("\n".join(goals.lines(record["rows"])))
     return 0
 
 
-def _usual(record: dict[str, Any], args: argparse.Namespace, folders: list[Path]) -> None:
+def _usual(record: Record, args: argparse.Namespace, folders: list[Path]) -> None:
     """Add the rows of datasets, or of the footage in each profile, to the record."""
     encodings: list[Encoding] = []
     if args.equal_ssim:
@@ -123,17 +95,17 @@ def _usual(record: dict[str, Any], args: argparse.Namespace, folders: list[Path]
         corpora = {name: corpus for (name, one), corpus in ours.items() if one == sampling}
         record["today"].append(practice.today(corpora, rivals.best, args.workers, args.rounds))
         print(practice.table(record["today"][-1]), flush=True)
-        write_json(args.json, record)
+        record.save()
 
 
-def _add(record: dict[str, Any], args: argparse.Namespace, corpus: Corpus, facts: dict[str, Any]) -> Rivals:
+def _add(record: Record, args: argparse.Namespace, corpus: Corpus, facts: dict[str, Any]) -> Rivals:
     """Measure a row and add it to the record."""
     rivals = at_their_best(args.rivals, corpus, args.workers, args.sweep_rounds, by=args.by)
     row = compare(corpus, rivals, args.workers, args.rounds) | facts | {"load_average": os.getloadavg()[0]}
     row["goal"] = goals.verdict(row, args.by)
     record["rows"].append(row)
     print(table(row), flush=True)
-    write_json(args.json, record)
+    record.save()
     return rivals
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import ffmpeg
 
-from bench.common.corpus import shard
+from bench.common.footage import shard
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
+from bench.common.footage import shard
 from bench.decode.contest import at_their_best, entry
 from bench.decode.encodings import DEFAULT, videos
 from bench.decode.goals import best_rival

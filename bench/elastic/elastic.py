@@ -15,21 +15,124 @@ until the new process group writes its first training row.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
+import os
 import random
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import harness
+from bench.common.harness import machine_facts, options, write_json
+from bench.common.hosts import Hosts
+from bench.common.rounds import children
 from bench.elastic import training_job
-from bench.elastic.nodes import Node, network
 from fastvid.errors import JobError
+
+ROOT: Final = Path(__file__).parents[2]
+PORT: Final = 29400
+
+_STORE: Final = """
+import sys, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore({host!r}, {port}, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=600))
+print("ready", flush=True)
+while True:
+    time.sleep(1)
+"""
+
+
+@contextlib.contextmanager
+def network(nodes: int) -> Iterator[Hosts]:
+    """Create one host per node, and a last one that runs the rendezvous store. Needs root."""
+    with Hosts(nodes + 1) as hosts:
+        code = _STORE.format(host=hosts.addresses[nodes], port=PORT)
+        command = hosts.command(nodes, [sys.executable, "-c", code])
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as store:
+            try:
+                assert store.stdout is not None
+                if store.stdout.readline().strip() != "ready":
+                    raise JobError("the rendezvous store did not start")
+                yield hosts
+            finally:
+                store.kill()
+
+
+class Node:
+    """One node: a torchrun agent in a namespace, with one worker."""
+
+    def __init__(self, hosts: Hosts, number: int, recipe: Path, most: int, logs: Path) -> None:
+        self.hosts, self.number, self.recipe, self.most = hosts, number, recipe, most
+        self.log = logs / f"{recipe.stem}-node{number}.log"
+        self.cut = False
+        self._agent: subprocess.Popen[Any] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether its agent is running and reachable."""
+        return self._agent is not None and self._agent.poll() is None and not self.cut
+
+    def start(self) -> None:
+        """Start the agent."""
+        conf = "keep_alive_interval=1,keep_alive_max_attempt=3,last_call_timeout=1,join_timeout=120,is_host=0"
+        command = self.hosts.command(self.number, [sys.executable, "-m", "torch.distributed.run"])
+        command += ["--nnodes", f"1:{self.most}", "--nproc-per-node", "1"]
+        command += ["--max-restarts", "100", "--rdzv-backend", "c10d", "--rdzv-id", self.recipe.stem]
+        command += ["--rdzv-endpoint", f"{self.hosts.addresses[-1]}:{PORT}", "--rdzv-conf", conf]
+        command += ["--monitor-interval", "0.2"]
+        command += ["--local-addr", self.hosts.addresses[self.number]]
+        command += ["-m", "fastvid.train", str(self.recipe)]
+        environment = os.environ | {
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT),
+            **self.hosts.environment,
+        }  # fmt: skip
+        with self.log.open("ab") as log:
+            self._agent = subprocess.Popen(
+                command, cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
+
+    def workers(self) -> list[int]:
+        """Return the process ids of its workers."""
+        return [] if self._agent is None else children(self._agent.pid)
+
+    def leave(self) -> None:
+        """Send SIGTERM to the agent, as a scheduler does, and wait for it."""
+        assert self._agent is not None
+        self._agent.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._agent.wait(timeout=60)
+
+    def kill_worker(self) -> None:
+        """Send SIGKILL to the worker only."""
+        for pid in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """Send SIGKILL to agent and worker, like a power cut."""
+        if self._agent is None or self._agent.poll() is not None:
+            return
+        pids = [self._agent.pid, *self.workers()]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._agent.wait()
+        time.sleep(0.05)
+
+    def cut_off(self) -> None:
+        """Disconnect the host for good; its processes keep running and must detect this themselves."""
+        self.cut = True
+        self.hosts.cut(self.number)
+
 
 log = logging.getLogger(__name__)
 
@@ -38,18 +141,16 @@ ACCIDENTS: Final = ("join", "leave", "kill-worker", "kill-node", "cut")
 NODES: Final = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench elastic``."""
-    parser.add_argument("--sequences", type=int, default=20, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--accidents", type=int, default=4, metavar="N", help="per sequence (default %(default)s)")
-    parser.add_argument("--at-once", type=int, default=1, metavar="N", help="concurrent sequences (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="epochs per run, 4 steps each (default %(default)s)")
-    parser.add_argument(
-        "--pause", type=float, default=0.2, metavar="S", help="added to each step (default %(default)s)"
-    )
-    parser.add_argument("--patience", type=float, default=240, metavar="S", help="limit for one recovery (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+add_arguments = options(
+    json="elastic.json",
+    sequences=(20, "runs with accidents"),
+    accidents=(4, "accidents per sequence"),
+    at_once=(1, "concurrent sequences"),
+    epochs=(40, "epochs per run, 4 steps each"),
+    pause=(0.2, "seconds added to each step"),
+    patience=(240.0, "limit for one recovery in seconds"),
+    seed=(0, "seed of the accidents"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,8 +170,7 @@ def run(args: argparse.Namespace) -> int:
                 log.info("sequence %d: %s", number, json.dumps(found))
                 sequences.append(found)
                 record = summary(sequences) | {"at_once": args.at_once}
-                if args.json is not None:
-                    harness.write_json(args.json, {**record, "machine": harness.machine_facts()})
+                write_json(args.json, {**record, "machine": machine_facts()})
     print(json.dumps({name: value for name, value in record.items() if name != "sequences"}, indent=1))
     return 0 if record["passed"] == len(sequences) else 1
 

@@ -25,10 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import harness
+from bench.common.harness import FOLDER, Record, options
 from bench.common.hosts import Hosts
+from bench.common.rounds import children
 from bench.elastic import training_job
-from bench.elastic.nodes import children
 from fastvid.errors import JobError, UsageError
 
 log = logging.getLogger(__name__)
@@ -64,18 +64,16 @@ _CASE: Final = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench launch``."""
-    parser.add_argument("--script", type=Path, default=SCRIPT, help="(docker/slurm/train.sbatch of the checkout)")
-    parser.add_argument("--nodes", type=int, default=4, metavar="N", help="(default %(default)s)")
-    parser.add_argument("--network", type=float, default=50, metavar="MBIT", help="per port (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=40, help="4 steps each (default %(default)s)")
-    parser.add_argument(
-        "--pause", type=float, default=0.2, metavar="S", help="added to each step (default %(default)s)"
-    )
-    parser.add_argument("--patience", type=float, default=180, metavar="S", help="limit for each event (%(default)s)")
-    parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the hosts' logs here")
-    parser.add_argument("--json", type=Path, default=harness.RESULTS / "launch.json", help="result file (%(default)s)")
+add_arguments = options(
+    script=(SCRIPT, "launch script"),
+    nodes=(4, "hosts"),
+    network=(50.0, "Mbit/s per port"),
+    epochs=(40, "epochs, 4 steps each"),
+    pause=(0.2, "seconds added to each step"),
+    patience=(180.0, "limit for each event in seconds"),
+    logs=(Path, "keep the hosts' logs here", FOLDER),
+    json="launch.json",
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,23 +97,16 @@ def run(args: argparse.Namespace) -> int:
                 _keep(here, args.logs)
         found = training_job.outcome(out)
         starts = [row for row in training_job.rows(out) if row["kind"] == "start"]
-        record = {
-            "schema": SCHEMA,
-            "machine": harness.machine_facts(),
-            "script": args.script.name,
-            "command": [word.replace(str(recipe), "RECIPE") for word in job.words()],
-            "nodes": args.nodes,
-            "network_mbit": args.network,
-            "events": events,
-            "starts": [{"samples": row["samples"], "world_size": row["world_size"]} for row in starts],
-            "worlds": [row["world_size"] for row in starts],
-            "samples": found["samples"],
-            "lineage_exact": found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"],
-            "weights_differ_by": training_job.difference(truth["weights"], found["weights"]),
-            "received_megabytes": received,
-            "seconds": round(time.monotonic() - began, 1),
-        }
-    harness.write_json(args.json, record)
+        record = Record(SCHEMA, args, "nodes", script=args.script.name, network_mbit=args.network, events=events)
+        record["command"] = [word.replace(str(recipe), "RECIPE") for word in job.words()]
+        record["starts"] = [{"samples": row["samples"], "world_size": row["world_size"]} for row in starts]
+        record["worlds"] = [row["world_size"] for row in starts]
+        record["samples"] = found["samples"]
+        record["lineage_exact"] = found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"]
+        record["weights_differ_by"] = training_job.difference(truth["weights"], found["weights"])
+        record["received_megabytes"] = received
+        record["seconds"] = round(time.monotonic() - began, 1)
+    record.save()
     print(text(record))
     return 0 if passed(record) else 1
 

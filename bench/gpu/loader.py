@@ -6,13 +6,13 @@ import hashlib
 import random
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench.gpu.frames import POISON
+from bench.common.rounds import resident
+from bench.gpu.conformance import POISON
 from bench.gpu.measuring import endless, make_loader, throughput
 from bench.gpu.settings import Notes, Settings
 from fastvid.decode.video_dataset import VideoDataset
@@ -107,7 +107,7 @@ def _growth(settings: Settings, dataset: VideoDataset, decoder: Any) -> dict[str
         while time.perf_counter() - begun < spent:
             next(batches)
             device.append(_device_mb(settings))
-            host.append(_host_mb())
+            host.append(resident() / 1e6)
     finally:
         loader.close()
     return {"gpu_memory_growth_mb": growth(device), "host_memory_growth_mb": growth(host), "batches": len(device)}
@@ -125,7 +125,3 @@ def _device_mb(settings: Settings) -> float:
         return 0.0
     free, total = torch.cuda.mem_get_info(settings.device)
     return (total - free) / 1e6
-
-
-def _host_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6

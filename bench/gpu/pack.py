@@ -19,8 +19,8 @@ import av
 import numpy as np
 
 import fastvid
-from bench.common.corpus import shard
-from bench.gpu.frames import clip_of, digests, planes_of
+from bench.common.footage import shard
+from bench.gpu.conformance import clip_of, digests, planes_of
 from bench.gpu.settings import MANIFEST, REFERENCE
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import UsageError

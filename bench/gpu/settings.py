@@ -1,22 +1,89 @@
-"""What every section of the GPU benchmark shares: the data, the device, the decoders, and where numbers go."""
+"""What every section of the GPU benchmark shares: the data, the device, the decoders, and where numbers go.
+
+With ``--fake``, decoders on the CPU pose as GPU decoders: they have a GPU decoder's interface, arguments and outputs,
+and the frames of PyAV, so that the whole script runs on a machine without a GPU. What they prove is the script.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 
 import fastvid
 from bench.common.harness import write_json
-from bench.gpu import fake
 from fastvid.decode.backends import Backend, backends
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
 from fastvid.decode.video_dataset import VideoDataset
-from fastvid.errors import StorageError
+from fastvid.errors import FastvidError, StorageError
+from fastvid.format.schema import Codec
 from fastvid.train.config.config import Amp
+
+
+class _Fake:
+    """PyAV behind the interface of a GPU decoder."""
+
+    max_clips = 4
+    codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.H264, Codec.HEVC})
+    outputs: ClassVar[frozenset[type]]
+
+    def __init__(self, *, device_id: int = 0, num_threads: int = 1) -> None:
+        self.device_id, self.num_threads = device_id, num_threads
+        self._decoder = PyAvDecoder()
+
+    @staticmethod
+    def lanes(device_id: int | None = None) -> int:  # noqa: ARG004
+        """Return the number of engines, two."""
+        return 2
+
+    def close(self) -> None:
+        """Release the decoder."""
+        self._decoder.close()
+
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        """See `fastvid.decode.request.Decoder`."""
+        return [self._one(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+
+    def _one(self, clip: EncodedClip, output: DecoderOutput) -> FastvidError | None:
+        assert isinstance(output, DeviceRgb | DevicePlanes)
+        if isinstance(output, DeviceRgb):
+            rgb = np.empty(tuple(output.data.shape), np.uint8)
+            (error,) = self._decoder.decode([clip], [Rgb(rgb)])
+            output.data.copy_(torch.from_numpy(rgb))
+            return error
+        frames, box = len(clip.request.frames), clip.request.box
+        planes = Planes.packed(np.empty(Planes.nbytes(frames, box), np.uint8), frames, box)
+        (error,) = self._decoder.decode([clip], [planes])
+        output.y.copy_(torch.from_numpy(planes.y))
+        for channel, plane in enumerate((planes.u, planes.v)):
+            output.uv[..., channel].copy_(torch.from_numpy(plane))
+        return error
+
+
+class FakeRgb(_Fake):
+    """Poses as a decoder that leaves RGB on the device."""
+
+    outputs = frozenset({DeviceRgb})
+
+
+class FakePlanes(_Fake):
+    """Poses as a decoder that leaves NV12 on the device, or RGB where that is wanted."""
+
+    outputs = frozenset({DevicePlanes, DeviceRgb})
+
+
+BACKENDS: Final = tuple(
+    Backend(name=name, target=f"bench.gpu.settings:{kind}", device="cpu", codecs=_Fake.codecs, install="")
+    for name, kind in (("fake-planes", "FakePlanes"), ("fake-rgb", "FakeRgb"))
+)
+"""The decoders of ``--fake``."""
+
 
 MANIFEST: Final = "pack.json"
 REFERENCE: Final = "reference"
@@ -61,7 +128,7 @@ class Settings:
     def on_device(self) -> tuple[list[Backend], dict[str, str]]:
         """Return the decoders that leave frames on the device, and why others cannot run here, by name."""
         if self.fake:
-            return list(fake.BACKENDS), {}
+            return list(BACKENDS), {}
         found = [one for one in backends().values() if one.device == "cuda"]
         reasons = {one.name: why for one in found if (why := one.why_unavailable()) is not None}
         return [one for one in found if one.name not in reasons], reasons

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
 
 SCHEMA: Final = "fastvid-bench-annotations/1"
 
@@ -37,16 +37,16 @@ WHERE: Final = "class = 'class 7' AND num_frames BETWEEN 100 AND 200"
 KEYS: Final = 100
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench annotations``."""
-    parser.add_argument("--rows", type=int, default=10_000_000, help="rows, a multiple of 1000 (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=8, help="processes of the node (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "annotations.json", help="result file (%(default)s)")
+add_arguments = options(
+    json="annotations.json",
+    rows=(10_000_000, "rows, a multiple of 1000"),
+    processes=(8, "processes of the node"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "rows": args.rows, "where": WHERE}
+    record = Record(SCHEMA, args, "rows", where=WHERE)
     for name, captions in (("plain", False), ("captions", True)):
         with tempfile.TemporaryDirectory(prefix="fastvid-annotations-") as scratch:
             folder = Path(scratch)
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
             record[name] = found = _measure(folder, args.processes)
         for what, value in found.items():
             print(f"{name:10} {what:32} {value:12,.3f}", flush=True)
-        write_json(args.json, record)
+        record.save()
     return 0
 
 

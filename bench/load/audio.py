@@ -17,8 +17,9 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.footage import shard
+from bench.common.harness import NEEDED, Record, options
+from bench.common.rounds import in_turn, ranged
 from fastvid.decode.sound import Audio
 from fastvid.decode.video_dataset import VideoDataset
 from fastvid.decode.video_dataset import open as open_dataset
@@ -35,17 +36,13 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"dense16x2": Dense(16, 2), "dense16x4"
 SOUNDS: Final = {"16 kHz mono": Audio(16_000), "48 kHz stereo": Audio(48_000, mono=False)}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench audio``."""
-    parser.add_argument(
-        "--footage", type=Path, required=True, metavar="FOLDER", help="videos; those with sound are used"
-    )
-    parser.add_argument(
-        "--cache", type=Path, default=Path("runs/bench/audio"), help="folder for datasets (%(default)s)"
-    )
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
-    parser.add_argument("--clips", type=int, default=160, help="clips per round, about (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "audio.json", help="result file (%(default)s)")
+add_arguments = options(
+    "rounds",
+    json="audio.json",
+    footage=(Path, "videos; those with sound are used", NEEDED),
+    cache=Path("runs/bench/audio"),
+    clips=(160, "clips per round, about"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,8 +60,7 @@ def run(args: argparse.Namespace) -> int:
                     f" sound {found['sound_ms']:6.2f} ms  share {found['share']:.1%} "
                     f" ({found['share_min']:.1%} to {found['share_max']:.1%})"
                 )
-    record = {"schema": SCHEMA, "machine": machine_facts(), "rounds": args.rounds, "videos": len(dataset)}
-    write_json(args.json, record | {"results": results})
+    Record(SCHEMA, args, "rounds", videos=len(dataset), results=results).save()
     return 0
 
 
@@ -112,26 +108,21 @@ def _check(dataset: VideoDataset, sampler: Sampler, audio: Audio) -> None:
 def _measure(dataset: VideoDataset, sampler: Sampler, audio: Audio, rounds: int, clips: int) -> dict[str, Any]:
     epochs = max(1, clips // len(dataset))
     seconds: list[float] = []
-    spent: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(rounds + 1):
-        for with_sound in (number % 2 == 0, number % 2 == 1):  # in alternating order
-            loader = _loader(dataset, sampler, audio if with_sound else None)
-            begun, made = time.process_time(), 0
-            # Not `repeats=`, which decodes the clips of one video together.
-            for batch in itertools.chain.from_iterable(loader for _ in range(epochs)):
-                made += len(batch.key)
-                if with_sound:
-                    seconds += (batch.audio_mask.sum(1) / audio.rate).tolist()
-            if number:  # the first round is warm-up
-                spent[with_sound].append(1e3 * (time.process_time() - begun) / made)
-            loader.close()
-    shares = [1 - without / whole for whole, without in zip(spent[True], spent[False], strict=True)]
-    video, whole = statistics.median(spent[False]), statistics.median(spent[True])
-    return {
-        "seconds": statistics.mean(seconds),
-        "video_ms": video,
-        "sound_ms": whole - video,
-        "share": statistics.median(shares),
-        "share_min": min(shares),
-        "share_max": max(shares),
-    }
+
+    def spent(with_sound: bool, _: int) -> float:
+        loader = _loader(dataset, sampler, audio if with_sound else None)
+        begun, made = time.process_time(), 0
+        # Not `repeats=`, which decodes the clips of one video together.
+        for batch in itertools.chain.from_iterable(loader for _ in range(epochs)):
+            made += len(batch.key)
+            if with_sound:
+                seconds.extend((batch.audio_mask.sum(1) / audio.rate).tolist())
+        cost = 1e3 * (time.process_time() - begun) / made
+        loader.close()
+        return cost
+
+    found = in_turn((True, False), rounds, spent, warm_up=1)
+    shares = [1 - without / whole for whole, without in zip(found[True], found[False], strict=True)]
+    video, whole = statistics.median(found[False]), statistics.median(found[True])
+    costs = {"seconds": statistics.mean(seconds), "video_ms": video, "sound_ms": whole - video}
+    return costs | ranged("share", shares)

@@ -14,21 +14,19 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import statistics
+import subprocess
 import tempfile
 import time
 import zlib
-from collections.abc import Callable
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from bench.common.corpus import shard as shard_footage
-from bench.common.harness import RESULTS, machine_facts, write_json
-from fastvid.errors import FastvidError, UsageError
+from bench.common.footage import shard as shard_footage
+from bench.common.harness import DATASET, Record, options
+from bench.common.rounds import apart, resident, spread
+from fastvid.errors import FastvidError
 
 SCHEMA: Final = "fastvid-bench-cold/1"
 
@@ -42,38 +40,34 @@ OPEN_SAMPLES: Final = 100
 Answer = dict[str, float]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench cold``."""
-    parser.add_argument("--data", metavar="DIR", help="dataset of real footage, for `first`")
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos to shard if --data is not given")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for the dataset (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="processes per measurement (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "cold.json", help="result file (%(default)s)")
+add_arguments = options(
+    "footage cache rounds", json="cold.json", data=(str, "a dataset; instead of --footage", DATASET)
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "rounds": args.rounds}
+    record = Record(SCHEMA, args, "rounds")
     with tempfile.TemporaryDirectory(prefix="fastvid-cold-") as scratch:
         folder = Path(scratch)
         for question, dropped in (("reach", False), ("reach from disk", True)):
             answers = [
-                _in_new_process(reach, str(make_reach(folder / "reach", number)), number, dropped)
+                apart(reach, str(make_reach(folder / "reach", number)), number, dropped)
                 for number in range(args.rounds)
             ]
             record[question] = _summary(answers) | {"batch": BATCH, "samples": REACH["shards"] * REACH["samples"]}
         wide = make_wide(folder / "wide")
-        answers = [_in_new_process(first_batch, wide, 64) for _ in range(args.rounds)]
+        answers = [apart(first_batch, wide, 64) for _ in range(args.rounds)]
         record["open"] = _summary(answers) | {"shards": OPEN_SHARDS, "samples": OPEN_SHARDS * OPEN_SAMPLES}
     data = args.data or (str(shard_footage(args.footage, "compact", args.cache)) if args.footage else None)
     if data is not None:
-        answers = [_in_new_process(first_batch, data, 224) for _ in range(args.rounds)]
+        answers = [apart(first_batch, data, 224) for _ in range(args.rounds)]
         record["first"] = _summary(answers) | {"dataset": Path(data).name}
     for question in ("reach", "reach from disk", "open", "first"):
         for name, value in record.get(question, {}).items():
             if isinstance(value, dict):
                 print(f"{question:15} {name:24} {value['median']:10.1f}   ({value['min']:.1f} to {value['max']:.1f})")
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -91,7 +85,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
     if dropped:
         for name in storage.list():
             drop_from_cache(storage.path(name))
-    before = _memory()
+    before = resident()
     wall, cpu = time.perf_counter(), time.process_time()
     clips, ranges = [], 0
     shards: dict[int, Shard] = {}
@@ -107,7 +101,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
         ranges += len(coalesce(records["offset"].tolist(), records["size"].tolist(), storage.gap)[1])
         clips.append((shard, row, info, frames))
     found = time.perf_counter() - wall, time.process_time() - cpu
-    grown = _memory() - before
+    grown = resident() - before
     scratch, total = PacketBuffer(), 0
     for shard, row, info, frames in clips:
         request = ClipRequest(0, frames, Box(0, 0, 224, 224), (224, 224))
@@ -118,7 +112,7 @@ def reach(folder: str, number: int, dropped: bool) -> Answer:
         "ranges_megabytes": grown / 1e6,
         "checked_ms": 1e3 * (time.perf_counter() - wall),
         "checked_cpu_ms": 1e3 * (time.process_time() - cpu),
-        "checked_megabytes": (_memory() - before) / 1e6,
+        "checked_megabytes": (resident() - before) / 1e6,
         "read_megabytes": total / 1e6,
         "ranges": ranges,
         "shards": len(shards),
@@ -202,7 +196,8 @@ def make_wide(folder: Path) -> str:
     clip = folder.parent / "clip.mp4"
     source = "testsrc2=s=96x64:r=25:d=1,format=yuv420p"
     x264 = "-c:v libx264 -threads 1 -preset ultrafast -x264-params keyint=8:bframes=3:b-pyramid=none"
-    _ffmpeg(f"{find_ffmpeg().path} -v error -f lavfi -i {source} -vf {tagged(full_range=False)} {x264} -y {clip}")
+    command = f"{find_ffmpeg().path} -v error -f lavfi -i {source} -vf {tagged(full_range=False)} {x264} -y {clip}"
+    subprocess.run(command.split(), check=True)
     store = LocalStorage(folder)
     members = sample_members({"source_id": "clip", "conforms": True}, {"rgb": clip.read_bytes()})
     digest = write_shard(store, "data-000000", [(f"video{n:02d}", members) for n in range(OPEN_SAMPLES)])
@@ -229,7 +224,7 @@ def first_batch(data: str, crop: int) -> Answer:
     import torch  # imported before the clock starts
 
     assert torch.__version__
-    before = _memory()
+    before = resident()
     wall, cpu = time.perf_counter(), time.process_time()
     import fastvid
 
@@ -252,7 +247,7 @@ def first_batch(data: str, crop: int) -> Answer:
         "first_batch_ms": 1e3 * (time.perf_counter() - wall),
         "cpu_ms": 1e3 * (time.process_time() - cpu),
         "decoding_cpu_ms": 1e3 * loader.stats.step.decode_seconds,
-        "megabytes": (_memory() - before) / 1e6,
+        "megabytes": (resident() - before) / 1e6,
         "clips": float(batch_size),
     }
     loader.close()
@@ -267,40 +262,5 @@ def drop_from_cache(path: Path) -> None:
     os.close(descriptor)
 
 
-def _in_new_process(question: Callable[..., Answer], *arguments: object) -> Answer:
-    """Run one measurement in a new process and return its result."""
-    context = get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_reply, args=(theirs, question, *arguments))
-    process.start()
-    theirs.close()
-    try:
-        answer: Answer = ours.recv()
-    except EOFError:
-        raise UsageError(f"the process that measured {question.__name__} died") from None
-    finally:
-        process.join()
-    return answer
-
-
-def _reply(pipe: Connection, question: Callable[..., Answer], *arguments: object) -> None:
-    pipe.send(question(*arguments))
-
-
-def _memory() -> int:
-    """Return the resident memory of this process in bytes."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def _ffmpeg(command: str) -> None:
-    import subprocess
-
-    subprocess.run(command.split(), check=True)
-
-
 def _summary(answers: list[Answer]) -> dict[str, Any]:
-    return {
-        name: {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        for name in answers[0]
-        if (values := [answer[name] for answer in answers])
-    }
+    return {name: spread([answer[name] for answer in answers]) for name in answers[0]}

@@ -21,15 +21,15 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options, run_json
 from bench.common.newest import NEWEST
+from bench.common.rounds import in_turn, ratios, resident
 from bench.load.lerobot_programs import OFFSETS, described
-from fastvid.errors import FastvidError, JobError
-from fastvid.runtime.processes import available_cores
+from fastvid.errors import FastvidError
 
 SCHEMA: Final = "fastvid-bench-lerobot/1"
 _RIVALS: Final = ("torchcodec", "pyav")
@@ -37,69 +37,70 @@ _OURS: Final = ("in place", "compact", "intra")
 _MEMORY_POINTS: Final = 10
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench lerobot``."""
-    parser.add_argument("--lerobot", required=True, metavar="PYTHON", help="interpreter that has lerobot")
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos of which the dataset is made")
-    parser.add_argument("--episodes", type=int, default=200, help="(%(default)s)")
-    parser.add_argument("--frames", type=int, default=50, help="frames of an episode (%(default)s)")
-    parser.add_argument("--cameras", type=int, default=4, help="(%(default)s)")
-    parser.add_argument("--workers", type=int, default=available_cores(), help="of each loader (%(default)s)")
-    parser.add_argument("--batch", type=int, default=8, help="items of a batch (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of a measurement (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--compared", type=int, default=500, help="items compared bit by bit (%(default)s)")
-    parser.add_argument("--memory-items", type=int, default=100_000, help="0 to skip (%(default)s)")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder of the datasets (%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "lerobot.json", help="result file (%(default)s)")
+add_arguments = options(
+    "footage workers cache",
+    json="lerobot.json",
+    lerobot=(str, "interpreter that has lerobot", {"required": True, "metavar": "PYTHON"}),
+    episodes=(200, "episodes of the dataset"),
+    frames=(50, "frames of an episode"),
+    cameras=(4, "cameras of an episode"),
+    batch=8,
+    seconds=(15.0, "of a measurement"),
+    rounds=3,
+    compared=(500, "items compared bit by bit"),
+    memory_items=(100_000, "items over which memory is watched, 0 to skip"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "episodes": args.episodes}
-    record |= {"frames": args.frames, "cameras": args.cameras, "workers": args.workers, "batch": args.batch}
+    record = Record(SCHEMA, args, "episodes", "frames", "cameras", "workers", "batch")
     root, folders = _datasets(args, record)
-    found, newest = _lerobot(args, "version", root)["version"], NEWEST["lerobot"].version
-    record["machine"]["packages"]["lerobot"] = found
-    if found != newest:
-        print(f"LeRobot {found} is not the newest, {newest}")
+    version, newest = _lerobot(args, "version", root)["version"], NEWEST["lerobot"].version
+    record["machine"]["packages"]["lerobot"] = version
+    if version != newest:
+        print(f"LeRobot {version} is not the newest, {newest}")
     total = args.episodes * args.frames
     chosen = random.Random(0).sample(range(total), min(args.compared, total))
-    words = ",".join(map(str, chosen))
-    theirs = _lerobot(args, "items", root, "torchcodec", words)["items"]
+    indices = ",".join(map(str, chosen))
+    theirs = _lerobot(args, "items", root, "torchcodec", indices)["items"]
     for name, folder in folders.items():
-        mine = _ours("items", folder, words)["items"]
+        mine = _ours("items", folder, indices)["items"]
         record[f"right {name}"] = compared(mine, theirs, chosen, args.frames)
         print(name, json.dumps(record[f"right {name}"]))
     if record["right in place"]["other_bits"] or any(record[f"right {name}"]["wrong"] for name in folders):
         raise FastvidError(f"fastvid delivered wrong items: {record}")
-    rates: dict[str, list[float]] = {}
-    firsts: dict[str, list[float]] = {}
-    for number in range(args.rounds):
-        order = [*_RIVALS, *folders]
-        for name in order[number % len(order) :] + order[: number % len(order)]:
-            words = [str(args.workers), str(args.batch), str(args.seconds)]
-            found = (
-                _lerobot(args, "rate", root, name, *words) if name in _RIVALS else _ours("rate", folders[name], *words)
-            )
-            rates.setdefault(name, []).append(found["rate"])
-            firsts.setdefault(name, []).append(found["first_batch"])
-            print(name, json.dumps(found), flush=True)
-    base = rates[_RIVALS[0]]
-    record["rows"] = []
-    for name, own in rates.items():
-        ratios = [mine / one for mine, one in zip(own, base, strict=True)]
-        spread = [min(ratios), max(ratios)]
-        row = {"loader": name, "items_s": statistics.median(own), "of_lerobot": statistics.median(ratios)}
-        record["rows"].append(row | {"of_lerobot_range": spread, "first_batch_s": statistics.median(firsts[name])})
+    words = [str(args.workers), str(args.batch), str(args.seconds)]
+
+    def rated(name: str, _: int) -> tuple[float, float]:
+        here = name not in _RIVALS
+        found = _ours("rate", folders[name], *words) if here else _lerobot(args, "rate", root, name, *words)
+        print(name, json.dumps(found), flush=True)
+        return found["rate"], found["first_batch"]
+
+    found = {
+        name: list(zip(*made, strict=True)) for name, made in in_turn([*_RIVALS, *folders], args.rounds, rated).items()
+    }
+    record["rows"] = [_row(name, rates, firsts, found[_RIVALS[0]][0]) for name, (rates, firsts) in found.items()]
     print(json.dumps(record["rows"], indent=1))
     record["resume"] = _ours("resume", folders["in place"])
     print(json.dumps(record["resume"]))
     if args.memory_items:
         record["memory"] = _ours("memory", folders["in place"], str(args.workers), str(args.memory_items))
         print(json.dumps(record["memory"]))
-    write_json(args.json, record)
+    record.save()
     return 0
+
+
+def _row(name: str, rates: Sequence[float], firsts: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
+    times = ratios(rates, base)
+    return {
+        "loader": name,
+        "items_s": statistics.median(rates),
+        "of_lerobot": statistics.median(times),
+        "of_lerobot_range": [min(times), max(times)],
+        "first_batch_s": statistics.median(firsts),
+    }
 
 
 def compared(mine: list[Any], theirs: list[Any], indices: list[int], frames: int) -> dict[str, int]:
@@ -146,23 +147,13 @@ def _datasets(args: argparse.Namespace, record: dict[str, Any]) -> tuple[Path, d
 
 def _lerobot(args: argparse.Namespace, command: str, root: Path, *words: str) -> dict[str, Any]:
     program = Path(__file__).with_name("lerobot_programs.py")
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     # An interpreter of its own: without this one's packages.
-    environment.pop("PYTHONPATH", None)
-    return _answer([args.lerobot, str(program), command, str(root.resolve()), *words], environment)
+    words = (args.lerobot, str(program), command, str(root.resolve()), *words)
+    return run_json(words, HF_HUB_OFFLINE="1", PYTHONPATH=None)
 
 
 def _ours(command: str, folder: Path, *words: str) -> dict[str, Any]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
-    return _answer([sys.executable, "-m", "bench.load.lerobot", command, str(folder), *words], environment)
-
-
-def _answer(command: list[str], environment: Mapping[str, str]) -> dict[str, Any]:
-    done = subprocess.run(command, env=dict(environment), stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        raise JobError(f"{' '.join(command[1:4])} ended with exit code {done.returncode}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return run_json([sys.executable, "-m", "bench.load.lerobot", command, str(folder), *words], FASTVID_LOG="ERROR")
 
 
 def _loader(folder: str, **options: Any) -> Any:
@@ -248,8 +239,7 @@ def memory(folder: str, workers: str, number: str) -> dict[str, Any]:
         for batch in loader:
             count += len(batch.key)
             if count // step > len(found):
-                pages = int(Path("/proc/self/statm").read_text().split()[1])
-                found.append((count, pages * os.sysconf("SC_PAGE_SIZE") / 1e6))
+                found.append((count, resident() / 1e6))
             if count >= int(number):
                 break
     return {"items": [one for one, _ in found], "megabytes": [one for _, one in found]}

@@ -15,35 +15,150 @@ beside        the step time of a thread that launches many small operations, as 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import logging
 import os
+import signal
 import statistics
-import subprocess
-import sys
 import time
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
-from bench.common.family import cpu_of_family
-from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
+from bench.common.footage import shard
+from bench.common.harness import Record, merge_remeasured, options, write_json
 from bench.common.newest import CHECKED, use_newest
-from bench.load import goals
+from bench.common.rounds import apart, cpu_of_family, in_turn, ranged, ratios
 from bench.load.cold import drop_from_cache
-from bench.load.launch_bound import KINDS, slowdown
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
-from fastvid.errors import UsageError
-from fastvid.runtime.processes import available_cores
+from bench.load.slow_server import served, slow_server
+from fastvid.errors import JobError, UsageError
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
+
+KINDS: Final = ("elsewhere", "thread", "process")
+
+_OPERATIONS: Final = 400  # per step
+# Rounds are short because the speed of a shared machine changes within seconds; a batch takes 0.1 s to make.
+_STEPS: Final = 120
+_TAKEN: Final = 3
+_IDLE_SECONDS: Final = 0.6
+_START_SECONDS: Final = 5.0
+
+
+def slowdown(inputs: PipelineInputs, kind: str, rounds: int) -> dict[str, float]:
+    """Measure the relative increase of a launch-bound thread's step time while fastvid loads on the other cores.
+
+    Returns step times in milliseconds, and increases as fractions of the step time without loading.
+    """
+    own = replace(inputs, workers=max(1, inputs.workers - 1))
+    kept, loaded, means = apart(_launch, own, kind, rounds)
+    rises = [one - 1 for one in ratios(loaded, kept)]
+    return {
+        "step_ms_kept": 1e3 * statistics.median(kept),
+        "step_ms_loaded": 1e3 * statistics.median(loaded),
+        "rise_of_the_mean": statistics.median(means) - 1,
+        **ranged("rise", rises),
+    }
+
+
+def _launch(inputs: PipelineInputs, kind: str, rounds: int) -> list[list[float]]:
+    import torch
+
+    torch.set_num_threads(1)
+    small = torch.zeros(16)
+
+    def steps(count: int) -> list[float]:
+        found = []
+        for _ in range(count):
+            begun = time.perf_counter()
+            for _ in range(_OPERATIONS):
+                small.add_(1)
+            found.append(time.perf_counter() - begun)
+        return found
+
+    batches: Batches | None = None
+    if kind == "elsewhere":
+        other = get_context("spawn").Process(target=_consume, args=(partial(decoder_alone, inputs),))
+        other.start()
+        assert other.pid is not None
+        time.sleep(_START_SECONDS)
+        os.kill(other.pid, signal.SIGSTOP)
+    else:
+        batches = fastvid_loader(inputs, workers=kind)
+        next(batches)
+    kept, loaded, means = [], [], []
+    for _ in range(rounds):
+        # Without a consumer the loader is idle once its prefetch queue is full.
+        time.sleep(_IDLE_SECONDS)
+        without, within = steps(_STEPS), []
+        if batches is None:
+            os.kill(other.pid, signal.SIGCONT)
+            within = steps(_STEPS)
+            os.kill(other.pid, signal.SIGSTOP)
+        else:
+            for _ in range(_TAKEN):
+                next(batches)
+                # These steps take about as long as the loader needs to replace the batch.
+                within += steps(_STEPS // _TAKEN)
+        kept.append(statistics.median(without))
+        loaded.append(statistics.median(within))
+        means.append(statistics.mean(within) / statistics.mean(without))
+    if batches is None:
+        other.kill()
+    return [kept, loaded, means]
+
+
+def _consume(start: Callable[[], Batches]) -> None:
+    for _ in start():
+        pass
+
+
+WANTED: Final = {"compact": {"rival": 3.2, "decoder": 0.95}, "intra": {"rival": 2.3, "decoder": 0.85}}
+"""By profile: times the best rival's speed, in random order with uint8 batches; share of the decoder alone."""
+SHORT_EPOCHS: Final = 0.9
+"""Speed of epochs of 30 clips, as a share of that of long ones."""
+
+
+def goals(row: Mapping[str, Any], by: str) -> list[dict[str, Any]]:
+    """Return the goals of a row of `bench.load.load`: what was found, and whether they were met.
+
+    `row`: the row.
+    """
+    wanted = WANTED.get(row["profile"], {"rival": 1.0, "decoder": 0.0})
+    entries = {one["pipeline"]: one for one in row["page-cached"]}
+    rivals = [one for name, one in entries.items() if "fastvid_is_faster_by" in one and not name.startswith("fastvid")]
+    found = []
+    if rivals:
+        best = min(rivals, key=lambda one: one["cpu_ms_a_clip"] if by == "cpu" else -one["clips_a_second"])
+        found.append(_goal(f"times {best['pipeline']}", wanted["rival"], best["fastvid_is_faster_by"], by))
+    for entry in entries.values():
+        if "fastvid_reaches" in entry:
+            found.append(_goal("of the decoder alone", wanted["decoder"], entry["fastvid_reaches"], by))
+        if "long_over_short" in entry:
+            inverse = {name: 1 / value for name, value in entry["long_over_short"].items() if value}
+            for one in ("wall", "cpu"):
+                if f"{one}_min" in inverse:
+                    inverse[f"{one}_min"], inverse[f"{one}_max"] = inverse[f"{one}_max"], inverse[f"{one}_min"]
+            found.append(_goal("epochs of 30 clips, of long ones", SHORT_EPOCHS, inverse, by))
+    return found
+
+
+def _goal(what: str, wanted: float, ratio: Mapping[str, float], by: str) -> dict[str, Any]:
+    one = ratio[by]
+    spread = [ratio[f"{by}_min"], ratio[f"{by}_max"]]
+    return {"what": what, "wanted": wanted, "found": one, "range": spread, "by": by, "met": one >= wanted}
+
+
+def sentence(goal: Mapping[str, Any]) -> str:
+    """Return a goal as a line of text."""
+    low, high = goal["range"]
+    found = f"{goal['found']:.2f} ({low:.2f} to {high:.2f}) {goal['what']} by {goal['by']} time"
+    return f"{found}: goal {goal['wanted']} {'met' if goal['met'] else 'MISSED'}"
+
 
 SCHEMA: Final = "fastvid-bench-load/1"
 
@@ -57,34 +172,14 @@ _BESIDE: Final = 12  # rounds of `slowdown` per --rounds: they are short
 _log = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench load``."""
-    parser.add_argument("--data", action="append", default=[], metavar="DIR", help="a dataset; can be repeated")
-    parser.add_argument(
-        "--footage", type=Path, metavar="FOLDER", help="videos to shard with --profiles if --data is not given"
-    )
-    parser.add_argument(
-        "--profiles", nargs="+", default=["compact", "intra"], metavar="PROFILE", help="(compact intra)"
-    )
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
-    parser.add_argument("--rivals", nargs="*", default=list(PIPELINES), choices=list(PIPELINES), help="(all)")
-    parser.add_argument(
-        "--workers", type=int, default=available_cores(), help="cores to use (default: all, %(default)s)"
-    )
-    parser.add_argument("--batch", type=int, default=16, help="clips per batch (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=20, help="batches per round (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
-    parser.add_argument("--sweep-rounds", type=int, default=3, help="rounds per setting of a sweep (%(default)s)")
-    parser.add_argument("--uint8", action="store_true", help="batches of uint8 levels, which a device normalises")
-    parser.add_argument("--installed", action="store_true", help="rivals as installed here, not the newest")
-    parser.add_argument(
-        "--by", choices=("wall", "cpu"), default="wall", help="time that decides; cpu on a busy machine (%(default)s)"
-    )
-    parser.add_argument("--latency", type=float, default=20.0, help="of the web server, in ms (default %(default)s)")
-    parser.add_argument(
-        "--only", choices=("loaders", "http", "beside"), help="measure one part; keep the others from --json"
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS / "load.json", help="result file (%(default)s)")
+add_arguments = options(
+    "data footage profiles cache workers batch rounds sweep_rounds installed by latency",
+    json="load.json",
+    rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
+    batches=(20, "batches per round"),
+    uint8=(False, "batches of uint8 levels, which a device normalises"),
+    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http", "beside")}),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -101,8 +196,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     if not args.installed:
         use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "workers": args.workers}
-    record |= {"uint8": args.uint8, "by": args.by, "newest_checked": CHECKED.isoformat()}
+    record: dict[str, Any] = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat())
     if args.only is None or not args.json.exists():
         record["rows"] = []
     else:
@@ -116,8 +210,8 @@ def run(args: argparse.Namespace) -> int:
         row: dict[str, Any] = {"dataset": folder.name, "profile": corpus.dataset.generation.shards[0].profile["name"]}
         if args.only in (None, "loaders"):
             row |= compare(inputs, args)
-            row["goals"] = goals.goals(row, args.by)
-            print("\n".join(map(goals.sentence, row["goals"])))
+            row["goals"] = goals(row, args.by)
+            print("\n".join(map(sentence, row["goals"])))
         if args.only in (None, "http"):
             row["http"] = over_http(inputs, args.batches, args.rounds, args.latency)
         if args.only in (None, "beside"):
@@ -146,67 +240,29 @@ class Pipeline:
     start: Callable[[], Batches]
 
 
-class Runner:
-    """Runs a pipeline in its own process, which makes batches on request."""
+def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[str]) -> tuple[float, float]:
+    """Return the wall and CPU seconds of a pipeline, in this process and those that it starts, for so many batches.
 
-    def __init__(self, pipeline: Pipeline, clips: int) -> None:
-        self._clips = clips
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        # Not a daemon, because pipelines start their own processes.
-        self._process = context.Process(target=_serve, args=(theirs, pipeline.start))
-        self._process.start()
-        theirs.close()
-        self._ask(_WARM)
-
-    def round(self, batches: int) -> tuple[float, float]:
-        """Return the wall and CPU seconds of this many batches."""
-        cpu = cpu_of_family(self._process.pid)
-        wall, clips = self._ask(batches)
-        scale = batches * self._clips / clips
-        return scale * wall, scale * (cpu_of_family(self._process.pid) - cpu)
-
-    def close(self) -> None:
-        """Stop the process."""
-        with contextlib.suppress(OSError):
-            self._pipe.send(0)
-        self._process.join(20)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-
-    def _ask(self, batches: int) -> tuple[float, int]:
-        """Return the seconds and the clips of this many batches."""
-        self._pipe.send(batches)
-        try:
-            answer: tuple[float, int] | str = self._pipe.recv()
-        except EOFError:
-            raise UsageError("the pipeline's process died") from None
-        if isinstance(answer, str):
-            raise UsageError(f"the pipeline failed: {answer}")
-        return answer
-
-
-def _serve(pipe: Connection, start: Callable[[], Batches]) -> None:
+    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips. `cold`: files that are dropped
+    from the page cache after the first batches.
+    """
     import torch
 
     # The consumer normalises for rivals; more torch threads would compete with their workers.
     torch.set_num_threads(1)
-    try:
-        batches = start()
-        while count := pipe.recv():
-            begun, clips = time.perf_counter(), 0
-            for _ in range(count):
-                batch = next(batches)
-                clips += len(batch)
-                assert batch.dtype in (torch.float32, torch.uint8)
-                assert batch.shape[1:] == (3, 8, 224, 224)
-            pipe.send((time.perf_counter() - begun, clips))
-    except Exception as error:  # noqa: BLE001 - reported to the parent
-        pipe.send(repr(error))
-    finally:
-        pipe.close()
-        os._exit(0)  # do not wait for rivals' worker processes
+    made, clips = start(), 0
+    for _ in range(_WARM):
+        next(made)
+    for file in cold:
+        drop_from_cache(Path(file))
+    cpu, wall = cpu_of_family(os.getpid()), time.perf_counter()
+    for _ in range(batches):
+        batch = next(made)
+        clips += len(batch)
+        assert batch.dtype in (torch.float32, torch.uint8)
+        assert batch.shape[1:] == (3, 8, 224, 224)
+    wall, scale = time.perf_counter() - wall, batches * size / clips
+    return scale * wall, scale * (cpu_of_family(os.getpid()) - cpu)
 
 
 def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
@@ -224,7 +280,7 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
                 best, sweeps[name] = _sweep(name, inputs, args)
                 chosen.append(best)
                 continue
-            except UsageError as error:
+            except JobError as error:
                 reason = str(error)
         refused[name] = reason
         _log.warning("%s cannot run here: %s", name, reason)
@@ -262,21 +318,14 @@ def _in_turn(
     pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int, *, cold: bool
 ) -> list[list[tuple[float, float]]]:
     """Return the wall and CPU seconds of each round of each pipeline."""
-    times: list[list[tuple[float, float]]] = [[] for _ in pipelines]
-    for number in range(rounds):
-        for step in range(len(pipelines)):
-            who = (step + number) % len(pipelines)
-            runner = Runner(
-                pipelines[who], inputs.batch
-            )  # new each time: a waiting pipeline would prefetch during others' turns
-            try:
-                if cold:
-                    for file in (*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))):
-                        drop_from_cache(Path(file))
-                times[who].append(runner.round(batches))
-            finally:
-                runner.close()
-    return times
+    files = [*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))] if cold else []
+
+    def once(number: int, _: int) -> tuple[float, float]:
+        # A process of its own each time: a waiting pipeline would prefetch during the turns of others.
+        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches, files)
+        return wall, cpu
+
+    return list(in_turn(range(len(pipelines)), rounds, once).values())
 
 
 def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float) -> dict[str, Any]:
@@ -306,12 +355,7 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
 
 def counted(url: str, read: Callable[[], int]) -> dict[str, float]:
     """Return the tar requests and bytes per clip read by `read`, by the server's count."""
-
-    def log() -> dict[str, dict[str, int]]:
-        found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}/log").read())
-        return found
-
-    before, clips, after = log(), read(), log()
+    before, clips, after = served(url), read(), served(url)
     return {kind: (after[kind]["tar"] - before[kind].get("tar", 0)) / clips for kind in ("requests", "bytes")}
 
 
@@ -333,37 +377,14 @@ def one_epoch(url: str, batch: int) -> int:
     return sum(one.num_rows for one in loader)
 
 
-@contextlib.contextmanager
-def slow_server(folder: Path, latency: float, megabits: float = 0, rate: int = 0) -> Iterator[tuple[str, int]]:
-    """Start a slow server of `folder`; yields its URL and process id."""
-    command = [sys.executable, "-m", "bench.load.slow_server", str(folder), str(latency), str(megabits), str(rate)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
-        finally:
-            process.kill()
-
-
 def _rates(times: Sequence[tuple[float, float]], clips: int) -> dict[str, float]:
-    rates = [clips / wall for wall, _ in times]
-    return {
-        "clips_a_second": statistics.median(rates),
-        "clips_a_second_min": min(rates),
-        "clips_a_second_max": max(rates),
-        "cpu_ms_a_clip": 1e3 * statistics.median(cpu for _, cpu in times) / clips,
-    }
+    cpu = 1e3 * statistics.median(cpu for _, cpu in times) / clips
+    return ranged("clips_a_second", [clips / wall for wall, _ in times]) | {"cpu_ms_a_clip": cpu}
 
 
 def _ratio(ours: Sequence[tuple[float, float]], theirs: Sequence[tuple[float, float]]) -> dict[str, float]:
     """Return how many times faster ours is, as the median over rounds, by wall and by CPU time."""
-    wall = [b[0] / a[0] for a, b in zip(ours, theirs, strict=True)]
-    cpu = [b[1] / a[1] for a, b in zip(ours, theirs, strict=True) if a[1]]
-    return {
-        "wall": statistics.median(wall),
-        "wall_min": min(wall),
-        "wall_max": max(wall),
-        "cpu": statistics.median(cpu) if cpu else 0.0,
-        "cpu_min": min(cpu, default=0.0),
-        "cpu_max": max(cpu, default=0.0),
-    }
+    pairs = list(zip(ours, theirs, strict=True))
+    # A round too short for the clock of CPU time has none.
+    cpu = [other[1] / mine[1] for mine, other in pairs if mine[1]] or [0.0]
+    return ranged("wall", [other[0] / mine[0] for mine, other in pairs]) | ranged("cpu", cpu)

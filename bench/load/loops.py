@@ -11,21 +11,21 @@ import argparse
 import inspect
 import itertools
 import json
-import os
 import statistics
 import time
 import zlib
-from collections.abc import Callable
-from multiprocessing import get_context, set_start_method
+from collections.abc import Callable, Iterator
+from multiprocessing import set_start_method
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
+from bench.common.rounds import apart, in_turn, ratios
 from bench.load.loop_programs import PROGRAMS
-from fastvid.runtime.processes import available_cores
+from fastvid.errors import JobError
 from fastvid.tune.measure import Corpus
 
 SCHEMA: Final = "fastvid-bench-loops/1"
@@ -34,45 +34,40 @@ _WARM: Final = 4  # batches
 _COMPARED: Final = 3  # batches
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench loops``."""
-    parser.add_argument("--data", required=True, metavar="DIR", help="a dataset of videos of at least 224x224 pixels")
-    parser.add_argument("--workers", type=int, default=available_cores(), help="(default: all cores, %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="clips per batch (default %(default)s)")
-    parser.add_argument("--batches", type=int, default=20, help="batches per round (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "loops.json", help="result file (%(default)s)")
+add_arguments = options(
+    "workers batch rounds",
+    json="loops.json",
+    data=(str, "a dataset of videos of at least 224x224 pixels", {"required": True, "metavar": "DIR"}),
+    batches=(20, "batches per round"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
     files = list(map(str, Corpus(args.data, "tsn8").files))
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "dataset": Path(args.data).name}
-    record |= {"workers": args.workers, "batch": args.batch, "batches": args.batches, "rows": []}
-    rates: dict[str, list[float]] = {}
-    for name, program in PROGRAMS.items():
-        row: dict[str, Any] = {"program": name, "lines": lines_of(program)}
-        record["rows"].append(row)
+    record = Record(SCHEMA, args, "workers", "batch", "batches", dataset=Path(args.data).name)
+    rows: dict[str, dict[str, Any]] = {
+        name: {"program": name, "lines": lines_of(one)} for name, one in PROGRAMS.items()
+    }
+    works = []
+    for name, row in rows.items():
         try:
             counts = (args.workers, args.workers, args.workers + 1)
-            found = [_apart("digests", name, args.data, files, args.batch, workers) for workers in counts]
-        except RuntimeError as error:
-            row["refused"] = str(error)
+            found = [apart(digests, name, args.data, files, args.batch, workers) for workers in counts]
+        except JobError as error:
+            row["refused"] = error.message
             continue
         row |= {"repeats": found[0] == found[1], "elastic": found[0] == found[2]}
-        rates[name] = []
-    for number in range(args.rounds):
-        order = list(rates)[number % len(rates) :] + list(rates)[: number % len(rates)]
-        for name in order:
-            rates[name].append(_apart("rate", name, args.data, files, args.batch, args.workers, args.batches))
-    first = rates["ClipLoader"]
-    for row in record["rows"]:
-        if (own := rates.get(row["program"])) is not None:
-            ratios = [mine / base for mine, base in zip(own, first, strict=True)]
-            row |= {"clips_per_s": statistics.median(own), "of_clip_loader": statistics.median(ratios)}
-            row["of_clip_loader_range"] = [min(ratios), max(ratios)]
+        works.append(name)
+    inputs = (args.data, files, args.batch, args.workers, args.batches)
+    rates = in_turn(works, args.rounds, lambda name, _: float(apart(rate, name, *inputs)))
+    for name, own in rates.items():
+        times = ratios(own, rates["ClipLoader"])
+        rows[name] |= {"clips_per_s": statistics.median(own), "of_clip_loader": statistics.median(times)}
+        rows[name]["of_clip_loader_range"] = [min(times), max(times)]
+    record["rows"] = list(rows.values())
     print(json.dumps(record["rows"], indent=1))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -87,7 +82,7 @@ def digests(name: str, *inputs: Any) -> list[int]:
     torch.manual_seed(0)
     np.random.seed(0)
     found = []
-    for batch in itertools.islice(PROGRAMS[name](*inputs), _COMPARED):
+    for batch in itertools.islice(_started(name, *inputs), _COMPARED):
         assert batch.shape[1:] == (3, 8, 224, 224), batch.shape
         assert batch.dtype is torch.uint8
         found.append(zlib.crc32(batch.contiguous().numpy().tobytes()))
@@ -96,7 +91,7 @@ def digests(name: str, *inputs: Any) -> list[int]:
 
 def rate(name: str, url: str, files: list[str], batch: int, workers: int, batches: int) -> float:
     """Return clips per second."""
-    made = PROGRAMS[name](url, files, batch, workers)
+    made = _started(name, url, files, batch, workers)
     for _ in range(_WARM):
         next(made)
     begun = time.perf_counter()
@@ -105,32 +100,7 @@ def rate(name: str, url: str, files: list[str], batch: int, workers: int, batche
     return batch * batches / (time.perf_counter() - begun)
 
 
-def _apart(question: str, *inputs: Any) -> Any:
-    """Run `digests` or `rate` in a new process."""
-    context = get_context("spawn")
-    mine, theirs = context.Pipe()
-    process = context.Process(target=_answer, args=(theirs, question, inputs))
-    process.start()
-    theirs.close()
-    try:
-        good, answer = mine.recv()
-    except EOFError:
-        good, answer = False, "its process died"
-    process.join(20)
-    if process.is_alive():
-        process.kill()
-    if not good:
-        raise RuntimeError(answer)
-    return answer
-
-
-def _answer(pipe: Any, question: str, inputs: tuple[Any, ...]) -> None:
+def _started(name: str, *inputs: Any) -> Iterator[torch.Tensor]:
     torch.set_num_threads(1)
     set_start_method("fork", force=True)  # as in a user's program; a spawned process would spawn its workers too
-    try:
-        pipe.send((True, {"digests": digests, "rate": rate}[question](*inputs)))
-    except Exception as error:  # noqa: BLE001 - reported to the parent
-        pipe.send((False, f"{type(error).__name__}: {error}"))
-    finally:
-        pipe.close()
-        os._exit(0)  # do not wait for rivals' worker processes
+    return PROGRAMS[name](*inputs)

@@ -25,19 +25,21 @@ import statistics
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from bench.common.footage import X264
 from bench.common.footage import frames as frames_of
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options, write_json
 from bench.common.linked import video_decoder
 from bench.common.newest import use_newest
-from bench.load.load import slow_server
+from bench.common.rounds import in_turn
+from bench.load.slow_server import slow_server, totals
 from fastvid.errors import JobError, UsageError
 from fastvid.media.ffmpeg import find_ffmpeg
 
@@ -47,7 +49,6 @@ LOOP: Final = 1800  # frames after which the numbers begin again
 SQUARE: Final = 16  # pixels of a painted bit
 BITS: Final = 11
 
-X264: Final = ("-c:v", "libx264", "-preset", "veryfast", "-pix_fmt", "yuv420p")
 KINDS: Final[dict[str, tuple[tuple[int, int], tuple[str, ...], int, int]]] = {
     # Height and width, the encoder's options, frames of a window, their step.
     "x264": ((720, 1280), X264, 8, 4),
@@ -63,38 +64,31 @@ _READERS: Final = (*_PROOFS, "torchcodec exact", "torchcodec approximate", "lanc
 _VIDEOS: Final = 3
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench reads``."""
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos of which the files are made")
-    parser.add_argument("--kinds", default=",".join(KINDS), help="(%(default)s)")
-    parser.add_argument("--windows", type=int, default=60, help="of a measurement (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--latency", type=float, default=20.0, help="milliseconds before a response (%(default)s)")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder of the files (%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "reads.json", help="result file (%(default)s)")
+add_arguments = options(
+    "footage cache latency",
+    json="reads.json",
+    kinds=(",".join(KINDS), "kinds of files"),
+    windows=(60, "windows of a measurement"),
+    rounds=3,
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
     use_newest(["torchcodec", "lance"], args.cache)
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "windows": args.windows}
-    record |= {"latency_ms": args.latency, "rounds": args.rounds, "kinds": {}}
+    record = Record(SCHEMA, args, "windows", "rounds", latency_ms=args.latency, kinds={})
     for kind in args.kinds.split(","):
         folder = _prepared(args, kind)
         with slow_server(folder, args.latency) as (url, _):
             # In a file without B-frames every packet is needed; one of an hour is also too large to be proved whole.
             readers = [reader for reader in _READERS if reader != "fastvid proved" or kind not in _MINUTES]
             indexed = {reader: _indexed(folder, url, _PROOFS[reader]) for reader in readers if reader in _PROOFS}
-            found: dict[str, list[dict[str, Any]]] = {}
-            for number in range(args.rounds):
-                order = readers[number % len(readers) :] + readers[: number % len(readers)]
-                for reader in order:
-                    found.setdefault(reader, []).append(_measured(args, reader, kind, folder, url))
-                    print(kind, reader, json.dumps(found[reader][-1]), flush=True)
+            measured = partial(_measured, args, kind, folder, url)
+            found = in_turn(readers, args.rounds, lambda reader, _, measured=measured: measured(reader))
         record["kinds"][kind] = {
             reader: _summary(rounds, args.windows) | indexed.get(reader, {}) for reader, rounds in found.items()
         }
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -116,17 +110,17 @@ def _indexed(folder: Path, url: str, proof: str) -> dict[str, Any]:
     index, record = folder / f"index-{proof}", folder / f"index-{proof}.json"
     if not record.exists():
         shutil.rmtree(index, ignore_errors=True)
-        before = _log(url)
+        before = totals(url)
         videos = [f"{url}/{path.name}" for path in sorted(folder.glob("*.mp4"))]
         command = [sys.executable, "-m", "fastvid", "index", *videos, "--out", str(index), "--prove", proof]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        after = _log(url)
+        after = totals(url)
         write_json(record, {f"open_{name}": after[name] - before[name] for name in ("requests", "bytes")})
     found: dict[str, Any] = json.loads(record.read_text())
     return found
 
 
-def _measured(args: argparse.Namespace, reader: str, kind: str, folder: Path, url: str) -> dict[str, Any]:
+def _measured(args: argparse.Namespace, kind: str, folder: Path, url: str, reader: str) -> dict[str, Any]:
     """Run a reader in a process of its own; return what it took to open its videos and to read the windows."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
     command = [sys.executable, "-m", "bench.load.reads", reader, kind, str(folder), url, str(args.windows)]
@@ -135,28 +129,22 @@ def _measured(args: argparse.Namespace, reader: str, kind: str, folder: Path, ur
     ) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        before = _log(url)
+        before = totals(url)
         while (line := process.stdout.readline()) not in ("opened\n", ""):
             pass
-        opened = _log(url)
+        opened = totals(url)
         if line:
             process.stdin.write("go\n")
         process.stdin.close()
         answers = process.stdout.read().splitlines()
     if process.returncode or not line:
         raise JobError(f"{reader} ended with exit code {process.returncode}")
-    done = _log(url)
+    done = totals(url)
     found: dict[str, Any] = json.loads(answers[-1])
-    names = ("requests", "bytes")
-    return found | {
-        **{name: done[name] - opened[name] for name in names},
-        **{f"open_{name}": opened[name] - before[name] for name in names},
-    }
-
-
-def _log(url: str) -> dict[str, int]:
-    log = json.loads(urllib.request.urlopen(f"{url}/log").read())
-    return {name: sum(log[name].values()) for name in ("requests", "bytes")}
+    found |= {name: done[name] - opened[name] for name in done}
+    found |= {f"open_{name}": opened[name] - before[name] for name in before}
+    print(kind, reader, json.dumps(found), flush=True)
+    return found
 
 
 def _prepared(args: argparse.Namespace, kind: str) -> Path:
@@ -168,7 +156,7 @@ def _prepared(args: argparse.Namespace, kind: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         for number in range(_VIDEOS):
             _make(args.footage, folder / f"{number}.mp4", kind, number)
-        _store(folder)
+        subprocess.run([sys.executable, "-c", _STORE, str(folder)], check=True)
         (folder / "made").touch()
     return folder
 
@@ -195,6 +183,7 @@ def _make(footage: Path, path: Path, kind: str, number: int) -> None:
 
 _STORE = """
 import sys
+from functools import partial
 from pathlib import Path
 import lance, pyarrow as pa
 folder = Path(sys.argv[1])
@@ -203,10 +192,6 @@ for path in sorted(folder.glob("*.mp4")):
     table = pa.table({"video": pa.array([path.read_bytes()], pa.large_binary())}, schema=pa.schema([blob]))
     lance.write_dataset(table, str(folder / "bucket/videos.lance"), mode="append")
 """
-
-
-def _store(folder: Path) -> None:
-    subprocess.run([sys.executable, "-c", _STORE, str(folder)], check=True)
 
 
 def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[np.int64]], Any]:

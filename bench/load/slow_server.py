@@ -10,11 +10,15 @@ that read.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import mmap
 import socket
+import subprocess
 import sys
+import urllib.request
 from collections import deque
+from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import Final
@@ -154,6 +158,29 @@ class SlowServer:
                 with path.open("rb") as file:
                     self._maps[name] = memoryview(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
         return self._maps[name]
+
+
+@contextlib.contextmanager
+def slow_server(folder: Path, latency: float, megabits: float = 0, rate: int = 0) -> Iterator[tuple[str, int]]:
+    """Start a slow server of `folder`; yields its URL and process id."""
+    command = [sys.executable, "-m", "bench.load.slow_server", str(folder), str(latency), str(megabits), str(rate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield f"http://127.0.0.1:{int(process.stdout.readline())}", process.pid
+        finally:
+            process.kill()
+
+
+def served(url: str) -> dict[str, dict[str, int]]:
+    """Return what a server has counted: requests and bytes, by the suffix of the file."""
+    found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}{_LOG}").read())
+    return found
+
+
+def totals(url: str) -> dict[str, int]:
+    """Return all requests and bytes that a server has counted."""
+    return {name: sum(counts.values()) for name, counts in served(url).items()}
 
 
 async def _main(folder: Path, seconds: float, bits_per_second: float, rate: int) -> None:

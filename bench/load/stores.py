@@ -18,15 +18,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard as shard_footage
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.footage import shard as shard_footage
+from bench.common.harness import DATASET, Record, options, run_json
+from bench.common.rounds import resident
 from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
-from bench.load.load import slow_server
+from bench.load.slow_server import served, slow_server
 from fastvid.errors import FastvidError, JobError
 
 SCHEMA: Final = "fastvid-bench-stores/1"
@@ -36,21 +36,19 @@ _CACHES: Final = {"sidecars": {}, "videos": {"FASTVID_CACHE_VIDEO": "20G"}}
 _WAYS: Final = ("limit", "cache", "unlimited")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench stores``."""
-    parser.add_argument("--data", metavar="DIR", help="dataset for `nodes`")
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="videos to shard if --data is not given")
-    parser.add_argument("--epochs", type=int, default=3, help="(%(default)s)")
-    parser.add_argument("--latency", type=float, default=50.0, help="milliseconds before a response (%(default)s)")
-    parser.add_argument("--rate", type=int, default=200, help="requests a second that the store takes (%(default)s)")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for the dataset (%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "stores.json", help="result file (%(default)s)")
+add_arguments = options(
+    "footage cache",
+    data=(str, "a dataset; instead of --footage", DATASET),
+    json="stores.json",
+    epochs=3,
+    latency=50.0,
+    rate=(200, "requests a second that the store takes"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = {"schema": SCHEMA, "machine": machine_facts(), "world": WORLD, "nodes": NODES}
-    record |= {"epochs": args.epochs, "latency_ms": args.latency, "rate": args.rate}
+    record = Record(SCHEMA, args, "epochs", "rate", world=WORLD, nodes=NODES, latency_ms=args.latency)
     data = args.data or (str(shard_footage(args.footage, "compact", args.cache)) if args.footage else None)
     with tempfile.TemporaryDirectory(prefix="fastvid-stores-") as scratch:
         folder = Path(scratch)
@@ -63,11 +61,10 @@ def run(args: argparse.Namespace) -> int:
         wide = make_wide(folder / "wide")
         with slow_server(Path(wide), 0) as (url, _):
             for way in _WAYS:
-                record[f"memory {way}"] = _in_process(
-                    ["memory", url, way, str(folder / f"memory-{way}"), str(OPEN_SHARDS), str(OPEN_SAMPLES)]
-                )
+                words = ["memory", url, way, str(folder / f"memory-{way}"), str(OPEN_SHARDS), str(OPEN_SAMPLES)]
+                record[f"memory {way}"] = run_json([sys.executable, "-m", "bench.load.stores", *words])
                 print(way, json.dumps(record[f"memory {way}"]))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -84,7 +81,7 @@ def nodes(
             lambda rank: {"FASTVID_CACHE": str(folder / f"node{rank * NODES // WORLD}"), **variables},
         )
         spent = time.perf_counter() - begun
-        log = json.loads(urllib.request.urlopen(f"{url}/log").read())
+        log = served(url)
     if made["clips"] != expected:
         raise FastvidError("eight processes at the store delivered other clips than one process on the disk")
     read = sum(log["bytes"].values())
@@ -164,20 +161,8 @@ def memory(url: str, way: str, cache: str, shards: str, samples: str) -> dict[st
         dataset.shard(index).table(draws.randrange(int(samples)))
         if place % (int(shards) // 10) == 0:
             found["shards"].append(place)
-            found["megabytes"].append(_resident())
+            found["megabytes"].append(resident() / 1e6)
     return found | {"seconds": time.perf_counter() - begun}
-
-
-def _resident() -> float:
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def _in_process(arguments: list[str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "bench.load.stores", *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 if __name__ == "__main__":

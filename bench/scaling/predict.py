@@ -2,25 +2,219 @@
 
 Uncertain inputs are drawn many times with a fixed seed; a result is the mean, the median and the 5 % and 95 % quantiles
 of the draws. Nothing here is measured: every row is labelled "predicted".
+
+Compare the scaling model with measured runs. Predictions use the measured parts, never the runs themselves.
+
+A measurement file is JSON of the form of `Measurements`:
+
+- ``workload``: clips per rank and step, parameters, and optionally bucket sizes and ``backward_fraction``.
+- ``ranks_per_node``: processes that share the ``intra`` link; 1 if every rank has its own node or network namespace.
+- ``local_steps``: seconds per step with clips in memory and without synchronisation, in ``ranks`` concurrent processes,
+  so that ranks that share cores slow each other down as in training.
+- ``all_reduces``: seconds of one all-reduce of ``bytes`` over ``ranks`` ranks that use only one ``link``.
+- ``loaders`` (optional): total clips per second of ``ranks`` loaders without training.
+- ``runs``: seconds per step of real training. Only these are compared; nothing is fitted to them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
-from bench.scaling import validation
-from bench.scaling.cluster import ClusterModel, SyncSpec
-from bench.scaling.collectives import Value
+from bench.scaling.model import (
+    AllReducePoint,
+    ClusterModel,
+    Compute,
+    DataPath,
+    Gradients,
+    NetworkLink,
+    SyncSpec,
+    Topology,
+    Value,
+    Workload,
+    fit_link,
+    predict_step,
+    train_seconds,
+)
 from bench.scaling.model_file import ModelFile, load_model
-from bench.scaling.scaling_model import predict_step, train_seconds
 from fastvid.errors import UsageError
 from fastvid.runtime.values import sha256
+
+MEASUREMENTS: Final = "fastvid-scaling-measurements/1"
+VALIDATION: Final = "fastvid-scaling-validation/1"
+
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
+Positives: TypeAlias = Positive | Annotated[list[Positive], msgspec.Meta(min_length=1)]
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a measurement file; its fields are all keys that the part may have."""
+
+
+class MeasuredWorkload(_Part):
+    """What each rank trains; what is absent is as in `Gradients`."""
+
+    clips_per_rank: Count
+    parameters: Count
+    bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
+    bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
+    first_bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
+    averaged_bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
+    backward_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 2 / 3
+
+
+class MeasuredSteps(_Part):
+    """Seconds of single local steps of one of `ranks` processes that worked at the same time."""
+
+    ranks: Count
+    seconds: Positives
+
+
+class MeasuredReduce(_Part):
+    """Seconds of all-reduces over one kind of link."""
+
+    link: Literal["intra", "inter"]
+    ranks: Count
+    bytes: Positive
+    seconds: Positives
+
+
+class MeasuredLoaders(_Part):
+    """Clips per second of all loaders together."""
+
+    ranks: Count
+    clips_per_second: Positives
+
+
+class MeasuredRun(_Part):
+    """Seconds per step of real training."""
+
+    ranks: Count
+    strategy: str
+    seconds_per_step: Positives
+
+
+class Measurements(_Part):
+    """A measurement file, see this module's docstring."""
+
+    schema: Literal["fastvid-scaling-measurements/1"]
+    machine: dict[str, Any]
+    workload: MeasuredWorkload
+    ranks_per_node: Count
+    local_steps: list[MeasuredSteps]
+    all_reduces: list[MeasuredReduce]
+    runs: list[MeasuredRun]
+    algorithm: Literal["auto", "hierarchical", "ring", "tree"] = "ring"  # the algorithm of gloo
+    loaders: list[MeasuredLoaders] = []
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> Measurements:
+        """Check and convert the contents of a file."""
+        try:
+            return msgspec.convert(raw, cls)
+        except msgspec.ValidationError as error:
+            raise UsageError(f"the measurements are not valid: {error}", hint="$ is the whole file") from None
+
+    def topology(self) -> Topology:
+        """Return the nodes, with links fitted to the all-reduces."""
+        points: dict[str, list[AllReducePoint]] = {}
+        for one in self.all_reduces:
+            points.setdefault(one.link, []).append(AllReducePoint(one.ranks, one.bytes, float(np.median(one.seconds))))
+        links = {end: fit_link(found) for end, found in points.items()}
+        if not links:
+            raise UsageError("all_reduces is empty, so no link can be fitted", hint="measure at least two sizes")
+        used: NetworkLink = next(iter(links.values()))  # no run uses a link that was not measured
+        return Topology(self.ranks_per_node, links.get("intra", used), links.get("inter", used))
+
+    def cluster(self, ranks: int, topology: Topology) -> ClusterModel:
+        """Return the model's inputs for `ranks` ranks."""
+        steps = {one.ranks: np.atleast_1d(one.seconds) for one in self.local_steps}
+        if ranks not in steps:
+            known = ", ".join(map(str, sorted(steps)))
+            raise UsageError(
+                f"runs has {ranks} ranks, but local_steps has only {known}",
+                hint=f"measure local_steps on {ranks} ranks",
+            )
+        sizes = msgspec.to_builtins(self.workload)
+        clips, backward = sizes.pop("clips_per_rank"), sizes.pop("backward_fraction")
+        mean = float(steps[ranks].mean())
+        compute = Compute(mean, clips, backward_fraction=backward, step_jitter=float(steps[ranks].std() / mean))
+        # With one request per clip the measured clip rate of all loaders is the request rate.
+        rates = {one.ranks: float(np.median(one.clips_per_second)) for one in self.loaders}
+        data = DataPath(shared_requests_per_second=rates[ranks]) if ranks in rates else DataPath()
+        return ClusterModel(Workload(1, 1, clips_per_gpu=clips), Gradients(**sizes), compute, topology, data)
+
+
+def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
+    """Predict every run of a measurement file from the file's other parts.
+
+    Returns A JSON object with one row per run: predicted and measured seconds per step, clips per second and
+    efficiency against the smallest run of the same strategy, the step's relative error, and the parts of the
+    predicted step.
+    """
+    parts = Measurements.of(measurements)
+    topology = parts.topology()
+    runs = [(run.ranks, SyncSpec.parse(run.strategy), run.seconds_per_step) for run in parts.runs]
+    rows: list[dict[str, Any]] = []
+    for ranks, strategy, seconds in sorted(runs, key=lambda run: (str(run[1]), run[0])):
+        step = predict_step(parts.cluster(ranks, topology), ranks, strategy, parts.algorithm)
+        predicted, measured = float(step.seconds), float(np.median(seconds))
+        rows.append(
+            {
+                "ranks": ranks,
+                "strategy": str(strategy),
+                "predicted_step_seconds": predicted,
+                "measured_step_seconds": measured,
+                "relative_error": predicted / measured - 1,
+                "predicted_clips_per_second": step.clips / predicted,
+                "measured_clips_per_second": step.clips / measured,
+                "predicted_split_seconds": {
+                    "compute": float(step.compute),
+                    "wait": float(step.wait),
+                    "exposed": float(step.exposed),
+                    "data_stall": float(step.data_stall),
+                },
+            }
+        )
+    for row in rows:
+        base = next(other for other in rows if other["strategy"] == row["strategy"])
+        for kind in ("predicted", "measured"):
+            per_rank = [float(entry[f"{kind}_clips_per_second"]) / entry["ranks"] for entry in (row, base)]
+            row[f"{kind}_efficiency"] = per_rank[0] / per_rank[1]
+    links = {
+        end: {"bytes_per_second": float(link.bytes_per_second), "latency_seconds": float(link.latency_seconds)}
+        for end, link in (("intra", topology.intra), ("inter", topology.inter))
+    }
+    return {
+        "schema": VALIDATION,
+        "label": "predicted beside measured",
+        "machine": parts.machine,
+        "algorithm": parts.algorithm,
+        "fitted_links": links,
+        "rows": rows,
+        "largest_error": max((abs(row["relative_error"]) for row in rows), default=0.0),
+    }
+
+
+def comparison(report: Mapping[str, Any]) -> str:
+    """Format a validation report as text."""
+    lines = ["ranks sync      predicted ms  measured ms   error  predicted eff.  measured eff."]
+    lines += [
+        f"{row['ranks']:>5} {row['strategy']:8} {1000 * row['predicted_step_seconds']:13.2f} "
+        f"{1000 * row['measured_step_seconds']:12.2f} {100 * row['relative_error']:+6.1f}% "
+        f"{100 * row['predicted_efficiency']:14.1f}% {100 * row['measured_efficiency']:13.1f}%"
+        for row in report["rows"]
+    ]
+    return "\n".join(lines)
+
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"
 QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -53,12 +247,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _validation(path: Path) -> tuple[dict[str, Any], str]:
     try:
-        report = validation.validate(json.loads(path.read_text(encoding="utf-8")))
+        report = validate(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"cannot read the measurements: {error.strerror}", file=path) from error
     except json.JSONDecodeError as error:
         raise UsageError(f"not valid JSON: {error}", file=path) from error
-    return report, validation.table(report)
+    return report, comparison(report)
 
 
 def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:

@@ -29,8 +29,8 @@ from typing import Any, Final
 
 from bench.common.harness import RESULTS, machine_facts, write_json
 from bench.common.hosts import Hosts
-from bench.scaling import predict, validation
-from bench.scaling.cluster import SyncSpec
+from bench.scaling import predict
+from bench.scaling.model import SyncSpec
 from fastvid.errors import UsageError, WorkerError
 
 SCHEMA: Final = "fastvid-bench-scale/1"
@@ -166,15 +166,15 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
 def complete(record: dict[str, Any]) -> dict[str, Any]:
     """Return the record with the scaling model's predictions, if it contains all-reduces."""
     measured = measurements(record)
-    return record | {"prediction": validation.validate(measured) if measured["all_reduces"] else None}
+    return record | {"prediction": predict.validate(measured) if measured["all_reduces"] else None}
 
 
 def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record to the scaling model's measurements, see models/measurements.schema.json."""
+    """Convert a record to the scaling model's measurements, see `bench.scaling.predict.Measurements`."""
     worlds = record["worlds"]
     local = max(max(rank["local_world_size"] for rank in world["ranks"]) for world in worlds)
     found: dict[str, Any] = {
-        "schema": validation.MEASUREMENTS,
+        "schema": predict.MEASUREMENTS,
         "machine": worlds[0]["machine"],
         "workload": {"clips_per_rank": worlds[0]["clips_per_rank"], "parameters": worlds[0]["parameters"]},
         "ranks_per_node": local,
@@ -221,5 +221,8 @@ def table(record: Mapping[str, Any]) -> str:
                 f" {slow['behind_the_average']:.1%} slower than the average"
             )
     if record["prediction"]:
-        lines += ["predicted from the parts, against the measured runs:", validation.table(record["prediction"])]
+        lines += [
+            "predicted from the parts, against the measured runs:",
+            predict.comparison(record["prediction"]),
+        ]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from bench.scaling.cluster import Gradients, SyncSpec
+from bench.scaling.model import Gradients, SyncSpec
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.epoch import World
 from fastvid.runtime.processes import available_cores

@@ -16,19 +16,18 @@ import argparse
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.load.load import slow_server
+from bench.common.harness import Record, options
+from bench.common.rounds import ratios, spread, timed
+from bench.load.slow_server import slow_server, totals
 from fastvid.errors import FastvidError
 from fastvid.media.ffmpeg import find_ffmpeg
 
@@ -38,18 +37,18 @@ _SECONDS: Final = (12, 25, 40, 60, 95)
 _CHUNK: Final = 1 << 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench index``."""
-    parser.add_argument("--footage", type=Path, required=True, metavar="FILE", help="a real video, used in a loop")
-    parser.add_argument("--files", type=int, default=10_000, help="files to index by --prove none (%(default)s)")
-    parser.add_argument("--sampled", type=int, default=100, help="files to index by --prove sample (%(default)s)")
-    parser.add_argument("--downloads", type=int, default=100, help="files to download in a round (%(default)s)")
-    parser.add_argument("--latency", type=float, default=20.0, help="milliseconds before a response (%(default)s)")
-    parser.add_argument("--megabits", type=float, default=1000.0, help="bandwidth per second (%(default)s)")
-    parser.add_argument("--workers", type=int, help="workers of fastvid index (its own default)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (%(default)s)")
-    parser.add_argument("--scratch", type=Path, default=Path("runs/bench/index"), help="(%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "index.json", help="result file (%(default)s)")
+add_arguments = options(
+    "latency",
+    json="index.json",
+    footage=(Path, "a real video, used in a loop", {"required": True, "metavar": "FILE"}),
+    files=(10_000, "files to index by --prove none"),
+    sampled=(100, "files to index by --prove sample"),
+    downloads=(100, "files to download in a round"),
+    megabits=(1000.0, "bandwidth per second"),
+    workers=(int, "workers of fastvid index (its own default)"),
+    rounds=(3, "measured rounds"),
+    scratch=(Path("runs/bench/index"), "folder of the videos"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     record["video_seconds"] = list(_SECONDS)
     record["video_bytes"] = [video.stat().st_size for video in videos]
     print(json.dumps(record, indent=1))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -88,7 +87,7 @@ def make_videos(footage: Path, folder: Path) -> list[Path]:
     return made
 
 
-def compare(args: argparse.Namespace, served: Path, folder: Path) -> dict[str, Any]:
+def compare(args: argparse.Namespace, served: Path, folder: Path) -> Record:
     """Time both in alternating rounds; return the record."""
     names = sorted(path.name for path in served.iterdir())
     proofs = {"none": len(names), "sample": min(args.sampled, len(names))}
@@ -99,34 +98,22 @@ def compare(args: argparse.Namespace, served: Path, folder: Path) -> dict[str, A
             rows = [f"{url}/{name},video" for name in names[:files]]
             (folder / f"{proof}.csv").write_text("\n".join(["path,label", *rows]) + "\n")
         for number in range(args.rounds):
-            before = _log(url)
+            before = totals(url)
             spent = download([f"{url}/{name}" for name in names[: args.downloads]])
             seconds["download"].append(spent / args.downloads)
-            counts["download"] = _difference(before, _log(url), args.downloads)
+            counts["download"] = _difference(before, totals(url), args.downloads)
             for proof, files in proofs.items():
                 out = folder / f"{proof}-{number}"
-                before = _log(url)
+                before = totals(url)
                 spent = index(folder / f"{proof}.csv", out, proof, args.workers)
                 seconds[proof].append(spent / files)
-                counts[proof] = _difference(before, _log(url), files)
+                counts[proof] = _difference(before, totals(url), files)
                 if number == 0:
                     _check(out, files)
                 shutil.rmtree(out)
-    ratios = {proof: [d / i for d, i in zip(seconds["download"], seconds[proof], strict=True)] for proof in proofs}
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "files": proofs,
-        "downloads": args.downloads,
-        "connections": CONNECTIONS,
-        "latency_ms": args.latency,
-        "megabits": args.megabits,
-        "rounds": args.rounds,
-        "times_faster": {
-            proof: {"median": statistics.median(found), "min": min(found), "max": max(found)}
-            for proof, found in ratios.items()
-        },
-    }
+    record = Record(SCHEMA, args, "downloads", "megabits", "rounds", files=proofs, connections=CONNECTIONS)
+    record["latency_ms"] = args.latency
+    record["times_faster"] = {proof: spread(ratios(seconds["download"], seconds[proof])) for proof in proofs}
     for name, spent_a_file in seconds.items():
         record[name] = {"seconds_a_file": spent_a_file, **counts[name]}
     return record
@@ -140,10 +127,8 @@ def download(urls: Sequence[str]) -> float:
             while response.read(_CHUNK):
                 pass
 
-    begun = time.perf_counter()
     with ThreadPoolExecutor(CONNECTIONS) as pool:
-        list(pool.map(one, urls))
-    return time.perf_counter() - begun
+        return timed(lambda: list(pool.map(one, urls)))[1]
 
 
 def index(table: Path, out: Path, proof: str, workers: int | None) -> float:
@@ -151,9 +136,7 @@ def index(table: Path, out: Path, proof: str, workers: int | None) -> float:
     command = [sys.executable, "-m", "fastvid", "index", "--annotations", f"csv:{table}", "--out", str(out)]
     command += ["--prove", proof]
     command += [] if workers is None else ["--workers", str(workers)]
-    begun = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return time.perf_counter() - begun
+    return timed(lambda: subprocess.run(command, check=True, stdout=subprocess.DEVNULL))[1]
 
 
 def _check(out: Path, expected: int) -> None:
@@ -164,13 +147,5 @@ def _check(out: Path, expected: int) -> None:
         raise FastvidError(f"the dataset has {len(dataset)} videos instead of {expected}")
 
 
-def _log(url: str) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = json.loads(urllib.request.urlopen(f"{url}/log").read())
-    return found
-
-
-def _difference(before: Mapping[str, Any], after: Mapping[str, Any], files: int) -> dict[str, float]:
-    return {
-        f"{what}_a_file": (sum(after[what].values()) - sum(before[what].values())) / files
-        for what in ("requests", "bytes")
-    }
+def _difference(before: Mapping[str, int], after: Mapping[str, int], files: int) -> dict[str, float]:
+    return {f"{what}_a_file": (after[what] - before[what]) / files for what in ("requests", "bytes")}

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.corpus import shard
-from bench.common.harness import RESULTS, machine_facts, run_json, write_json
+from bench.common.footage import shard
+from bench.common.harness import FOLDER, Record, options, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
 from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.demo import motion
@@ -63,18 +63,16 @@ ARMS: Final = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench quality``."""
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS), help="(all)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="runs per arm (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=24, metavar="N", help="epochs per run (default %(default)s)")
-    parser.add_argument("--textures", type=int, metavar="N", help="training textures of each kind (default 6)")
-    parser.add_argument(
-        "--parallel", type=int, default=available_cores(), help="concurrent runs (default: cores, %(default)s)"
-    )
-    parser.add_argument("--footage", type=Path, metavar="FOLDER", help="real videos, for SSIM")
-    parser.add_argument("--cache", type=Path, default=Path("runs/bench"), help="folder for datasets (%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "quality.json", help="result file (%(default)s)")
+add_arguments = options(
+    "cache",
+    json="quality.json",
+    arms=(list(ARMS), "encodings", {"choices": ARMS}),
+    seeds=3,
+    epochs=24,
+    textures=(int, "training textures of each kind (default 6)"),
+    parallel=(available_cores(), "concurrent runs"),
+    footage=(Path, "real videos, for SSIM", FOLDER),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,16 +81,11 @@ def run(args: argparse.Namespace) -> int:
     folder = args.cache / f"motion-{instances['train']}-{instances['test']}"
     made = datasets(folder, instances, args.arms)
     sources = videos(folder / "videos", "*.mp4")
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "recipe": RECIPE,
-        "epochs": args.epochs,
-        "chance_percent": 100 / len(motion.DIRECTIONS),
-        "videos": {split: count * len(motion.TEXTURES) * len(motion.DIRECTIONS) for split, count in instances.items()},
-        "arms": {name: encoding(ARMS[name], made[name], sources) for name in args.arms},
-        "footage": similarity(args.footage, args.cache) if args.footage else [],
-    }
+    kinds = len(motion.TEXTURES) * len(motion.DIRECTIONS)
+    record = Record(SCHEMA, args, "epochs", recipe=RECIPE, chance_percent=100 / len(motion.DIRECTIONS))
+    record["videos"] = {split: count * kinds for split, count in instances.items()}
+    record["arms"] = {name: encoding(ARMS[name], made[name], sources) for name in args.arms}
+    record["footage"] = similarity(args.footage, args.cache) if args.footage else []
     runs: list[tuple[str, int]] = [
         (name, seed) for seed in range(args.seeds) for name in args.arms if name != COARSE or not seed
     ]
@@ -106,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
             write_json(args.json.with_suffix(".partial"), record)
     record["costs"] = costs(record["arms"])
     args.json.with_suffix(".partial").unlink(missing_ok=True)
-    write_json(args.json, record)
+    record.save()
     print(table(record))
     return 0
 

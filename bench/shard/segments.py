@@ -13,20 +13,20 @@ import argparse
 import io
 import json
 import random
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import av
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
+from bench.common.rounds import in_turn, ratios, timed
 from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
@@ -40,15 +40,15 @@ _BITS: Final = 17
 _BLOCK: Final = _WIDTH // _BITS // 2 * 2
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench segments``."""
-    parser.add_argument("--footage", type=Path, required=True, metavar="FILE", help="a real video, used in a loop")
-    parser.add_argument("--seconds", type=int, default=3600, help="length of the long video (%(default)s)")
-    parser.add_argument("--segments", type=int, default=300, help="(%(default)s)")
-    parser.add_argument("--length", type=float, default=5.0, help="seconds of a segment (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (%(default)s)")
-    parser.add_argument("--scratch", type=Path, default=Path("runs/bench/segments"), help="(%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "segments.json", help="result file (%(default)s)")
+add_arguments = options(
+    json="segments.json",
+    footage=(Path, "a real video, used in a loop", {"required": True, "metavar": "FILE"}),
+    seconds=(3600, "length of the long video"),
+    segments=(300, "segments of it"),
+    length=(5.0, "seconds of a segment"),
+    rounds=(3, "measured rounds"),
+    scratch=(Path("runs/bench/segments"), "folder of the long video"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
         make_long(args.footage, long, args.seconds)
     starts = segment_starts(args.seconds, args.segments, args.length)
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
-        record = compare(long, starts, args.length, args.rounds, Path(name).resolve())
+        record = Record(SCHEMA, args, **compare(long, starts, args.length, args.rounds, Path(name).resolve()))
     print(json.dumps(record, indent=1))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
@@ -88,53 +88,39 @@ def segment_starts(seconds: int, count: int, length: float) -> list[float]:
 
 
 def compare(long: Path, starts: Sequence[float], length: float, rounds: int, folder: Path) -> dict[str, Any]:
-    """Time both contenders; return the record."""
+    """Time both contenders; return what was found."""
     annotations = folder / "segments.csv"
     rows = [f"{long.name},{start},{start + length:.2f},segment" for start in starts]
     annotations.write_text("\n".join(["path,start,end,label", *rows]) + "\n")
     plain, out = folder / "plain", folder / "out"
     shard = [sys.executable, "-m", "fastvid", "shard", str(long), "--annotations", f"csv:{annotations}"]
-    shard += ["--out", str(out), "--workers", "1"]
-    prepared = rival(long, starts, length, plain)
-    costs: dict[str, list[float]] = {"ffmpeg": [], "fastvid": []}
-    walls: dict[str, list[float]] = {"ffmpeg": [], "fastvid": []}
-    frames = 0
-    for _ in range(rounds):
-        for name, work in (
-            (
-                "ffmpeg",
-                lambda: [subprocess.run(command, check=True, stderr=subprocess.DEVNULL) for command in prepared],
-            ),
-            ("fastvid", lambda: subprocess.run(shard, check=True, stderr=subprocess.DEVNULL)),
-        ):
-            shutil.rmtree(plain, ignore_errors=True)
-            shutil.rmtree(out, ignore_errors=True)
-            plain.mkdir()
-            cpu, wall = timed(work)
-            costs[name].append(cpu)
-            walls[name].append(wall)
-        frames = check(out, starts, length)
-    ratios = [mine / other for mine, other in zip(costs["fastvid"], costs["ffmpeg"], strict=True)]
+    commands = {"ffmpeg": rival(long, starts, length, plain)}
+    commands["fastvid"] = [[*shard, "--out", str(out), "--workers", "1"]]
+    checked = []
+
+    def once(name: str, _: int) -> tuple[float, float]:
+        for target in (plain, out):
+            shutil.rmtree(target, ignore_errors=True)
+        plain.mkdir()
+        run = partial(subprocess.run, check=True, stderr=subprocess.DEVNULL)
+        cost = timed(lambda: [run(command) for command in commands[name]])
+        if name == "fastvid":
+            checked.append(check(out, starts, length))
+        return cost
+
+    found = in_turn(tuple(commands), rounds, once)
+    cpu, wall = ({name: [cost[kind] for cost in costs] for name, costs in found.items()} for kind in (0, 1))
+    times = ratios(cpu["fastvid"], cpu["ffmpeg"])
     return {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
         "seconds": round(probe_seconds(long)),
         "segments": len(starts),
         "segment_seconds": length,
-        "frames_checked": frames,
-        "cpu_seconds": costs,
-        "wall_seconds": walls,
-        "cpu_ratio": statistics.median(ratios),
-        "cpu_ratios": ratios,
+        "frames_checked": checked[-1],
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "cpu_ratio": statistics.median(times),
+        "cpu_ratios": times,
     }
-
-
-def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the CPU seconds of the child processes that a function starts, and its wall seconds."""
-    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    work()
-    wall, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, wall
 
 
 def rival(long: Path, starts: Sequence[float], length: float, target: Path) -> list[list[str]]:

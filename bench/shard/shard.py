@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import resource
 import shlex
 import shutil
 import statistics
@@ -18,17 +17,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import NEEDED, Record, options
+from bench.common.rounds import in_turn, ranged, ratios, timed
 from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.runtime.processes import available_cores
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.encode.transcode import verify
 from fastvid.sharding.job.ledger import read_ledger
@@ -42,22 +41,16 @@ _LONGEST: Final = 600.0  # seconds; fastvid would split a longer video, so it is
 _log = logging.getLogger(__name__)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench shard``."""
-    parser.add_argument("--footage", type=Path, required=True, nargs="+", metavar="FOLDER", help="videos, at any depth")
-    parser.add_argument("--files", type=int, metavar="N", help="use N of them, of all sizes (default: all)")
-    parser.add_argument(
-        "--times",
-        type=int,
-        default=3,
-        metavar="N",
-        help="use each file N times, so that the start-up time of one second hardly counts (default %(default)s)",
-    )
-    parser.add_argument("--profile", default="compact", help="(default %(default)s)")
-    parser.add_argument("--workers", type=int, default=available_cores(), help="cores (default: all, %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="measured rounds (default %(default)s)")
-    parser.add_argument("--scratch", type=Path, default=Path("runs/bench/shard"), help="(%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "shard.json", help="result file (%(default)s)")
+add_arguments = options(
+    "workers",
+    json="shard.json",
+    footage=(Path, "videos, at any depth", {"nargs": "+", **NEEDED}),
+    files=(int, "number of files to use, of all sizes (default: all)"),
+    times=(3, "use each file so often that the start-up time of one second hardly counts"),
+    profile=("compact", "profile"),
+    rounds=(3, "measured rounds"),
+    scratch=(Path("runs/bench/shard"), "folder of both outputs"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,40 +62,22 @@ def run(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         record = compare(args, Path(name).resolve())
     print(table(record))
-    write_json(args.json, record)
+    record.save()
     return 0
 
 
-@dataclass
-class Cost:
-    """Wall seconds and CPU seconds (all processes) of each round of one contender."""
-
-    wall: list[float] = field(default_factory=list)
-    cpu: list[float] = field(default_factory=list)
-
-    def measure(self, command: Sequence[str], *, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> None:
-        """Run a command and append its wall and CPU seconds."""
-        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-        done = subprocess.run(command, input=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
-        wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        if done.returncode not in allowed:
-            raise FastvidError(f"{command[0]} failed with exit code {done.returncode}: {done.stderr[-300:].decode()}")
-        self.wall.append(wall)
-        self.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-
-    def summary(self) -> dict[str, float]:
-        """Return medians, minima and maxima."""
-        return {
-            "wall": statistics.median(self.wall),
-            "wall_min": min(self.wall),
-            "wall_max": max(self.wall),
-            "cpu": statistics.median(self.cpu),
-            "cpu_min": min(self.cpu),
-            "cpu_max": max(self.cpu),
-        }
+def spent(command: Sequence[str], *, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> tuple[float, float]:
+    """Run a command; return its CPU seconds, of all processes, and its wall seconds."""
+    done: list[subprocess.CompletedProcess[bytes]] = []
+    run = partial(subprocess.run, input=stdin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
+    found = timed(lambda: done.append(run(command)))
+    if done[0].returncode not in allowed:
+        raise FastvidError(f"{command[0]} failed with exit code {done[0].returncode}: {done[0].stderr[-300:].decode()}")
+    _log.info("%s: %.1f s of CPU time, %.1f s", command[-1][-20:], *found)
+    return found
 
 
-def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
+def compare(args: argparse.Namespace, scratch: Path) -> Record:
     """Measure both contenders and return the record."""
     raw, plain = scratch / "raw", scratch / "plain"
     raw.mkdir()
@@ -114,49 +89,37 @@ def compare(args: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     # Several shards, as in a real dataset: only the last one is packed after all encoding is done.
     ours += ["--samples-per-shard", str(-(-len(chosen) // _SHARDS)), "--workers", str(args.workers), "--out"]
     theirs = ["xargs", "-P", str(args.workers), "-d", "\n", "-n", "1", "sh", "-c"]
-    fastvid, xargs = Cost(), Cost()
-    for number in range(-1, args.rounds):  # the first round is a warm-up that fills the page cache
-        out = str(scratch / f"out-{number}")
-        turns = [(fastvid, [*ours, out], b""), (xargs, theirs, "\n".join(lines).encode())]
-        for cost, command, stdin in turns if number % 2 else reversed(turns):
-            cost.measure(command, stdin=stdin)
-            _log.info("%s: %.1f s, CPU %.1f s", command[-1][-20:], cost.wall[-1], cost.cpu[-1])
-        if number < 0:
-            fastvid, xargs, kept = Cost(), Cost(), out
-            check(Path(out), plain, len(chosen))
-        else:
+    kept = scratch / "out--1"
+
+    def once(name: str, number: int) -> tuple[float, float]:
+        if name == "xargs":
+            return spent(theirs, stdin="\n".join(lines).encode())
+        out = scratch / f"out-{number}"
+        cost = spent([*ours, str(out)])
+        if number >= 0:
             shutil.rmtree(out)
-    frames, checked = verification(Path(kept), args.profile)
-    summary = fastvid.summary()
-    walls = [b / a for a, b in zip(fastvid.wall, xargs.wall, strict=True)]
-    cpus = [b / a for a, b in zip(fastvid.cpu, xargs.cpu, strict=True)]
-    return {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "ffmpeg": find_ffmpeg().identity(),
-        "profile": args.profile,
-        "workers": args.workers,
-        "rounds": args.rounds,
-        "footage": [folder.name for folder in args.footage],
-        "files": len(chosen),
-        "times": args.times,
-        "megabytes": round(sum(path.stat().st_size for path in chosen) / 1e6, 2),
-        "frames": frames,
-        "fastvid": summary,
-        "xargs": xargs.summary(),
-        "throughput_of_xargs": {
-            "wall": statistics.median(walls),
-            "cpu": statistics.median(cpus),
-            # The order alternates, so these show whether the machine's speed drifted.
-            "wall_rounds": walls,
-            "cpu_rounds": cpus,
-        },
-        "verification": {
-            "cpu_seconds": checked,
-            "part_of_cpu": checked / summary["cpu"],
-            "ms_a_frame": 1e3 * checked / frames,
-        },
-    }
+        return cost
+
+    # The first round is a warm-up that fills the page cache.
+    found = in_turn(("fastvid", "xargs"), args.rounds, once, warm_up=1)
+    check(kept, plain, len(chosen))
+    cpu, wall = ({name: [cost[kind] for cost in costs] for name, costs in found.items()} for kind in (0, 1))
+    walls, cpus = (ratios(one["xargs"], one["fastvid"]) for one in (wall, cpu))
+    frames, checked = verification(kept, args.profile)
+    record = Record(
+        SCHEMA, args, "profile", "workers", "rounds", "times", ffmpeg=find_ffmpeg().identity(), frames=frames
+    )
+    record["footage"] = [folder.name for folder in args.footage]
+    record["files"] = len(chosen)
+    record["megabytes"] = round(sum(path.stat().st_size for path in chosen) / 1e6, 2)
+    for name in found:
+        record[name] = ranged("wall", wall[name]) | ranged("cpu", cpu[name])
+    record["throughput_of_xargs"] = {"wall": statistics.median(walls), "cpu": statistics.median(cpus)}
+    # The order alternates, so these show whether the machine's speed drifted.
+    record["throughput_of_xargs"] |= {"wall_rounds": walls, "cpu_rounds": cpus}
+    share = checked / record["fastvid"]["cpu"]
+    record["verification"] = {"cpu_seconds": checked, "part_of_cpu": share, "ms_a_frame": 1e3 * checked / frames}
+    return record
 
 
 def choose(footage: Sequence[Path], count: int | None) -> list[Path]:
@@ -185,7 +148,7 @@ def packed(paths: Sequence[Path], args: argparse.Namespace, scratch: Path) -> li
     raw.mkdir()
     copy_all(paths, raw)
     command = [sys.executable, "-m", "fastvid", "shard", str(raw), "--profile", args.profile, "--out", str(out)]
-    Cost().measure([*command, "--workers", str(args.workers)], allowed=(0, 3))
+    spent([*command, "--workers", str(args.workers)], allowed=(0, 3))
     rows = read_ledger(open_storage(str(out)))[0].to_pylist()
     taken = {int(Path(row["source_id"]).stem) for row in rows if row["status"] == "packed"}
     for number in sorted(set(range(len(paths))) - taken):

@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import machine_facts, options, write_json
 from bench.common.hosts import Hosts
-from bench.strategies.contest import Contender, Goal, Network, Places, compete, with_rate
+from bench.strategies.contest import Contender, Goal, Network, Places, compete, contest_table, with_rate
 from bench.strategies.ranks import Ranks, RunSpec
-from bench.strategies.tables import contest_table
 
 SCHEMA: Final = "fastvid-bench-averaging/1"
 GOAL: Final = Goal(1.35)
@@ -51,12 +49,12 @@ _CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int4")
 _CHECK_CLIPS: Final = 1536
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench averaging``."""
-    parser.add_argument("--seeds", type=int, default=5, help="runs per contender (default %(default)s)")
-    parser.add_argument("--clips", type=int, default=16384, help="clips per run (default %(default)s)")
-    parser.add_argument("--only", choices=("contest", "wire"), help="measure one part; keep the other from --json")
-    parser.add_argument("--json", type=Path, default=RESULTS / "averaging.json", help="result file (%(default)s)")
+add_arguments = options(
+    "seeds",
+    json="averaging.json",
+    clips=(16384, "clips per run"),
+    only=(str, "measure one part; keep the other from --json", {"choices": ("contest", "wire")}),
+)
 
 
 def efficiency(t_comm: float, t_step: float, k: int) -> float:
@@ -85,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     record |= {
         "schema": SCHEMA, "seeds": args.seeds, "clips": args.clips, "batch": BATCH, "clip_ms": 1000 * CLIP_S,
         "goal": vars(GOAL), "look_clips": 16 * BATCH,
-        "networks": {n.name: {"delay_ms": 1000 * n.delay_s, "mbit_per_s": n.bits_per_s / 1e6} for n in NETWORKS},
+        "networks": {network.name: network.as_row() for network in NETWORKS},
     }  # fmt: skip
 
     def done(rows: list[dict[str, Any]]) -> None:

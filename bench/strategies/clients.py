@@ -13,13 +13,11 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, merge_remeasured, write_json
-from bench.strategies.contest import Contender, Goal, Network, Places, compete
+from bench.common.harness import machine_facts, merge_remeasured, options, write_json
+from bench.strategies.contest import Contender, Goal, Network, Places, clients_table, compete
 from bench.strategies.ranks import RunSpec
-from bench.strategies.tables import clients_table
 
 SCHEMA: Final = "fastvid-bench-clients/1"
 GOAL: Final = Goal(1.5)
@@ -36,12 +34,12 @@ _SYNC: Final = ({"momentum": 0.9}, (0.025,))
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench clients``."""
-    parser.add_argument("--seeds", type=int, default=5, help="runs per contender (default %(default)s)")
-    parser.add_argument("--clips", type=int, default=12800, help="clips per run (default %(default)s)")
-    parser.add_argument("--only", metavar="TEXT", help="run contenders with this in their name; keep others of --json")
-    parser.add_argument("--json", type=Path, default=RESULTS / "clients.json", help="result file (%(default)s)")
+add_arguments = options(
+    "seeds",
+    json="clients.json",
+    clips=(12800, "clips per run"),
+    only=(str, "run contenders with this in their name; keep others of --json", {"metavar": "TEXT"}),
+)
 
 
 def contenders(clips: int) -> list[Contender]:

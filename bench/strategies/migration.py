@@ -1,6 +1,6 @@
 """A sweep by relay against task-parallel training that moves the data over a slow wire (Chen et al. 2015).
 
-Two workers train four models for three epochs (`bench.strategies.sweep_run`), on datasets on both sides of the rule:
+Two workers train four models for three epochs (`bench.strategies.rank_run`), on datasets on both sides of the rule:
 per epoch relay moves every model's state once to each of S parts, and task-parallel training every byte of the dataset
 D once to each model, so that relay moves less if and only if |state| < |D| / S. Every worker's link has the same rate,
 its latency included; a step sleeps in place of a GPU. All ways must end with the same weights bit by bit.
@@ -11,14 +11,12 @@ from __future__ import annotations
 import argparse
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
-from bench.strategies.contest import Network
+from bench.common.harness import Record, machine_facts, options
+from bench.strategies.contest import Network, migration_table
+from bench.strategies.rank_run import RATES
 from bench.strategies.ranks import Ranks, RunSpec
-from bench.strategies.sweep_run import RATES
-from bench.strategies.tables import migration_table
 from bench.strategies.toy_task import CLIP_BYTES
 
 _log = logging.getLogger(__name__)
@@ -35,20 +33,13 @@ WAYS: Final = (
 )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench migration``."""
-    parser.add_argument("--seeds", type=int, default=5, help="runs per dataset and way (default %(default)s)")
-    parser.add_argument("--clips", type=int, nargs="+", default=list(CLIPS), help="sizes of the dataset (%(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "migration.json", help="result file (%(default)s)")
+add_arguments = options("seeds", json="migration.json", clips=(list(CLIPS), "sizes of the dataset"))
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark; return 1 if the ways end with different weights."""
-    record: dict[str, Any] = {
-        "schema": SCHEMA, "seeds": args.seeds, "workers": WORKERS, "models": len(RATES), "epochs": EPOCHS,
-        "network": {"name": NETWORK.name, "delay_ms": 1000 * NETWORK.delay_s, "mbit_per_s": NETWORK.bits_per_s / 1e6},
-        "rows": [],
-    }  # fmt: skip
+    record = Record(SCHEMA, args, "seeds", workers=WORKERS, models=len(RATES), epochs=EPOCHS)
+    record["network"] = {"name": NETWORK.name, **NETWORK.as_row()}
     found: dict[tuple[int, str], list[list[dict[str, Any]]]] = {}
     with Ranks(WORKERS) as ranks:
         for seed in range(args.seeds):
@@ -59,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
                     _log.info("%s, %d clips, seed %d: %.1f s", name, clips, seed, found[clips, name][-1][0]["seconds"])
             record["rows"] = [_row(clips, name, runs) for (clips, name), runs in found.items()]
             record["equal_weights"] = _equal(found, args.clips)
-            write_json(args.json, {**record, "machine": machine_facts()})
+            record["machine"] = machine_facts()
+            record.save()
     print(migration_table(record))
     return 0 if record["equal_weights"] else 1
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import RESULTS, Record, machine_facts, options
 from fastvid.errors import WorkerError
 from fastvid.train.config import config as recipes
 from fastvid.train.records import records as metrics
@@ -77,13 +77,16 @@ SYNC_RECIPES: Final = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench motion_sync``."""
     parser.add_argument("sync", choices=list(SYNC_RECIPES), help="strategy")
-    parser.add_argument("--data", type=Path, required=True, help="the dataset made by `fastvid demo`")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs, with seeds 0 to N-1 (%(default)s)")
-    parser.add_argument(
-        "--change", action="append", default=[], metavar="KEY=VALUE", help="additional override of the recipe"
-    )
-    parser.add_argument("--out", type=Path, default=Path("runs/bench-motion-sync"), help="folder of runs (%(default)s)")
     parser.add_argument("--json", type=Path, help="result file (default: motion_SYNC.json in bench/results)")
+    _options(parser)
+
+
+_options = options(
+    data=(Path, "the dataset made by `fastvid demo`", {"required": True, "metavar": "DIR"}),
+    seeds=1,
+    change=(str, "additional override of the recipe", {"action": "append", "default": [], "metavar": "KEY=VALUE"}),
+    out=(Path("runs/bench-motion-sync"), "folder of runs"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -93,16 +96,9 @@ def run(args: argparse.Namespace) -> int:
     own = [
         f"{key}={value}" for key, value in dict(item.split("=", 1) for item in (*plan.changes, *args.change)).items()
     ]
-    name = f"motion_{args.sync}.json"
-    record: dict[str, Any] = {
-        "schema": SCHEMA,
-        "sync": args.sync,
-        "recipe": plan.recipe,
-        "ranks": plan.ranks,
-        "changes": own,
-        "target_percent": TARGET_PERCENT,
-        "runs": [],
-    }
+    args.json = args.json or RESULTS / f"motion_{args.sync}.json"
+    record = Record(SCHEMA, args, "sync", recipe=plan.recipe, ranks=plan.ranks, changes=own, runs=[])
+    record["target_percent"] = TARGET_PERCENT
     # Stop all processes of a run on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     for seed in range(args.seeds):
@@ -113,7 +109,8 @@ def run(args: argparse.Namespace) -> int:
         seconds = time.monotonic() - began
         found = (sweep if args.sync == "relay" else single)(out, plan, changes)
         record["runs"].append({"seed": seed, "seconds": round(seconds, 1), **found})
-        write_json(args.json or RESULTS / name, {**record, "machine": machine_facts()})
+        record["machine"] = machine_facts()
+        record.save()
         print(line(args.sync, record["runs"][-1]), flush=True)
     return 0 if all(passed(found, plan) for found in record["runs"]) else 1
 

@@ -52,7 +52,7 @@ class Ranks:
         shared |= {"FASTVID_LOG": "WARNING", **dict(environment or {})}
         self._processes = [
             subprocess.Popen(
-                [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", "bench.strategies.rank"],
+                [*(prefixes[rank] if prefixes else ()), sys.executable, "-m", "bench.strategies.rank_run"],
                 cwd=ROOT,
                 env=os.environ | shared | {"RANK": str(rank)},
                 stdin=subprocess.PIPE,

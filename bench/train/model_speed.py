@@ -11,10 +11,10 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
+from bench.common.rounds import in_turn, ratios
 
 SCHEMA: Final = "fastvid-bench-model-speed/1"
 PAPER_TIMES: Final = 1.8
@@ -23,12 +23,9 @@ MODELS: Final[Mapping[str, int]] = {"tsm-r50": 8, "i3d-r50": 32, "i3d-r50-3x1x1"
 """Frames of each model."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench model_speed``."""
-    parser.add_argument("--side", type=int, default=112, help="height and width in pixels (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=2, help="clips per step (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, default=RESULTS / "model_speed.json", help="result file (%(default)s)")
+add_arguments = options(
+    "rounds", json="model_speed.json", side=(112, "height and width in pixels"), batch=(2, "clips per step")
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -54,21 +51,18 @@ def run(args: argparse.Namespace) -> int:
         torch.nn.functional.cross_entropy(models[name].train()(video[name]), label).backward()
         optimizers[name].step()
 
-    record: dict[str, Any] = {
-        "schema": SCHEMA, "side": args.side, "batch": args.batch, "rounds": args.rounds, "threads": 1,
-        "paper_times": PAPER_TIMES, "rows": [],
-    }  # fmt: skip
+    record = Record(SCHEMA, args, "side", "batch", "rounds", threads=1, paper_times=PAPER_TIMES, rows=[])
     for kind, work in (("forward", forward), ("training step", step)):
         spent = _spent(work, args.rounds)
         for name, frames in MODELS.items():
             cost = model_cost(models[name], (1, 3, frames, args.side, args.side))
-            ratios = [other / own for own, other in zip(spent["tsm-r50"], spent[name], strict=True)]
+            times = ratios(spent[name], spent["tsm-r50"])
             record["rows"].append({
                 "model": name, "frames": frames, "kind": kind, "parameters": cost.parameters, "gmacs": cost.macs / 1e9,
                 "clips_per_cpu_s": args.batch / statistics.median(spent[name]),
-                "times_slower_than_tsm": statistics.median(ratios), "low": min(ratios), "high": max(ratios),
+                "times_slower_than_tsm": statistics.median(times), "low": min(times), "high": max(times),
             })  # fmt: skip
-    write_json(args.json, {**record, "machine": machine_facts()})
+    record.save()
     for row in record["rows"]:
         print(
             f"{row['kind']:14} {row['model']:15} {row['frames']:3} frames {row['gmacs']:6.2f} GMACs"
@@ -80,11 +74,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _spent(work: Callable[[str], None], rounds: int) -> dict[str, list[float]]:
     """Return the CPU seconds of each round of each model; a first round is not counted."""
-    spent: dict[str, list[float]] = {name: [] for name in MODELS}
-    for number in range(rounds + 1):
-        for name in sorted(MODELS, reverse=number % 2 == 1):
-            began = time.process_time()
-            work(name)
-            if number:
-                spent[name].append(time.process_time() - began)
-    return spent
+
+    def once(name: str, _: int) -> float:
+        began = time.process_time()
+        work(name)
+        return time.process_time() - began
+
+    return in_turn(tuple(MODELS), rounds, once, warm_up=1)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common import harness
+from bench.common.harness import machine_facts, options, run_json, write_json
 from fastvid.train.records.checkpoint import Checkpoints, decode
 
 SCHEMA: Final = "fastvid-bench-motion/1"
@@ -29,19 +29,19 @@ MODELS: Final = {
 _SHORT_EPOCHS: Final = 2  # for the comparison of weights
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench motion``."""
-    parser.add_argument("--data", type=Path, default=Path("runs/demo/shards"), metavar="DIR", help="%(default)s")
-    parser.add_argument("--seeds", type=int, default=1, metavar="N", help="runs per model (default %(default)s)")
-    parser.add_argument("--processes", type=int, default=2, metavar="N", help="ranks per run (default %(default)s)")
-    parser.add_argument("--only", choices=[*MODELS, "inplace"], help="measure one part; keep the others from --json")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+add_arguments = options(
+    data=(Path("runs/demo/shards"), "dataset"),
+    seeds=(1, "runs per model"),
+    processes=(2, "ranks per run"),
+    only=(str, "measure one part; keep the others from --json", {"choices": [*MODELS, "inplace"]}),
+    json="motion.json",
+)
 
 
 def run(args: argparse.Namespace) -> int:
     """Train all models and write the result; exit code 1 if a model fails its check."""
     record: dict[str, Any] = {}
-    if args.json is not None and args.json.exists():
+    if args.json.exists():
         record = json.loads(args.json.read_text())
     record.setdefault("top1_percent", {})
     for name, (recipe, *changes) in MODELS.items():
@@ -66,10 +66,7 @@ def verdict(record: dict[str, Any]) -> bool:
 
 
 def _write(args: argparse.Namespace, record: dict[str, Any]) -> None:
-    if args.json is not None:
-        harness.write_json(
-            args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": harness.machine_facts()}
-        )
+    write_json(args.json, {**record, "schema": SCHEMA, "chance_percent": CHANCE, "machine": machine_facts()})
 
 
 def _top1(args: argparse.Namespace, recipe: str, changes: Sequence[str], seed: int) -> float:
@@ -99,4 +96,4 @@ def _inplace(args: argparse.Namespace) -> float:
 def _train(args: argparse.Namespace, out: str, recipe: str, changes: Sequence[str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.processes)]
     command += ["-m", "fastvid.train", recipe, f"data.path={args.data}", f"run.out={out}", *changes]
-    return harness.run_json(command)
+    return run_json(command)

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +20,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.common import harness
+from bench.common.harness import Record, options
+from bench.common.rounds import in_turn, ratios, spread, timed
 from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -89,15 +88,15 @@ class MemoryLoader:
         self.epoch, self.position = state["epoch"], state["position"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench train``."""
-    parser.add_argument("--model", default="tsm-r18", help="name in the model zoo (default %(default)s)")
-    parser.add_argument("--width", type=int, default=16, help="channels of its stem (default %(default)s)")
-    parser.add_argument("--side", type=int, default=64, help="height and width in pixels (default %(default)s)")
-    parser.add_argument("--batch", type=int, default=16, help="clips per step (default %(default)s)")
-    parser.add_argument("--steps", type=int, default=10, help="steps per block (default %(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="measured rounds (default %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result")
+add_arguments = options(
+    "batch",
+    model=("tsm-r18", "name in the model zoo"),
+    width=(16, "channels of its stem"),
+    side=(64, "height and width in pixels"),
+    steps=(10, "steps per block"),
+    rounds=15,
+    json="train.json",
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -105,60 +104,38 @@ def run(args: argparse.Namespace) -> int:
     logging.getLogger("fastvid").setLevel(logging.WARNING)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        record = measure(args, Path(folder))
-    record |= {"schema": SCHEMA, "machine": harness.machine_facts()}
+        record = Record(SCHEMA, args, **measure(args, Path(folder)))
     for name in ("cpu", "wall"):
         ratio = record["ratio"][name]
         print(f"{name}: {ratio['median']:.4f} of the bare loop ({ratio['low']:.4f} to {ratio['high']:.4f})")
     print(f"bare step: {record['bare_step_ms']['cpu']:.1f} ms of CPU time; weights differ by {record['difference']:g}")
-    if args.json is not None:
-        harness.write_json(args.json, record)
+    record.save()
     return 0 if record["ratio"]["cpu"]["median"] <= LIMIT and record["difference"] == 0 else 1
 
 
 def measure(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Compare the weights, time both loops and return the record."""
+    """Compare the weights, time both loops and return what was found."""
     config = _config(args, folder)
     difference = _difference(args, config)
-    spent: dict[str, list[tuple[float, float]]] = {"trainer": [], "bare": []}
-    trainer, bare = _TrainerLoop(config, args), _BareLoop(config, args)
-    for number in range(-1, args.rounds):
-        order = (trainer, bare) if number % 2 else (bare, trainer)
-        for one in order:
-            cost = _timed(one)
-            if number >= 0:
-                spent[one.name].append(cost)
-    ratios = [
-        [ours[kind] / theirs[kind] for ours, theirs in zip(spent["trainer"], spent["bare"], strict=True)]
-        for kind in (0, 1)
-    ]
+    loops = {"trainer": _TrainerLoop(config, args), "bare": _BareLoop(config, args)}
+    found = in_turn(tuple(loops), args.rounds, lambda name, _: timed(loops[name].block), warm_up=1)
+    spent = {
+        kind: {name: [cost[place] for cost in costs] for name, costs in found.items()}
+        for place, kind in enumerate(("cpu", "wall"))
+    }
+    times = {kind: ratios(one["trainer"], one["bare"]) for kind, one in spent.items()}
     return {
         "model": f"{args.model} width {args.width}, {args.batch} clips of 8x{args.side}x{args.side}, 1 thread",
         "steps_a_block": args.steps,
         "rounds": args.rounds,
         "difference": difference,
-        "bare_step_ms": {
-            name: 1e3 * statistics.median(cost[kind] for cost in spent["bare"]) / args.steps
-            for kind, name in enumerate(("cpu", "wall"))
-        },
-        "ratio": {
-            name: {"median": statistics.median(values), "low": min(values), "high": max(values), "rounds": values}
-            for name, values in zip(("cpu", "wall"), ratios, strict=True)
-        },
+        "bare_step_ms": {kind: 1e3 * statistics.median(one["bare"]) / args.steps for kind, one in spent.items()},
+        "ratio": {kind: spread(one, "low", "high") | {"rounds": one} for kind, one in times.items()},
         "limit": LIMIT,
     }
 
 
-def _timed(one: _TrainerLoop | _BareLoop) -> tuple[float, float]:
-    before, began = os.times(), time.perf_counter()
-    one.block()
-    after, wall = os.times(), time.perf_counter() - began
-    return after.user + after.system - before.user - before.system, wall
-
-
 class _TrainerLoop:
-    name = "trainer"
-
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.args, self.epochs = config, args, 0
         member = Member(World(), torch.device("cpu"))
@@ -181,8 +158,6 @@ class _TrainerLoop:
 
 
 class _BareLoop:
-    name = "bare"
-
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.model = config, _model(args)
         self.loader = MemoryLoader(config, args.steps, args.side)

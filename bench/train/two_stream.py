@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bench.common.harness import RESULTS, machine_facts, write_json
+from bench.common.harness import Record, options
 from fastvid.demo.motion import make_videos, plan_videos
 from fastvid.load.clips.crops import CenterCrop, RandomCrop
 from fastvid.load.clips.sampling import Segments
@@ -160,8 +160,8 @@ def run_toy(folder: Path, *, seed: int, epochs: int) -> dict[str, float]:
         streams="rgb,flow",
     )
     top1: dict[str, float] = {}
-    for net, options in (("tsn-r18", {}), ("temporal-r18", {}), ("two-stream-r18", {"fusion": "joint"})):
-        top1[f"xor {net}"] = trained(config(folder / f"xor-{net}", shards, net, epochs=epochs, crop=48, **options))
+    for net, extra in (("tsn-r18", {}), ("temporal-r18", {}), ("two-stream-r18", {"fusion": "joint"})):
+        top1[f"xor {net}"] = trained(config(folder / f"xor-{net}", shards, net, epochs=epochs, crop=48, **extra))
     parts = {}
     for net in ("tsn-r18", "temporal-r18"):
         one = config(folder / f"both-{net}", shards, net, epochs=epochs, crop=48)
@@ -206,15 +206,13 @@ def misses(top1: Mapping[str, float]) -> list[str]:
     ]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``python -m bench two_stream``."""
-    parser.add_argument("--folder", type=Path, default=Path("runs/two_stream"), help="working folder (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the videos (default %(default)s)")
-    parser.add_argument("--epochs", type=int, default=30, help="epochs per toy model (default %(default)s)")
-    parser.add_argument(
-        "--motion-epochs", type=int, default=10, help="epochs of the motion model (default %(default)s)"
-    )
-    parser.add_argument("--json", type=Path, default=RESULTS / "two_stream.json", help="result file (%(default)s)")
+add_arguments = options(
+    json="two_stream.json",
+    folder=(Path("runs/two_stream"), "working folder"),
+    seed=(0, "seed of the videos"),
+    epochs=(30, "epochs per toy model"),
+    motion_epochs=(10, "epochs of the motion model"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -224,17 +222,10 @@ def run(args: argparse.Namespace) -> int:
     top1 |= run_motion(args.folder, seed=args.seed, epochs=args.motion_epochs)
     for name, value in top1.items():
         print(f"{name:50} {value:6.2f} %")
-    record = {
-        "schema": SCHEMA,
-        "machine": machine_facts(),
-        "seed": args.seed,
-        "epochs": {"toy": args.epochs, "motion": args.motion_epochs},
-        "top1_percent": top1,
-        "videos": VIDEOS,
-        "misses": misses(top1),
-        "seconds": round(time.monotonic() - began, 1),
-    }
-    write_json(args.json, record)
+    record = Record(SCHEMA, args, "seed", top1_percent=top1, videos=VIDEOS, misses=misses(top1))
+    record["epochs"] = {"toy": args.epochs, "motion": args.motion_epochs}
+    record["seconds"] = round(time.monotonic() - began, 1)
+    record.save()
     for miss in record["misses"]:
         print(miss)
     return 1 if record["misses"] else 0

@@ -13,11 +13,11 @@ import pytest
 
 from bench import __main__ as command
 from bench import report
-from bench.common.corpus import SAMPLINGS
+from bench.common.footage import SAMPLINGS
 from bench.common.harness import machine_facts
 from bench.decode import contest, practice
-from bench.decode.decoders import DALI_KNOBS, KNOBS, library_of, rival
 from bench.decode.goals import best_rival
+from bench.decode.rivals import DALI_KNOBS, KNOBS, library_of, rival
 from fastvid.tune.measure import (
     Contender,
     Corpus,
@@ -199,20 +199,9 @@ def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, v
 def test_the_command_records_all_contenders(corpus, tmp_path, capsys):
     rivals = ["pyav", "pyav kept open"]
     result = tmp_path / "decode.json"
-    options = [
-        "--installed",
-        "--data",
-        corpus.folder,
-        "--sampling",
-        "tsn8",
-        "--rounds",
-        "1",
-        "--sweep-rounds",
-        "1",
-        "--repeats",
-        "1",
-    ]
-    assert command.main(["decode", *options, "--workers", "1", "--json", str(result), "--rivals", *rivals]) == 0
+    once = [word for name in ("rounds", "sweep-rounds", "repeats", "workers") for word in (f"--{name}", "1")]
+    options = [*once, "--installed", "--sampling", "tsn8", "--data", corpus.folder, "--json", str(result)]
+    assert command.main(["decode", *options, "--rivals", *rivals]) == 0
     (row,) = json.loads(result.read_text())["rows"]
     assert [entry["name"] for entry in row["contenders"]] == ["fastvid"] * 4 + ["libavcodec alone"] + rivals
     for entry in row["contenders"][:4]:

@@ -14,7 +14,7 @@ from bench.common import newest
 from bench.common.harness import RESULTS
 from bench.common.newest import CHECKED, MAX_AGE, NEWEST, Rival, outdated
 from bench.decode import goals
-from bench.decode.kept import OpenDecoders
+from bench.decode.rivals import OpenDecoders
 
 CURRENT = {rival.package: rival.version for rival in NEWEST.values()}
 

@@ -10,18 +10,27 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.scaling.cluster import ClusterModel, Compute, DataPath, Gradients, SyncSpec, Workload, expected_maximum
-from bench.scaling.collectives import (
+from bench.scaling.model import (
     ALGORITHMS,
     AllReducePoint,
+    ClusterModel,
+    Compute,
+    DataPath,
+    Gradients,
     NetworkLink,
+    SyncSpec,
     Topology,
+    Workload,
     all_reduce_seconds,
+    calibrate,
+    efficiency,
+    expected_maximum,
     fit_link,
+    predict_step,
     ring,
+    train_seconds,
     tree,
 )
-from bench.scaling.scaling_model import calibrate, efficiency, predict_step, train_seconds
 from fastvid.errors import UsageError
 
 DDP = SyncSpec("ddp")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from bench.strategies.contest import Goal, interval, ratio
+from bench.strategies.rank_run import RATES
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import CountedClock, SlowLink
-from bench.strategies.sweep_run import RATES
 
 SLOW = SlowLink(0.2)
 

@@ -211,7 +211,7 @@ def test_documented_commands_have_valid_options(page, words):
         words = ["fastvid", "train", *parsed.training_script_args]
     if words[:3] == ["python", "-m", "bench"]:
         assert words[3] in BENCHES
-        parse(importlib.import_module(BENCHES[words[3]][0]), words[4:])
+        parse(importlib.import_module(BENCHES[words[3]]), words[4:])
         return
     assert words[0] == "fastvid"
     parser = command_parser(words[1], find_command(words[1]))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.decode import goals
-from bench.strategies import tables
+from bench.strategies import contest
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 CODECS = {
@@ -236,7 +236,7 @@ def which_averaging() -> str:
         if not re.search("fragments|noise", row["contender"]) and row["network"] != "1 Gbit/s" and row["reached"]
     ]
     text = f"{record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
-    return f"{paragraph(text)}\n\n{spans(tables.over_networks(record))}"
+    return f"{paragraph(text)}\n\n{spans(contest.over_networks(record))}"
 
 
 def which_clients() -> str:
@@ -245,7 +245,7 @@ def which_clients() -> str:
     rows = {row["contender"]: row for row in record["rows"]}
 
     def sooner(name: str) -> str:
-        return tables.times(rows[name], rows["one client"])
+        return contest.times(rows[name], rows["one client"])
 
     return paragraph(
         f"Where a batch includes {record['step_ms']:g} ms of sleep, four clients reached the goal, a loss of "
