@@ -17,12 +17,12 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_617,
+    "format": 3_635,
     "decode": 2_990,
-    "media": 2_361,
+    "media": 2_382,
     "storage": 1_865,
-    "sharding": 11_083,
-    "load": 6_182,
+    "sharding": 11_102,
+    "load": 6_168,
     "train": 7_343,
     "models": 1_149,
     "cli": 1_455,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_028
+TESTS: Final = 56_407
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

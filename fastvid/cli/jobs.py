@@ -13,7 +13,7 @@ from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
-from fastvid.media.timing import MEANING
+from fastvid.media.reasons import MEANING
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import duration, json_text, size, things
 from fastvid.sharding.change.add import add_sources

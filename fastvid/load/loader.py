@@ -161,16 +161,16 @@ class ClipLoader(IterableDataset[Batch]):
         size, batches = _sizes(global_batch_size, moved, self.world)
         groups = {"order": order, "extras": extras, "output": output, "workers": workers}
         order, extras, output, workers = with_moved("ClipLoader", groups, moved)
-        self.dataset = dataset = resolve_subset(dataset)
+        self.dataset: Dataset | Mixture = resolve_subset(dataset)
         """The samples."""
-        rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
-        annotations = RowAnnotations.of(dataset, extras)
+        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
+        annotations = RowAnnotations.of(self.dataset, extras)
         self.spec = Spec(
-            dataset,
+            self.dataset,
             rules,
-            EpochOrders.of(dataset, order),
+            EpochOrders.of(self.dataset, order),
             annotations,
-            SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None),
+            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=views is not None),
             TransformChain.of(after, rules.streams, rules.depth),
             output,
             batches,
@@ -179,8 +179,8 @@ class ClipLoader(IterableDataset[Batch]):
         self.plans = EpochPlans(self.spec.orders, self.spec.batching(self.world, order, size))
         """The order and the batches of each epoch."""
         required = output.collate == "pad" and self.world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
-        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
+        self._clip_sizes = None if batches else varying_sizes(self.dataset, rules, required=required)
+        self._num_fetchers = prefetch_threads(self.dataset, workers.num_fetchers)
         self.workers, self.num_threads = workers, workers.num_threads or available_cores()
         self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
         self._use(choose_backends(workers.decoder, self.spec, self.device))

@@ -53,6 +53,16 @@ class Orientation:
     mirror: bool  # whether left and right are exchanged before
     is_exact: bool  # whether it turns by quarters
 
+    @property
+    def is_upright(self) -> bool:
+        """Whether it changes nothing."""
+        return self.is_exact and not self.turn and not self.mirror
+
+    @property
+    def swaps(self) -> bool:
+        """Whether it exchanges width and height; players keep them if they turn by other angles."""
+        return self.is_exact and self.turn % 2 == 1
+
     @classmethod
     def of(cls, matrix: bytes | None) -> Orientation:
         """Read a matrix as FFmpeg returns it: nine 32-bit numbers, little-endian."""
@@ -97,9 +107,7 @@ def present(
     if not turned.is_exact:
         raise _unusable("its pictures are shown turned by an angle")
     crop = said.crop(frame.height, frame.width)
-    aspect = said.aspect(frame.height, frame.width) or aspect or Fraction(1)
-    if not Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT:
-        aspect = Fraction(1)
+    aspect = plausible(said.aspect(frame.height, frame.width) or aspect)
     height, width = crop[2:]
     if aspect != 1:
         width = max(2, 2 * round(width * aspect / 2))
@@ -117,6 +125,11 @@ def present(
         coded=None if coded == plain and aspect == 1 else coded,
     )
     return info, tuple(_notes(frame, coded, aspect))
+
+
+def plausible(aspect: Fraction | None) -> Fraction:
+    """Return the width of a pixel divided by its height, 1 if it is unknown or damage."""
+    return aspect if aspect is not None and Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT else Fraction(1)
 
 
 def _refuse(frame: VideoFrame, hdr: str) -> None:

@@ -230,8 +230,10 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
     said = declared(container, file.part, file.size)
-    tables = _Demuxed(file, container, limits).tables() if track is None else _from_track(track, container, limits)
-    return replace(tables, declared=said)
+    if track is not None:
+        return replace(_from_track(track, container, limits), declared=said)
+    tables = _Demuxed(file, container, limits).tables()
+    return replace(tables, declared=replace(said, colours=tables.declared.colours))
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -285,6 +287,9 @@ class _Demuxed:
                 if packet.size:
                     self._take(packet, fields, kept)
             demuxed.check(self.file.part, self.file.size)
+            context = stream.codec_context
+            names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+            primaries, transfer, matrix, range_ = map(int, names)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
         pts, shown = np.asarray(self.pts, np.int64), np.asarray(self.shown, np.bool_)
@@ -308,6 +313,7 @@ class _Demuxed:
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
             aspect=demuxed.aspect,
+            declared=Declared(colours=(primaries, transfer, matrix, range_)),
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:

@@ -246,9 +246,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], len(data))
-    info, shown = present(info, first, said, played.aspect, hdr=hdr)
+    info, shown = described(played, data, container, hdr=hdr)
     numbered = number_packets(played)
     ticks = clock(played, numbered.order)
     times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
@@ -270,6 +268,16 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
+
+
+def described(
+    played: Playback, data: bytes, container: str, *, hdr: str = TONE_MAP
+) -> tuple[StreamInfo, tuple[str, ...]]:
+    """Describe the stream of a file, see `fastvid.media.describe.present`."""
+    assert played.first is not None
+    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
+    said = declared(container, lambda at, count: data[at : at + count], len(data))
+    return present(info, played.first, said, played.aspect, hdr=hdr)
 
 
 def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:

@@ -35,10 +35,7 @@ import numpy.typing as npt
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
 from fastvid.format.schema import Codec
-
-# Other files know them by these names.
-from fastvid.media.reasons import MEANING as MEANING
-from fastvid.media.reasons import Reason as Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 MAX_RATE: Final = 60

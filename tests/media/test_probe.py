@@ -26,7 +26,7 @@ def reason_of(path, limits=None):
 def test_ordinary_video_is_probed(tmp_path):
     info = look(make(tmp_path / "a.mp4", size="128x72", frames=30, rate="30000/1001"))
     assert (info.container, info.codec, info.width, info.height) == ("mov", "h264", 128, 72)
-    assert (info.sample_aspect, info.rotation, info.interlaced, info.hdr) == (1, 0, False, False)
+    assert (info.sample_aspect, info.orientation.is_upright, info.interlaced, info.hdr) == (1, True, False, False)
     assert (info.timing.kind, info.timing.rate, info.timing.frames) == ("constant", Fraction(30000, 1001), 30)
 
 
@@ -41,7 +41,7 @@ def test_pixel_shape_colour_fields_and_rotation_are_read(tmp_path):
     fields = look(make(tmp_path / "tv.ts", "-c:v", "mpeg2video", "-flags", "+ilme+ildct", "-vf", "setfield=tff"))
     assert fields.interlaced
     turned = look(turn(make(tmp_path / "phone.mp4"), tmp_path / "turned.mp4"))
-    assert (turned.rotation, turned.turned) == (90, True)
+    assert (turned.orientation.turn, turned.turned, turned.cropped) == (1, True, False)
 
 
 def test_implausible_pixel_aspect_is_ignored(tmp_path):

@@ -23,7 +23,7 @@ from fastvid.format.generations import Generation, ShardRecord, commit_generatio
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profile import Profile

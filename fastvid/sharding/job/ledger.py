@@ -20,7 +20,7 @@ from fastvid.errors import ConflictError, FormatError, UsageError
 from fastvid.format.generations import Generation, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.timing import MEANING, Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.sources import Source, public_path
 from fastvid.sharding.work.tasks import Outcome

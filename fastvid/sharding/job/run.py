@@ -22,7 +22,7 @@ from fastvid.errors import JobError
 from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress

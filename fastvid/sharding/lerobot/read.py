@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.sources import Source, SourceList, check_inside
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.protocol import check_name

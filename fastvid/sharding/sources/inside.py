@@ -25,7 +25,7 @@ from fastvid.format.schema import DATASET_JSON
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.annotations import make_row, name_classes
 from fastvid.sharding.sources.sources import (

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions

@@ -23,11 +23,11 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video, picture_order
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -122,7 +122,8 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[s
     videos = [(_part(member), member) for member in members if is_video(member.name)]
     fields = [_Field(member, *found) for member in members if (found := _field(member.suffix))]
     if members and not videos:
-        problem = Reason.NO_VIDEO_STREAM, "no member of the sample is a video"
+        pictures = "; if pictures are its frames, use --fps" if picture_order(one.name for one in members) else ""
+        problem = Reason.NO_VIDEO_STREAM, f"no member of the sample is a video{pictures}"
         columns, label, notes = _read_fields(view, fields)
         yield TarSample(key, members[0].offset, None, columns, label, notes, problem)
     unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}

@@ -386,8 +386,10 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
         yield "tone-mapped" if profile.hdr == TONE_MAP else "hdr-kept"
     if info.interlaced:
         yield "deinterlaced"
-    if info.rotation:
+    if not info.orientation.is_upright:
         yield "rotated"
+    if info.cropped:
+        yield "cropped"
     if profile.fps and Fraction(profile.fps) != info.timing.rate:
         yield "rate-changed"
     if min(info.width, info.height) < profile.short_side:

@@ -34,7 +34,7 @@ from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
@@ -229,7 +229,7 @@ class CopiedSource:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
         self._data, self._container = contents(source.descriptor), source.container
         self._limits, self._hdr = limits, hdr
-        self._remuxer: tuple[Playback, Remuxer] | None = None
+        self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
 
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
@@ -244,7 +244,7 @@ class CopiedSource:
             found = _as_it_is(data, limits, self._hdr) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-        played, muxer = self._remuxer = self._remuxer or self._play()
+        played, muxer, shown = self._remuxer = self._remuxer or self._play()
         seconds = muxer.seconds
         made = []
         if frames is not None:
@@ -259,6 +259,9 @@ class CopiedSource:
         for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits, hdr=self._hdr)
+            # The muxer writes not all that the source's container says.
+            info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
+            found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise SourceError(
                     "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -267,11 +270,12 @@ class CopiedSource:
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made
 
-    def _play(self) -> tuple[Playback, Remuxer]:
+    def _play(self) -> tuple[Playback, Remuxer, StreamInfo]:
         played = play(self._data, self._container, self._limits, unpack=True)
+        shown, _ = described(played, self._data, self._container, hdr=self._hdr)
         numbered = number_packets(played)
         whole = bool(numbered.whole or why_decode_whole(played, numbered))
-        return played, Remuxer(self._data, self._container, played, numbered, whole=whole)
+        return played, Remuxer(self._data, self._container, played, numbered, whole=whole), shown
 
 
 def _ranges(

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ffmpeg, ledger, make

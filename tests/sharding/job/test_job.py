@@ -19,7 +19,7 @@ import fastvid
 from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
