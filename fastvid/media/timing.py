@@ -35,8 +35,6 @@ import numpy.typing as npt
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
 from fastvid.format.schema import Codec
-
-# Other files know them by these names.
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import FloatArray, IntArray
 
