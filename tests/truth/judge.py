@@ -18,8 +18,6 @@ from tests.makers import ffmpeg
 from tests.truth.recipes import ENCODED, PLACE, Recipe, read_number
 
 LEVELS = 3.0  # mean difference of pixels, of 255
-BATCHES_ARE_TIMED = False
-"""Whether loaders tell when the frames of variable rates are shown; `fastvid.load` still goes by the mean rate."""
 _TURNED_BACK = {
     "transpose=clock": lambda picture: np.rot90(picture, 1),
     "transpose=cclock": lambda picture: np.rot90(picture, -1),
@@ -285,7 +283,5 @@ def loaded(clip: Any, video: Any, truth: Truth, recipe: Recipe, way: str) -> str
         return f"has shape {shown.shape}"
     if np.abs(shown.astype(np.int16) - batch.data).mean() > 1:
         return "shows other pictures"
-    if video.info.times is not None and not BATCHES_ARE_TIMED:
-        return ""
     late = np.abs(seconds.numpy() - batch.seconds).max()
     return "" if late <= truth.nominal / 2 else f"is {late:.3f} s off"
