@@ -23,7 +23,7 @@ SCATTERED = ("ts", "m2ts")
 LATE = {"none": "damaged or truncated or error", "sample": "truncated or damaged or no-index or error"}
 # Noise in VP9 and AV1 decodes to pictures without an error, which a player shows, too; and demuxers of Matroska skip
 # what is no element, so that a file of which short pieces are missing is a shorter one.
-UNNOTICED = {"any": "equal or truncated or damaged or broken-container or no-index"}
+UNNOTICED = {"any": "equal or truncated or damaged or broken-container or no-index or error"}
 
 COPIED = ("h264.mp4", "h264.mkv", "h264.ts", "h264.mov", "hevc.mp4", "hevc.mkv", "vp9.webm", "vp8.mkv", "av1.mp4")
 TIMED = ("h264.mp4", "h264.mkv", "h264.ts", "h264.frag.mp4", "hevc.mp4", "vp9.webm", "av1.mkv")

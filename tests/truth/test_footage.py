@@ -47,11 +47,13 @@ def difference(placed, encoded) -> str:
         return f"{placed.width}x{placed.height} and {encoded.width}x{encoded.height}"
     numbers = np.unique(np.linspace(0, len(placed) - 1, FRAMES).round().astype(int))
     mine = placed.frames(numbers)
-    # A frame of a constant rate is shown for longer than its own time says, at most by half a frame.
-    times = np.minimum(mine.seconds, float(encoded.duration) - 0.5 / float(encoded.fps))
-    theirs = encoded.frames(seconds=times)
-    if np.abs(theirs.seconds - mine.seconds).max() > 0.5 / float(min(placed.fps, encoded.fps)) + 2e-3:
-        return f"{np.abs(theirs.seconds - mine.seconds).max():.3f} s apart"
+    lasts = 1 / float(encoded.fps)
+    nearest = np.clip(np.rint(mine.seconds / lasts), 0, len(encoded) - 1).astype(int)
+    theirs = encoded.frames(nearest)
+    apart = np.abs(theirs.seconds - mine.seconds)
+    # Half a frame, of which the end of a variable rate may lose one.
+    if apart[:-1].max(initial=0) > lasts / 2 + 2e-3 or apart[-1] > 1.5 * lasts + 2e-3:
+        return f"{apart.max():.3f} s apart"
     half = [side // 2 for side in theirs.data.shape[1:3]]
     shown, expected_ = fitted(theirs.data, *half), fitted(fitted(mine.data, *theirs.data.shape[1:3]), *half)
     mean = float(np.median(np.abs(shown - expected_).mean((1, 2, 3))))
