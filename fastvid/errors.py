@@ -157,7 +157,7 @@ class SourceError(FastvidError):
     """A raw video cannot become a sample.
 
     Args:
-        reason: A code from `fastvid.media.timing`, stable across versions; the ledger is grouped by it.
+        reason: A code from `fastvid.media.reasons`, stable across versions; the ledger is grouped by it.
         transient: Whether a retry may succeed, as after a time-out.
     """
 

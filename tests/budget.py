@@ -17,13 +17,13 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_608,
-    "decode": 2_983,
-    "media": 2_368,
-    "storage": 1_857,
-    "sharding": 11_139,
-    "load": 6_181,
-    "train": 7_363,
+    "format": 3_635,
+    "decode": 2_990,
+    "media": 2_382,
+    "storage": 1_865,
+    "sharding": 11_102,
+    "load": 6_168,
+    "train": 7_343,
     "models": 1_149,
     "cli": 1_455,
     "report": 497,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 55_040
+TESTS: Final = 56_400
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -152,7 +152,7 @@ def _encode(source: Path, target: Path) -> None:
     build, limits = find_ffmpeg(), Limits()
     with open_source(str(source)) as opened:
         info = probe(opened, limits)
-        stream = ffmpeg.input(opened.url, **input_options(info, limits))
+        stream = ffmpeg.input(opened.url, **input_options(build, info, limits))
         picture = picture_filters(build, PROFILES["compact"], info, stream["V:0"])
         options: dict[str, Any] = {"c:v": "libx264", "crf": _DEFAULT_CRF, "threads": 1, "pix_fmt": "yuv420p"}
         part = target.with_suffix(".part")

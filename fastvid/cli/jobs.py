@@ -13,7 +13,7 @@ from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
-from fastvid.media.timing import MEANING
+from fastvid.media.reasons import MEANING
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import duration, json_text, size, things
 from fastvid.sharding.change.add import add_sources
@@ -176,8 +176,8 @@ def index(
     lerobot:ROOT, a folder or URL of a LeRobot dataset (version 3.0 or 2.1): each episode is a sample, its cameras are
     streams, its numbers are signals. Its videos stay where they are.
 
-    Tars in webdataset style (video2dataset, webdataset): one video per sample, with optional caption (txt), label (cls)
-    and fields (json). Every packet is indexed and verified by decoding. The tars are not changed.
+    Tars in webdataset style (video2dataset, webdataset): a video is a sample, with the caption (txt), label (cls) and
+    fields (json) of its name or key. Every packet is indexed and verified by decoding. The tars are not changed.
 
     ledger.parquet records the outcome of every video. After a kill or an interruption, run the command again with the
     same arguments to resume it: finished shards are not indexed again. To share the work among machines, run it with

@@ -40,6 +40,7 @@ _CODECS: Final = {
 _EXTRADATA_BOXES: Final = (b"avcC", b"hvcC", b"av1C")
 # Bytes of fixed fields before the boxes of a VisualSampleEntry (ISO/IEC 14496-12, 12.1.3).
 _VISUAL_ENTRY: Final = 78
+_BOX_HEADER: Final = 16  # bytes of the longest box header
 # Object type of JPEG in an elementary stream descriptor (MP4 registration authority).
 _ESDS_JPEG: Final = 0x6C
 # Descriptor tags of ISO/IEC 14496-1 table 1, and the bytes of fields before nested descriptors.
@@ -196,6 +197,9 @@ class Declared:
     display: tuple[int, int] = (0, 0)  # width and height of the picture, uncut and not turned
     aperture: tuple[Fraction, Fraction, Fraction, Fraction] | None = None  # height, width, and offsets of the centre
     margins: tuple[int, int, int, int] = (0, 0, 0, 0)  # cut off at the top, left, bottom and right
+    # ISO/IEC 23091-2 codes of primaries, transfer and matrix, and FFmpeg's of the range; for decoders whose stream
+    # says nothing of them
+    colours: tuple[int, int, int, int] | None = None
 
     def aspect(self, height: int, width: int) -> Fraction | None:
         """Return the width of a pixel divided by its height."""
@@ -203,6 +207,8 @@ class Declared:
             return Fraction(*self.pixel)
         if self.display in ((0, 0), (width, height)):
             return None
+        if self.aperture is not None:
+            height, width = self.crop(height, width)[2:]
         return Fraction(self.display[0] * height, self.display[1] * width)
 
     def crop(self, height: int, width: int) -> tuple[int, int, int, int]:
@@ -248,7 +254,17 @@ def declared_by_mp4(moov: memoryview) -> Declared:
         pixel=struct.unpack(">II", pasp[:8]) if len(pasp) >= 8 else (0, 0),
         display=(width >> 16, height >> 16) if width >> 16 and height >> 16 else (0, 0),
         aperture=aperture,
+        colours=_colour_codes(inner),
     )
+
+
+def _colour_codes(inner: dict[bytes, memoryview]) -> tuple[int, int, int, int] | None:
+    """Return what ``colr`` or ``vpcC`` says of colours, see `Declared`."""
+    colr, vpcc = inner.get(b"colr", memoryview(b"")), inner.get(b"vpcC", memoryview(b""))
+    if bytes(colr[:4]) in (b"nclx", b"nclc") and len(colr) >= 10:
+        full = 1 + (colr[10] >> 7) if bytes(colr[:4]) == b"nclx" and len(colr) >= 11 else 0
+        return _u16(colr, 4), _u16(colr, 6), _u16(colr, 8), full
+    return (vpcc[7], vpcc[8], vpcc[9], 1 + (vpcc[6] & 1)) if len(vpcc) >= 10 else None
 
 
 def packet_places(moov: memoryview, file_size: int) -> tuple[IntArray, IntArray]:
@@ -465,7 +481,6 @@ def _last_duration(stts: memoryview, timescale: int) -> int:
 _AUDIO_ENTRY: Final = 28
 _AUDIO_CODECS: Final = {b"mp4a": "aac", b"alac": "alac"}
 _OBJECT_AAC: Final = 0x40  # MP4 registration authority
-_BOX_HEADER: Final = 16  # bytes of the longest box header
 _MOST_SAMPLES: Final = 2**53  # exact as a float, and 6,000 years at 48 kHz
 
 

@@ -67,6 +67,16 @@ class Coded:
             x = width - x - w
         return _even(top + y, h, self.height), _even(left + x, w, self.width), h, w
 
+    @property
+    def shown_part(self) -> tuple[int, int, int, int]:
+        """Where the part that is shown lies in the turned pictures: first row and column, height and width."""
+        y, x, height, width = self.crop
+        if self.mirror:
+            x = self.width - x - width
+        below, right = self.height - y - height, self.width - x - width
+        top, left = ((y, x), (x, below), (below, right), (right, y))[self.turn]
+        return (top, left, width, height) if self.turn % 2 else (top, left, height, width)
+
 
 def coded_of(record: Mapping[str, Any] | None) -> Coded | None:
     """Return what a record of JSON says of decoded pictures; raise ValueError, KeyError or TypeError for nonsense."""

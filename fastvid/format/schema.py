@@ -267,7 +267,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("source_id", pa.string(), nullable=False),
         pa.field("path", pa.string(), nullable=False),
         pa.field("status", pa.string(), nullable=False),  # "packed", "rejected", or "removed" with its names
-        pa.field("reason", pa.string()),  # a code from fastvid.media.timing if rejected
+        pa.field("reason", pa.string()),  # a code from fastvid.media.reasons if rejected
         pa.field("message", pa.string()),
         pa.field("key", pa.string()),
         pa.field("shard", pa.string()),

@@ -293,7 +293,8 @@ class Shard:
         # Checksums find any change; without them the version must be the one that was indexed.
         version = listed.version if record.flags & _UNCHECKED else None
         content = repr((listed.file, listed.size, listed.tag, listed.modified))
-        return StreamReader(*open_file(self.root.locate(listed.file)), *place, version, content)
+        file = self.root.locate(listed.file)
+        return StreamReader(*open_file(file), *place, version, content, file)
 
     def file(self, row: int, stream: str = "") -> ListedFile:
         """Return the file of a stream, of a shard of videos in place."""

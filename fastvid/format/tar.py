@@ -174,16 +174,24 @@ class StreamReader:
     """Reads one stream of a sample: called with offsets in the stream, each with the writable view to fill from there.
 
     `start`: first byte of the stream in the file. `size`: bytes of the stream. `content`: identifies the bytes of
-    the file for the node's cache of videos. `start`: first byte of the stream in the file. `size`: bytes of the
-    stream. `gap`: packets at most this many bytes apart are better read together, see `Storage`.
+    the file for the node's cache of videos. `listed`: path or URL of a video in place, which may change. `gap`: packets
+    at most this many bytes apart are better read together, see `Storage`.
     """
 
-    __slots__ = ("_content", "_file", "_storage", "_version", "gap", "requests", "size", "start")
+    __slots__ = ("_content", "_file", "_storage", "_version", "gap", "listed", "requests", "size", "start")
 
     def __init__(
-        self, storage: Storage, file: str, start: int, size: int, version: Version | None = None, content: str = ""
+        self,
+        storage: Storage,
+        file: str,
+        start: int,
+        size: int,
+        version: Version | None = None,
+        content: str = "",
+        listed: str = "",
     ) -> None:
         self._storage, self._file, self.start, self._version = storage, file, start, version
+        self.listed = listed
         self._content = content
         self.size, self.gap, self.requests = size, storage.gap, 0
 

@@ -311,6 +311,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         world_size: int | None = None,
         **moved: Any,
     ) -> None:
+        if not hasattr(clips, "spec"):
+            hint = "give it the dataset of the DataLoader, a ClipDataset"
+            raise UsageError(f"clips is a {type(clips).__name__}, expected a ClipDataset", hint=hint)
         (order,) = with_moved("ExactSampler", {"order": order}, moved)
         check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None

@@ -25,6 +25,7 @@ from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.chain import AnyTransform, TransformChain
 from fastvid.load.batch.batch import Batch as Batch
+from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
 from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
@@ -51,41 +52,28 @@ SKIP_SLACK: Final = 5
 fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
 
 
-class Skips:
-    """A loader's policy for failed clips."""
-
-    def __init__(self, on_error: OnError) -> None:
-        self._skip = on_error if isinstance(on_error, Skip) else None
-
-    def take(self, plan: Plan, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
-        """Count the failed clips of a batch; `errors`: by canvas row."""
-        first: dict[int, Exception] = {}
-        for number in sorted(errors):
-            # If one stream or view of a clip fails, the whole clip fails.
-            first.setdefault(plan.row_of(number), errors[number])
-        for error in first.values():
-            # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
-            own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
-            if self._skip is None or not own:
-                raise error
-            step.skips[type(error).__name__] += 1
-            _log.warning("clip skipped: %s", error)
-        step.clips -= len(first)
-        if first:
-            assert self._skip is not None
-            _check(self._skip.max_rate, first, step, total)
-
-
-def _check(max_rate: float, errors: Mapping[int, Exception], step: Counters, total: Counters) -> None:
+def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counters) -> None:
+    """Count the failed clips of a batch, or raise the first error."""
+    first: dict[int, Exception] = {}
+    for number in sorted(canvas.errors):
+        # If one stream or view of a clip fails, the whole clip fails.
+        first.setdefault(canvas.plan.row_of(number), canvas.errors[number])
+    for error in first.values():
+        # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
+        own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
+        if not isinstance(on_error, Skip) or not own:
+            raise error
+        step.skips[type(error).__name__] += 1
+        _log.warning("clip skipped: %s", error)
+    step.clips -= len(first)
     skips = total.skips + step.skips
-    skipped = skips.total()
-    seen = total.clips + step.clips + skipped
-    if skipped > SKIP_SLACK + max_rate * seen:
+    skipped, seen = skips.total(), total.clips + step.clips + skips.total()
+    if first and isinstance(on_error, Skip) and skipped > SKIP_SLACK + on_error.max_rate * seen:
         reasons = ", ".join(f"{count} {reason}" for reason, count in skips.most_common())
         raise FastvidError(
-            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error=Skip({max_rate}) allows",
+            f"{skipped} of {seen} clips were skipped ({reasons}), more than on_error={on_error} allows",
             hint="run `fastvid verify` to find damaged samples and exclude them with where=",
-        ) from errors[max(errors)]
+        ) from first[max(first)]
 
 
 def _sizes(
@@ -173,16 +161,16 @@ class ClipLoader(IterableDataset[Batch]):
         size, batches = _sizes(global_batch_size, moved, self.world)
         groups = {"order": order, "extras": extras, "output": output, "workers": workers}
         order, extras, output, workers = with_moved("ClipLoader", groups, moved)
-        self.dataset = dataset = resolve_subset(dataset)
+        self.dataset: Dataset | Mixture = resolve_subset(dataset)
         """The samples."""
-        rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
-        annotations = RowAnnotations.of(dataset, extras)
+        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
+        annotations = RowAnnotations.of(self.dataset, extras)
         self.spec = Spec(
-            dataset,
+            self.dataset,
             rules,
-            EpochOrders.of(dataset, order),
+            EpochOrders.of(self.dataset, order),
             annotations,
-            SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None),
+            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=views is not None),
             TransformChain.of(after, rules.streams, rules.depth),
             output,
             batches,
@@ -191,8 +179,8 @@ class ClipLoader(IterableDataset[Batch]):
         self.plans = EpochPlans(self.spec.orders, self.spec.batching(self.world, order, size))
         """The order and the batches of each epoch."""
         required = output.collate == "pad" and self.world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(dataset, rules, required=required)
-        self._num_fetchers = prefetch_threads(dataset, workers.num_fetchers)
+        self._clip_sizes = None if batches else varying_sizes(self.dataset, rules, required=required)
+        self._num_fetchers = prefetch_threads(self.dataset, workers.num_fetchers)
         self.workers, self.num_threads = workers, workers.num_threads or available_cores()
         self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
         self._use(choose_backends(workers.decoder, self.spec, self.device))
@@ -202,7 +190,6 @@ class ClipLoader(IterableDataset[Batch]):
         """Where the time of the last and of all batches went."""
         self.stats.num_frames = rules.num_frames or 0
         self._copies = CopyClock(self.device)
-        self._skips = Skips(workers.on_error)
         self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
         self._origin = 0  # first position of the current iteration, or of the next one
@@ -365,7 +352,7 @@ class ClipLoader(IterableDataset[Batch]):
                 samples = work.plan.samples
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
-                self._skips.take(work.plan, work.errors, step, self.stats.total)
+                count_skips(self.workers.on_error, work, step, self.stats.total)
                 with self._copies:
                     batch = run.take(work)
                 step.finish_seconds = work.counters.finish_seconds

@@ -25,7 +25,7 @@ class Output:
 
     Args:
         layout: "BCTHW" or "BTCHW".
-        dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255.
+        dtype: A floating type for normalised values, or torch.uint8 for levels 0 to 255; or its name, "uint8".
         mean: Mean of R, G, B in 0 to 1; not used for torch.uint8.
         std: Standard deviation of R, G, B in 0 to 1, positive; not used for torch.uint8.
         channels_last: Whether the channels of a pixel are neighbours in memory, as models in torch's channels-last
@@ -47,6 +47,10 @@ class Output:
     flow_stack: int = 1
 
     def __post_init__(self) -> None:
+        dtype = getattr(torch, self.dtype, None) if isinstance(self.dtype, str) else self.dtype
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(f"dtype is {self.dtype!r}", hint="use torch.uint8, torch.float16 or another type of torch")
+        object.__setattr__(self, "dtype", dtype)
         _ = self.pixels  # checks them
         check_choice("collate", self.collate, get_args(Collate))
         check_least(1, flow_stack=self.flow_stack)

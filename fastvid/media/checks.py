@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import av
 import numpy as np
+from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
 from fastvid.decode.clips import Read, read_clip, reader_of
@@ -30,7 +31,7 @@ from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.file_tables import FileReader, Tables
 from fastvid.media.prove import decode_padded, frame_digest
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray, RecordArray
 
 CHECKS: Final = {
@@ -274,11 +275,18 @@ class Comparison:
         self.aspect: Fraction | None = None  # width of a pixel divided by its height, as the codec says
         self._numbers = {offset: number for number, offset in enumerate(tables.offsets.tolist())}
 
+    def _context(self) -> VideoCodecContext:
+        """Open a decoder that knows what the container says of colours, as FFmpeg's demuxers tell theirs."""
+        context = open_context(self.tables.codec, self.tables.extradata)
+        if (colours := self.tables.declared.colours) is not None:
+            context.color_primaries, context.color_trc, context.colorspace, context.color_range = colours
+        return context
+
     def decoded(self, packets: IntArray, records: RecordArray) -> Iterator[tuple[int, VideoFrame]]:
         """Decode packets; yield their numbers and frames, in display order."""
         chosen = records[packets]
         places = list(zip(packet_offsets(chosen), chosen["size"].tolist(), strict=True))
-        context = open_context(self.tables.codec, self.tables.extradata)
+        context = self._context()
         try:
             data = [memoryview(one + bytes(INPUT_PADDING))[: len(one)] for one in self.file.parts(places)]
             for number, frame in decode_padded(context, list(zip(packets.tolist(), data, strict=True))):
@@ -292,7 +300,7 @@ class Comparison:
 
         None if the decoder makes nothing of it. Its pixels mean nothing.
         """
-        context = open_context(self.tables.codec, self.tables.extradata)
+        context = self._context()
         context.options = {**context.options, "ec": "0"}  # no time is spent on the rest of the picture
         try:
             packet = av.Packet(shortened(self.tables.codec, self.tables.extradata, head))
@@ -327,7 +335,10 @@ class Comparison:
         if tables.codec not in _REORDERED or tables.sync.all() or (np.diff(tables.pts[shown]) <= 0).any():
             return
         first = np.arange(min(len(records), int(shown[0]) + _ORDERED))
-        order = [number for number, _ in self.decoded(first, records)]
+        try:
+            order = [number for number, _ in self.decoded(first, records)]
+        except SourceError:
+            return  # the order of what does not decode means nothing; other proofs tell
         wrong = next((after for before, after in pairwise(order) if after < before), None)
         if wrong is not None:
             raise SourceError(

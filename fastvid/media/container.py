@@ -18,8 +18,9 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import packet_places
-from fastvid.media.demuxer import fraction
-from fastvid.media.timing import Reason
+from fastvid.media.demuxer import ffmpeg_message, fraction
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.reasons import Reason
 
 Read = Callable[[int, int], bytes]
 """Returns bytes of a file by offset and size; fewer at its end."""
@@ -41,16 +42,39 @@ _SLACK_PART: Final = 0.1
 
 
 class Demuxed:
-    """What a demuxer returns of a file, in order to compare it with what the header declares."""
+    """The packets of a file's video, and what they tell in order to compare it with what the header declares.
 
-    def __init__(self, container: str, source: InputContainer, stream: VideoStream) -> None:
+    `whole`: whether an error of the demuxer is one; otherwise the packets end there.
+    """
+
+    def __init__(
+        self, container: str, source: InputContainer, stream: VideoStream, limits: Limits, *, whole: bool = True
+    ) -> None:
+        context = stream.codec_context
+        check_pixels(context.width, context.height, limits)
+        context.thread_count = 1
         self.container, self.packets, self.corrupt = container, 0, 0
-        self._source, self._stream = source, stream
+        self.extradata = bytes(context.extradata or b"")
+        self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick
+        self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
+        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
+        self.rate = rate.limit_denominator(100_000)  # nominal frames per second
+        self._source, self._stream, self._limits, self._whole = source, stream, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the packets of the video, and at the end the empty one that drains a decoder."""
+        try:
+            yield from self._read()
+        except MemoryError as error:
+            raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            if self._whole:
+                message = f"reading failed after {self.packets} packets: {ffmpeg_message(error)}"
+                raise SourceError(message, reason=Reason.DAMAGED) from error
+
+    def _read(self) -> Iterator[Any]:
         drain = None
         for packet in self._source.demux():
             if not packet.size:
@@ -63,6 +87,8 @@ class Demuxed:
                 continue
             self.packets += 1
             self.corrupt += packet.is_corrupt
+            if self.packets > self._limits.max_frames:
+                raise SourceError(f"file has more than {self._limits.max_frames} frames", reason=Reason.TOO_LONG)
             # AVI stores decode times only; for reordered pictures libavformat invents presentation times.
             time = packet.dts if self.container == "avi" else packet.pts
             self._times += [] if time is None else [time]
@@ -95,6 +121,14 @@ class Demuxed:
         """Return the latest end of a packet of any stream, in seconds."""
         bases = {stream.index: fraction(stream.time_base) or 0 for stream in self._source.streams}
         return max((Fraction(end * bases[index]) for index, end in self._ends.items()), default=Fraction(-1))
+
+
+def check_pixels(width: int, height: int, limits: Limits) -> None:
+    """Raise SourceError for frames that are larger than allowed."""
+    if width * height > limits.max_pixels:
+        raise SourceError(
+            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
+        )
 
 
 def find_moov(read: Read, size: int) -> memoryview:

@@ -18,7 +18,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 
 
 def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) -> InputContainer:

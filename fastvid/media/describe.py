@@ -22,7 +22,7 @@ from fastvid.format.presentation import Coded, Times
 from fastvid.format.schema import Matrix, Range
 from fastvid.media.container import Read, element, find_moov
 from fastvid.media.demuxer import side_data
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import IntArray
 
 ENCODE_HINT: Final = "re-encode it with a profile: `fastvid shard --profile compact`"
@@ -52,6 +52,16 @@ class Orientation:
     turn: int  # quarter turns clockwise
     mirror: bool  # whether left and right are exchanged before
     is_exact: bool  # whether it turns by quarters
+
+    @property
+    def is_upright(self) -> bool:
+        """Whether it changes nothing."""
+        return self.is_exact and not self.turn and not self.mirror
+
+    @property
+    def swaps(self) -> bool:
+        """Whether it exchanges width and height; players keep them if they turn by other angles."""
+        return self.is_exact and self.turn % 2 == 1
 
     @classmethod
     def of(cls, matrix: bytes | None) -> Orientation:
@@ -97,9 +107,7 @@ def present(
     if not turned.is_exact:
         raise _unusable("its pictures are shown turned by an angle")
     crop = said.crop(frame.height, frame.width)
-    aspect = said.aspect(frame.height, frame.width) or aspect or Fraction(1)
-    if not Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT:
-        aspect = Fraction(1)
+    aspect = plausible(said.aspect(frame.height, frame.width) or aspect)
     height, width = crop[2:]
     if aspect != 1:
         width = max(2, 2 * round(width * aspect / 2))
@@ -117,6 +125,11 @@ def present(
         coded=None if coded == plain and aspect == 1 else coded,
     )
     return info, tuple(_notes(frame, coded, aspect))
+
+
+def plausible(aspect: Fraction | None) -> Fraction:
+    """Return the width of a pixel divided by its height, 1 if it is unknown or damage."""
+    return aspect if aspect is not None and Fraction(1, _MOST_ASPECT) <= aspect <= _MOST_ASPECT else Fraction(1)
 
 
 def _refuse(frame: VideoFrame, hdr: str) -> None:

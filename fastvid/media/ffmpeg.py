@@ -17,7 +17,8 @@ from functools import lru_cache
 from typing import IO, Any, Final
 
 from fastvid.errors import MissingDependency, SourceError, WorkerError
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged
 from fastvid.runtime.processes import how_it_ended
 from fastvid.runtime.values import sha256
 
@@ -197,6 +198,15 @@ def temporary_file() -> Iterator[IO[bytes]]:
         raise no_space(error) from error
     with file:
         yield file
+
+
+def contents(descriptor: int) -> bytes:
+    """Return all bytes of an open file, wherever its position is: another process may have written it."""
+    data = bytearray(os.fstat(descriptor).st_size)
+    view, position = memoryview(data), 0
+    while position < len(data) and (got := os.preadv(descriptor, [view[position:]], position)):
+        position += got
+    return bytes(view[:position])
 
 
 def is_full(error: OSError) -> bool:

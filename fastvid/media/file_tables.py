@@ -18,26 +18,24 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
 
-import av
 import numpy as np
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.schema import Codec
-from fastvid.media.container import Demuxed, check_fragments, find_moov
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
+from fastvid.media.demuxer import open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import (
-    HEADER_WINDOW,
-    check_pixels,
     decoded_codec,
     found_at,
 )
-from fastvid.media.timing import Reason, usual_step
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import usual_step
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
@@ -232,8 +230,10 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
         except FormatError:
             check_fragments(file.part, file.size)  # fragments, several edits and what else only a full demuxer reads
     said = declared(container, file.part, file.size)
-    tables = _Demuxed(file, container, limits).tables() if track is None else _from_track(track, container, limits)
-    return replace(tables, declared=said)
+    if track is not None:
+        return replace(_from_track(track, container, limits), declared=said)
+    tables = _Demuxed(file, container, limits).tables()
+    return replace(tables, declared=replace(said, colours=tables.declared.colours))
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -279,29 +279,21 @@ class _Demuxed:
         """Read the file."""
         with open_demuxer(self.file, self.container) as source:
             stream = video_stream(source)
-            context = stream.codec_context
             codec = decoded_codec(stream)
-            check_pixels(context.width, context.height, self.limits)
-            extradata = bytes(context.extradata or b"")
+            demuxed = Demuxed(self.container, source, stream, self.limits)
             kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
-            fields = FieldPairs(codec.label, extradata)
-            demuxed = Demuxed(self.container, source, stream)
-            try:
-                for packet in demuxed:
-                    if packet.size:
-                        self._take(packet, fields, kept)
-            except MemoryError as error:
-                raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
-            except av.FFmpegError as error:
-                message = f"reading failed after {len(self.sizes)} packets: {ffmpeg_message(error)}"
-                raise SourceError(message, reason=Reason.DAMAGED) from error
+            fields = FieldPairs(codec.label, demuxed.extradata)
+            for packet in demuxed:
+                if packet.size:
+                    self._take(packet, fields, kept)
             demuxed.check(self.file.part, self.file.size)
-            time_base, aspect = fraction(stream.time_base) or Fraction(1, 1000), fraction(stream.sample_aspect_ratio)
-            nominal = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
+            context = stream.codec_context
+            names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+            primaries, transfer, matrix, range_ = map(int, names)
         if not any(self.shown):
             raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
         pts, shown = np.asarray(self.pts, np.int64), np.asarray(self.shown, np.bool_)
-        rate = nominal.limit_denominator(100_000)
+        rate, time_base = demuxed.rate, demuxed.time_base
         if time_base.numerator == 1:
             measured = _rate(pts, shown, time_base.denominator, self.last or 1)
             # Containers round times to their clock, so the nominal rate is kept if it explains the times.
@@ -309,7 +301,7 @@ class _Demuxed:
         return Tables(
             container=self.container,
             codec=codec,
-            extradata=extradata,
+            extradata=demuxed.extradata,
             rate=rate,
             time_base=time_base,
             offsets=np.asarray(self.offsets, np.int64),
@@ -320,24 +312,21 @@ class _Demuxed:
             heads=self.heads,
             checksums=np.asarray(self.checksums, np.uint32),
             notes=("edit-list",) if not shown.all() else (),
-            aspect=aspect,
+            aspect=demuxed.aspect,
+            declared=Declared(colours=(primaries, transfer, matrix, range_)),
         )
 
     def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
         number = len(self.sizes)
         if packet.is_corrupt:
             raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
-        if number >= self.limits.max_frames:
-            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if packet.pts is None:
             raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         data = bytes(packet)
         if fields.completes(memoryview(data)) and number:
             raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
         end = self.offsets[-1] + self.sizes[-1] if number else 0
-        start = end if packet.pos is None or packet.pos < 0 else packet.pos
-        near = self.file.part(start, HEADER_WINDOW + len(data))
-        self.offsets.append(found_at(near, data, number, start))
+        self.offsets.append(found_at(self.file.part, data, number, packet.pos, end))
         self.sizes.append(len(data))
         self.pts.append(packet.pts)
         self.shown.append(not packet.is_discard)

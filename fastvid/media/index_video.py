@@ -33,7 +33,8 @@ from fastvid.media.file_tables import FileReader, Tables, read_tables, with_head
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times
-from fastvid.media.timing import Reason, clip_frames, frame_bounds
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import clip_frames, frame_bounds
 from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
 # Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
@@ -128,7 +129,7 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
     tables = read_tables(file, limits)
     if not can_plan(tables.codec):
         return _index_whole(file, limits, hdr)
-    return Indexing(file, _with_read_heads(tables, file), limits, hdr).indexed(proof)
+    return Indexing(Comparison(file, _with_read_heads(tables, file)), hdr).indexed(proof)
 
 
 def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
@@ -203,14 +204,12 @@ def _why_changed(tables: Tables, flags: UInt8Array) -> str:
 class Indexing:
     """Makes the index of a file of its tables."""
 
-    file: FileReader
-    tables: Tables
-    limits: Limits
+    compared: Comparison
     hdr: str = TONE_MAP
 
     def indexed(self, proof: Proof) -> IndexedVideo:
         """Return the index."""
-        tables = self.tables
+        tables = self.compared.tables
         flags, notes, why = choose_flags(tables)
         flags[0] |= _KEY
         frames = self._frames(flags)
@@ -221,7 +220,7 @@ class Indexing:
             PacketTable(records)
         except FormatError as error:
             raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
-        Comparison(self.file, tables).check_order(records)
+        self.compared.check_order(records)
         first, aspect = self._first(records, proof)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
         count = int((frames >= 0).sum())
@@ -229,7 +228,7 @@ class Indexing:
         info, shown = present(info, first, tables.declared, aspect, hdr=self.hdr)
         times = shown_times(tables.pts.tolist(), records["frame"].astype(np.int64))
         info = with_times(info, times, tables.time_base)
-        if proof is Proof.SAMPLE and not Comparison(self.file, tables).ends_alike():
+        if proof is Proof.SAMPLE and not self.compared.ends_alike():
             raise SourceError(
                 "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
@@ -247,7 +246,7 @@ class Indexing:
 
     def _frames(self, flags: UInt8Array) -> IntArray:
         """Return the frame that each packet shows, in display order, -1 for none; int64 [P]."""
-        tables = self.tables
+        tables = self.compared.tables
         shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN) == 0))
         if not len(shown):
             raise SourceError(f"none of the {len(flags)} packets shows a frame", reason=Reason.NO_FRAMES)
@@ -264,14 +263,15 @@ class Indexing:
 
     def _first(self, records: RecordArray, proof: Proof) -> tuple[VideoFrame, Fraction | None]:
         """Return the first shown frame, without proof as much as was read anyway, and the shape of its pixels."""
-        compared, head = Comparison(self.file, self.tables), self.tables.heads[0]
+        compared, tables = self.compared, self.compared.tables
+        head = tables.heads[0]
         first = compared.begun(head) if proof is Proof.NONE and head is not None else None
         if first is None:
             decoded = compared.decoded(PacketTable(records).plan([0]).packets, records)
             first = next((frame for _, frame in decoded), None)
         if first is None:
             raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
-        return first, self.tables.aspect or compared.aspect
+        return first, tables.aspect or compared.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[RecordArray, str]:
         """Compare some frames; return the records as far as they are proven, and why the stream is decoded whole."""
@@ -287,7 +287,7 @@ class Indexing:
 
     def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
         """Return how some frames differ from those that FFmpeg shows; empty if they do not."""
-        return next((message for _, message in Comparison(self.file, self.tables).check(info, records, frames)), "")
+        return next((message for _, message in self.compared.check(info, records, frames)), "")
 
 
 def _early(records: RecordArray) -> list[int]:

@@ -12,9 +12,7 @@ Files are untrusted, and native code parses them. Call this in a process that ma
 
 from __future__ import annotations
 
-import math
 import os
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,11 +28,13 @@ from av.video.stream import VideoStream
 
 from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
+from fastvid.format.presentation import Coded
 from fastvid.media.container import Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
-from fastvid.media.describe import HDR_TRANSFERS
+from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
-from fastvid.media.timing import FrameTiming, RandomAccess, Reason, choose_timing
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, RandomAccess, choose_timing
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import IntArray
 
@@ -231,8 +231,6 @@ _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
 _RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
 # Maximum size of a placeholder for a frame of an earlier packet; the smallest real MPEG-4 picture is larger.
 _PLACEHOLDER_BYTES: Final = 2
-# A larger sample aspect ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
-_MAX_ASPECT: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +243,8 @@ class SourceInfo:
     height: int  # coded height in pixels, before rotation
     pix_fmt: str  # FFmpeg's pixel format
     sample_aspect: Fraction  # width of a pixel divided by its height; 1 if unknown or implausible
-    rotation: int
+    orientation: Orientation
+    crop: tuple[int, int, int, int]  # first row and column, height and width of what the container shows, not turned
     matrix: int
     full_range: bool  # whether luma ranges from 0 to 255
     transfer: int
@@ -263,7 +262,18 @@ class SourceInfo:
     @property
     def turned(self) -> bool:
         """Whether display swaps width and height."""
-        return self.rotation % 180 == 90
+        return self.orientation.swaps
+
+    @property
+    def cropped(self) -> bool:
+        """Whether the container cuts something off."""
+        return self.crop != (0, 0, self.height, self.width)
+
+    @property
+    def part(self) -> tuple[int, int, int, int]:
+        """First row and column, height and width of what is shown of the upright picture."""
+        turn = self.orientation.turn if self.orientation.is_exact else 0
+        return Coded(self.width, self.height, self.crop, turn, self.orientation.mirror).shown_part
 
     @property
     def hdr(self) -> bool:
@@ -284,8 +294,8 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
         check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
         stream = video_stream(container)
-        scan = _Scan(source.container, container, stream, limits)
-        scan.run(whole=whole)
+        scan = _Scan(Demuxed(source.container, container, stream, limits, whole=whole), stream)
+        scan.run()
         info = _describe(source, container, stream, scan)
         if whole:
             scan.demuxed.check(read, source.size)
@@ -295,43 +305,25 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
 class _Scan:
     """One pass over the packets that collects counts, times and the first frame."""
 
-    def __init__(self, forced: str, container: InputContainer, stream: VideoStream, limits: Limits) -> None:
-        self.demuxed, self.stream, self.limits = Demuxed(forced, container, stream), stream, limits
+    def __init__(self, demuxed: Demuxed, stream: VideoStream) -> None:
+        self.demuxed, self.stream = demuxed, stream
         self.shown = 0
         self.pts: list[int | None] = []
         self._codec = stream.codec_context.name
-        name, extradata = stream.codec_context.codec.canonical_name, bytes(stream.codec_context.extradata or b"")
-        self.fields = FieldPairs(name, extradata)
-        self.access = RandomAccess(forced, name, extradata)
-        self._avi = forced == "avi"
+        name = stream.codec_context.codec.canonical_name
+        self.fields = FieldPairs(name, demuxed.extradata)
+        self.access = RandomAccess(demuxed.container, name, demuxed.extradata)
         self.frame: VideoFrame | None = None
         self.error = ""
 
-    def run(self, *, whole: bool) -> None:
-        stream = self.stream
-        stream.codec_context.thread_count = 1
-        width, height = stream.codec_context.width, stream.codec_context.height
-        if width * height > self.limits.max_pixels:
-            raise SourceError(
-                f"frames have {width}x{height} pixels, at most {self.limits.max_pixels} are allowed",
-                reason=Reason.TOO_LARGE,
-            )
-        try:
-            for packet in self.demuxed:
-                if packet.size:
-                    self._take(packet)
-        except MemoryError as error:
-            raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
-        except av.FFmpegError as error:
-            if whole:
-                message = f"reading failed after {self.demuxed.packets} packets: {ffmpeg_message(error)}"
-                raise SourceError(message, reason=Reason.DAMAGED) from error
+    def run(self) -> None:
+        for packet in self.demuxed:
+            if packet.size:
+                self._take(packet)
         if self.frame is None:
             self._decode(None)
 
     def _take(self, packet: Packet[Any]) -> None:
-        if self.demuxed.packets > self.limits.max_frames:
-            raise SourceError(f"file has more than {self.limits.max_frames} frames", reason=Reason.TOO_LONG)
         if self.frame is None:
             self._decode(packet)
         self.access.add(packet)
@@ -341,7 +333,7 @@ class _Scan:
             return
         # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
         # pictures libavformat invents presentation times, the last of them wrong.
-        self.pts.append(packet.dts if self._avi else packet.pts)
+        self.pts.append(packet.dts if self.demuxed.container == "avi" else packet.pts)
         self.shown += packet.size > _PLACEHOLDER_BYTES
 
     def _decode(self, packet: Packet[VideoStream] | None) -> None:
@@ -365,7 +357,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
-    time_base = fraction(stream.time_base) or Fraction(1, 1000)
+    time_base = scan.demuxed.time_base
     timing = choose_timing(
         [] if source.container in _RAW else scan.pts,
         time_base,
@@ -373,7 +365,8 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         scan.shown,
     )
     pix_fmt = frame.format.name
-    aspect = fraction(stream.sample_aspect_ratio) or Fraction(1)
+    said = declared(source.container, lambda at, count: os.pread(source.descriptor, count, at), source.size)
+    aspect = said.aspect(frame.height, frame.width) or fraction(stream.sample_aspect_ratio)
     times = np.sort(np.asarray([time for time in scan.pts if time is not None], np.int64))
     interlaced = bool(frame.interlaced_frame) or scan.fields.possible
     # Deinterlacing looks at neighbouring frames, and without times no frame can be found by its time.
@@ -384,8 +377,9 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
         width=frame.width,
         height=frame.height,
         pix_fmt=pix_fmt,
-        sample_aspect=aspect if Fraction(1, _MAX_ASPECT) <= aspect <= _MAX_ASPECT else Fraction(1),
-        rotation=_rotation(frame),
+        sample_aspect=plausible(aspect),
+        orientation=Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX")),
+        crop=said.crop(frame.height, frame.width),
         matrix=int(frame.colorspace),
         full_range=int(frame.color_range) == _FULL_RANGE or pix_fmt.startswith("yuvj"),
         transfer=int(frame.color_trc),
@@ -410,18 +404,6 @@ def _is_hidden(codec: str, packet: Packet[Any]) -> bool:
     # one bit more.
     bits = view[0] << 1 if view[0] & 0x30 == 0x30 else view[0]
     return not bits & 0x08 and not bits & 0x02
-
-
-def _rotation(frame: VideoFrame) -> int:
-    """Return the degrees by which the ffmpeg program rotates the picture, 0 <= r < 360, rounded alike."""
-    matrix = side_data(frame, "DISPLAYMATRIX")
-    if matrix is None or len(matrix) < 36:
-        return 0
-    a, b, _, c, d = struct.unpack("<5i", matrix[:20])  # 16.16 fixed point; x' = ax + cy, y' = bx + dy
-    scale_x, scale_y = math.hypot(a, c), math.hypot(b, d)
-    if not scale_x or not scale_y:
-        return 0
-    return round(math.degrees(math.atan2(b / scale_y, a / scale_x))) % 360
 
 
 def _other_decoders(container: InputContainer, stream: VideoStream) -> set[str]:

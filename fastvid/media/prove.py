@@ -35,12 +35,13 @@ from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
-from fastvid.media.container import Demuxed, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
+from fastvid.media.container import Demuxed, Read, check_fragments
+from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import Reason, tagged, usual_step
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged, usual_step
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.
@@ -126,16 +127,10 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     with open_demuxer(data, container) as source:
         stream = video_stream(source)
         codec = decoded_codec(stream)
-        check_pixels(stream.codec_context.width, stream.codec_context.height, limits)
-        stream.codec_context.thread_count = 1
-        played = Playback(codec, bytes(stream.codec_context.extradata or b""))
-        played.time_base = fraction(stream.time_base) or Fraction(1, 1000)
-        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
-        played.rate = rate.limit_denominator(100_000)
-        played.aspect = fraction(stream.sample_aspect_ratio)
-        demuxed = Demuxed(container, source, stream)
+        demuxed = Demuxed(container, source, stream, limits)
+        played = Playback(codec, demuxed.extradata, demuxed.rate, demuxed.time_base, demuxed.aspect)
         try:
-            _read(demuxed, stream, played, limits, unpack=unpack and codec is Codec.MPEG4)
+            _read(demuxed, stream, played, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
             raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
@@ -159,24 +154,16 @@ def decoded_codec(stream: VideoStream) -> Codec:
     return codec
 
 
-def check_pixels(width: int, height: int, limits: Limits) -> None:
-    """Raise SourceError for frames that are larger than allowed."""
-    if width * height > limits.max_pixels:
-        raise SourceError(
-            f"frames have {width}x{height} pixels, at most {limits.max_pixels} are allowed", reason=Reason.TOO_LARGE
-        )
-
-
-def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, limits: Limits, *, unpack: bool) -> None:
+def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, *, unpack: bool) -> None:
     fields = FieldPairs(played.codec.label, played.extradata)
     splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
     for demuxed in packets_of:
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
-            _take(packet, stream, played, limits, fields)
+            _take(packet, stream, played, fields)
 
 
-def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fields: FieldPairs) -> None:
+def _take(packet: Any, stream: VideoStream, played: Playback, fields: FieldPairs) -> None:
     if packet.size:
         if packet.is_corrupt:
             raise SourceError(f"packet {len(played.packets)} is truncated", reason=Reason.TRUNCATED)
@@ -192,8 +179,6 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
             played.dts.append(packet.dts)
             played.durations.append(packet.duration or 0)
             played.discard.append(packet.is_discard)
-        if len(played.packets) > limits.max_frames:
-            raise SourceError(f"file has more than {limits.max_frames} frames", reason=Reason.TOO_LONG)
     for frame in stream.decode(packet):
         number = len(played.digests)
         if frame.is_corrupt:
@@ -212,7 +197,7 @@ def _take(packet: Any, stream: VideoStream, played: Playback, limits: Limits, fi
 
 
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
-HEADER_WINDOW: Final = 4096
+_HEADER_WINDOW: Final = 4096
 # MPEG-4's placeholder for a frame that an earlier packet contained: a picture header without a picture.
 _PLACEHOLDER_BYTES: Final = 8
 # Passes over each GOP with half of the droppable packets left out.
@@ -261,9 +246,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], len(data))
-    info, shown = present(info, first, said, played.aspect, hdr=hdr)
+    info, shown = described(played, data, container, hdr=hdr)
     numbered = number_packets(played)
     ticks = clock(played, numbered.order)
     times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
@@ -285,6 +268,16 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
+
+
+def described(
+    played: Playback, data: bytes, container: str, *, hdr: str = TONE_MAP
+) -> tuple[StreamInfo, tuple[str, ...]]:
+    """Describe the stream of a file, see `fastvid.media.describe.present`."""
+    assert played.first is not None
+    info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
+    said = declared(container, lambda at, count: data[at : at + count], len(data))
+    return present(info, played.first, said, played.aspect, hdr=hdr)
 
 
 def shown_times(pts: Sequence[int | None], frames: IntArray) -> IntArray | None:
@@ -343,17 +336,16 @@ def number_packets(played: Playback) -> NumberedPackets:
 def _locate(data: bytes, played: Playback) -> list[int]:
     """Return the offset of each packet in the file."""
     offsets: list[int] = []
-    end = 0
     for number, (packet, position) in enumerate(zip(played.packets, played.positions, strict=True)):
-        start = end if position is None or position < 0 else position
-        offsets.append(found_at(data[start : start + HEADER_WINDOW + len(packet)], packet, number, start))
-        end = offsets[-1] + len(packet)
+        end = offsets[-1] + len(played.packets[number - 1]) if number else 0
+        offsets.append(found_at(lambda at, count: data[at : at + count], packet, number, position, end))
     return offsets
 
 
-def found_at(near: bytes, packet: bytes | memoryview, number: int, start: int) -> int:
-    """Return where in the file a packet is, given the bytes of the file from `start` on."""
-    at = near.find(packet)
+def found_at(read: Read, packet: bytes | memoryview, number: int, position: int | None, end: int) -> int:
+    """Return where in the file a packet is; after `end`, that of the one before, if its demuxer does not tell."""
+    start = end if position is None or position < 0 else position
+    at = read(start, _HEADER_WINDOW + len(packet)).find(packet)
     if at < 0:
         raise SourceError(
             f"packet {number} is not contiguous at byte {start} of the file", reason=Reason.NO_INDEX, hint=ENCODE_HINT

@@ -24,7 +24,7 @@ from fastvid.format.schema import Codec, PacketFlag
 from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
 from fastvid.media.prove import NumberedPackets, Playback, clock
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 
 # Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
 _NEVER_SILENT: Final = frozenset({Codec.H264, Codec.HEVC, Codec.MPEG4})

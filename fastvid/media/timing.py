@@ -1,4 +1,4 @@
-"""What a source's packets and boxes tell before it is encoded: its frame rate, where it may be cut, why it is rejected.
+"""What a source's packets and boxes tell before it is encoded: its frame rate and where it may be cut.
 
 The constant rate to write it at is chosen from the timestamps of its packets. Shards contain constant frame rates only.
 The first of these cases that applies decides:
@@ -17,9 +17,6 @@ container's key flag does not promise that: it also marks open groups of picture
 is the packet's own header. At an IDR picture (H.264, H.265) or a key frame of VP9 a decoder discards all references and
 derived state, so the frames from there on depend only on packets from there on and on the parameter sets. So the
 parameter sets must not change inside the stream, and every packet that the container marks must be such a picture.
-
-`Reason` codes of rejected sources are stable across versions. The ledger stores the code and a message; reports group
-by the code.
 """
 
 from __future__ import annotations
@@ -27,7 +24,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -39,6 +35,7 @@ import numpy.typing as npt
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
 from fastvid.format.schema import Codec
+from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 MAX_RATE: Final = 60
@@ -268,76 +265,6 @@ def _is_vp9_key(data: Bytes) -> bool:
     """Return whether the first frame of a packet is a key frame: VP9 bitstream specification, section 6.2."""
     bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]  # profile 3 has one bit more
     return data[0] >> 6 == 2 and not bits & 0x08 and not bits & 0x04
-
-
-class Reason(StrEnum):
-    """A reason code; the ledger stores its value."""
-
-    # The file itself
-    MISSING = "missing"
-    OUTSIDE = "outside"
-    UNREADABLE = "unreadable"
-    UNREACHABLE = "unreachable"
-    CHANGED = "changed"
-    EMPTY = "empty"
-    BLOCKED = "blocked"
-    DUPLICATE_NAME = "duplicate-name"
-    # Its content
-    NOT_VIDEO = "not-video"
-    PLAYLIST = "playlist"
-    BROKEN_CONTAINER = "broken-container"
-    NO_VIDEO_STREAM = "no-video-stream"
-    NO_DECODER = "no-decoder"
-    NO_FRAMES = "no-frames"
-    TRUNCATED = "truncated"
-    DAMAGED = "damaged"
-    OUT_OF_RANGE = "out-of-range"
-    # Limits of fastvid
-    TOO_LARGE = "too-large"
-    TOO_LONG = "too-long"
-    BAD_SHAPE = "bad-shape"
-    HDR = "hdr"
-    # Processing
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    NO_SPACE = "no-space"
-    CRASHED = "crashed"
-    ENCODE_FAILED = "encode-failed"
-    VERIFY_FAILED = "verify-failed"
-    NO_INDEX = "no-index"
-
-
-MEANING: dict[Reason, str] = {
-    Reason.MISSING: "a link or the annotations name a file that does not exist",
-    Reason.OUTSIDE: "a symbolic link that leads outside the source folder",
-    Reason.UNREADABLE: "the disk does not deliver the file, even in a retry at the end",
-    Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
-    Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
-    Reason.EMPTY: "the file is empty",
-    Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
-    Reason.DUPLICATE_NAME: "a tar has two members of this name, and the first was taken",
-    Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
-    Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
-    Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",
-    Reason.NO_VIDEO_STREAM: "the file has no video stream: only audio, text or a cover image",
-    Reason.NO_DECODER: "this build of ffmpeg has no decoder for the codec",
-    Reason.NO_FRAMES: "no frame can be decoded",
-    Reason.TRUNCATED: "the data ends earlier than the header says",
-    Reason.DAMAGED: "the decoder reports errors, or returns fewer frames than there are packets",
-    Reason.OUT_OF_RANGE: "the clip's start or end is outside the video",
-    Reason.TOO_LARGE: "a frame has more pixels than the limit",
-    Reason.TOO_LONG: "there are more frames than the limit",
-    Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
-    Reason.HDR: "high dynamic range, and this build of ffmpeg cannot tone-map it (no zscale filter)",
-    Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
-    Reason.MEMORY: "it needs more memory than the limit",
-    Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
-    Reason.CRASHED: "the worker process died, even in two retries by itself",
-    Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
-    Reason.VERIFY_FAILED: "the encoded sample does not pass verification",
-    Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",
-}
-"""A one-line explanation of each reason."""
 
 
 COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}

@@ -110,6 +110,7 @@ class Version:
 
 REPLACED: Final = "file was replaced while it was being read"
 CHANGED: Final = "file is not the version that was indexed"
+CHANGED_HINT: Final = "restore it, or run `fastvid index DIR` on the dataset to index changed files again"
 
 
 class Storage(Protocol):
@@ -254,11 +255,7 @@ def replaced_error(file: object) -> StorageError:
 
 def changed_error(file: object) -> StorageError:
     """Return the error for a file that is no longer the version that was indexed."""
-    return StorageError(
-        CHANGED,
-        file=file,
-        hint="restore it, or run `fastvid index DIR` on the dataset to index changed files again",
-    )
+    return StorageError(CHANGED, file=file, hint=CHANGED_HINT)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import ipaddress
 import re
+import select
 import ssl
 import threading
 import time
@@ -20,6 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any, Final, cast
 from urllib.parse import SplitResult, quote, unquote, urljoin, urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -55,7 +57,6 @@ class WebClient(StoreClient):
         super().__init__(url, options, query)
         self._lock, self._idle = threading.Lock(), dict[tuple[bool, str, str], list[http.client.HTTPConnection]]()
         self._is_public = False  # whether the host that the user named has a public address
-        self._tls = ssl.create_default_context()
         weakref.finalize(self, _close, self._idle)
 
     def head(self, name: str) -> Version | None:
@@ -153,14 +154,17 @@ class WebClient(StoreClient):
         """Return a connection to the host of a URL, or to its proxy; one of an earlier request if it is still good."""
         key, host = (is_first, url.scheme, url.netloc), url.hostname or ""
         with self._lock:
-            if self._idle.get(key):
-                return self._idle[key].pop(), key
+            while self._idle.get(key):
+                connection = self._idle[key].pop()
+                if not _is_closed(connection):
+                    return connection, key
+                connection.close()
         proxy = _proxy(url)
         place, seconds = proxy or url, self.options.connect_seconds
         at = place.hostname or "", place.port or _PORTS.get(place.scheme, 80)
         connection = http.client.HTTPConnection(*at, timeout=seconds)
         if url.scheme == "https":
-            secure = connection = http.client.HTTPSConnection(*at, timeout=seconds, context=self._tls)
+            secure = connection = http.client.HTTPSConnection(*at, timeout=seconds, context=_tls())
             if proxy:
                 secure.set_tunnel(host, url.port, _credentials(proxy))
         try:
@@ -197,6 +201,18 @@ class WebClient(StoreClient):
                 hint=f"name the file there, or set {REDIRECTS_VARIABLE}=any if you trust the server",
             )
         return new
+
+
+@cache
+def _tls() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _is_closed(connection: http.client.HTTPConnection) -> bool:
+    """Return whether the server has closed a connection that waits for a request: there is its end to read."""
+    waiting = select.poll()
+    waiting.register(connection.sock, select.POLLIN)
+    return bool(waiting.poll(0))
 
 
 def _close(idle: Mapping[Any, list[http.client.HTTPConnection]]) -> None:

@@ -27,7 +27,7 @@ from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import JobError, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import size
@@ -79,7 +79,7 @@ def build_comparison(
     build: FfmpegBuild, profile: Profile, info: SourceInfo, source_url: str, encoded_url: str, limits: Limits
 ) -> list[str]:
     """Return the ffmpeg command that prints SSIM and PSNR of an encoded source against its input."""
-    source = ffmpeg.input(source_url, **input_options(info, limits))
+    source = ffmpeg.input(source_url, **input_options(build, info, limits))
     # Compare in limited range: all profiles but those of full-range codecs write it, and those are converted below.
     reference = picture_filters(build, replace(profile, codec="h264", crf=0), info, source["V:0"])
     encoded = ffmpeg.input(encoded_url, f="mov", protocol_whitelist="file", threads=1)["v:0"]

@@ -8,13 +8,15 @@ import torch
 from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.errors import UsageError
 from fastvid.load.batch.labels import Extras
+from fastvid.load.clip_dataset import ExactSampler
 from fastvid.load.clips.crops import CenterCrop
-from fastvid.load.clips.sampling import Segments
-from fastvid.load.clips.timed_sampling import Window
+from fastvid.load.clips.sampling import Dense, Segments, Uniform
+from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
+from fastvid.load.clips.views import Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.buckets import Buckets
-from fastvid.load.order.epoch import Order
+from fastvid.load.order.epoch import ClassBalanced, Order
 from tests.load.fakes import FakeDataset, fake, picture
 from tests.load.tools import channels_are_neighbours, make, rows
 
@@ -205,6 +207,33 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
     with pytest.raises(UsageError) as caught:
         make(FakeDataset(40), **options)
     assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Output(dtype="uint9"), "dtype is 'uint9'"),
+        (lambda: Views(10, 3, 64), "places are 64, expected a tuple"),
+        (lambda: ClassBalanced(column="country"), "column is 'country'"),
+        (lambda: ExactSampler(FakeDataset(4), global_batch_size=2), "clips is a FakeDataset, expected a ClipDataset"),
+        (lambda: make(FakeDataset(4), frames=Segments), "which is no sampler"),
+        (lambda: Segments("8"), "num_segments is '8', expected an integer"),
+        (lambda: Dense(8.5, 2), "num_frames is 8.5, expected an integer"),
+        (lambda: Uniform(float("nan")), "num_frames is nan, expected an integer"),
+        (lambda: Window(fps="24"), "fps is '24'"),
+        (lambda: AtFps(float("nan")), "fps is nan"),
+        (lambda: AtFps(2, multiple=1.5), "multiple is 1.5"),
+        (lambda: Deltas(0.1), "seconds are 0.1, expected a list"),
+        (lambda: CenterCrop(22.5), "size is 22.5"),
+    ],
+)
+def test_values_of_a_wrong_kind_are_refused_where_they_are_given(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()
+
+
+def test_names_of_types_are_types():
+    assert Output(dtype="uint8") == Output(dtype=torch.uint8)
 
 
 def test_reprs_describe_the_loader_and_its_batches():

@@ -137,6 +137,9 @@ def test_seconds_rate_and_size_describe_each_row():
             frames = batch.frame_index[row].tolist()
             assert batch.seconds[row].tolist() == [-1.0 if one < 0 else float(one / rate) for one in frames]
             assert batch.fps[row] == float(rate)
+            spans = [(k, one - frames[0]) for k, one in enumerate(frames) if one > frames[0]]
+            shown = spans[-1][0] * rate / spans[-1][1] if spans else -1
+            assert float(batch.clip_fps[row]) == pytest.approx(float(shown))
             assert batch.size[row].tolist() == size
         assert (batch.seconds.dtype, batch.fps.dtype, batch.size.dtype) == (torch.float64, torch.float64, torch.int64)
     (views,) = make(
@@ -147,6 +150,7 @@ def test_seconds_rate_and_size_describe_each_row():
         decoder=fake("PlanesDecoder"),
     )
     assert torch.equal(views.seconds, views.frame_index.double() / 25)
+    assert views.clip_fps.shape == (8, 6)
 
 
 def test_a_skipped_clip_has_its_facts_but_no_times():

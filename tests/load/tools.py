@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from dataclasses import dataclass
@@ -62,6 +63,31 @@ def epoch_of(dataset, world, **options):
     """Return the rest of an epoch as global batches: the rows of all ranks in order."""
     ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
+
+
+def walk(dataset, legs, *, epoch=0, unit=1, **options):
+    """Return the rows of an epoch that loaders continue at every checkpoint with another world and batch size.
+
+    `legs`: for each the world, the clips of a batch besides those of the ranks, and the batches before the next leg.
+    """
+    delivered, first = [], make(dataset, global_batch_size=unit, **options)
+    state = json.dumps({**first.state_dict(), "epoch": epoch})
+    for number, (world, more, steps) in enumerate(legs):
+        size = {"world_size": world, "global_batch_size": unit * (world + more)}
+        ranks = [make(dataset, rank=rank, **size, **options) for rank in range(world)]
+        for rank in ranks:
+            rank.load_state_dict(json.loads(state))
+        if ranks[0].epoch > epoch:  # nothing of the epoch is left
+            break
+        iterators = [iter(rank) for rank in ranks]
+        for step, batches in enumerate(zip(*iterators, strict=True)):
+            if step == steps and number < len(legs) - 1:
+                break
+            delivered += [row for batch in batches for row in rows(batch)]
+            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
+        for iterator in iterators:
+            iterator.close()
+    return delivered
 
 
 def plan_of(dataset, frames=None, samples=range(6), decoder=None):

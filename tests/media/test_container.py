@@ -16,6 +16,7 @@ from tests.sharding.shardtools import ffmpeg, look, make
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-preset", "veryfast", "-g", "20", "-bf", "2", "-sc_threshold", "0")
 FRAMES = 120
+TIMED = (".mp4", ".mkv", ".webm")
 
 
 def tables(path):
@@ -32,7 +33,7 @@ def play_file(path):
 USERS = {
     "source": lambda path: look(path).timing.shown,
     "tar": lambda path: len(play_file(path).digests),
-    "in place": lambda path: int(tables(path).shown.sum()),
+    "in place": lambda path: int(tables(path).shown.sum()) if path.suffix in TIMED else len(play_file(path).digests),
 }
 
 
@@ -46,6 +47,10 @@ def made(tmp_path_factory):
         "live.mkv": (*X264, "-live", "1"),
         "endless.mkv": (*X264, "-flush_packets", "1", "-cluster_time_limit", "500"),
         "sized.webm": ("-c:v", "libvpx-vp9", "-cpu-used", "8", "-g", "20"),
+        "first.mp4": (*X264, "-movflags", "+faststart"),
+        "ticks.avi": ("-c:v", "mpeg4", "-b:v", "400k"),
+        "timed.flv": X264,
+        "ticks.ivf": ("-c:v", "libvpx", "-cpu-used", "8"),
     }.items():
         make(folder / name, *options, frames=FRAMES)
     data = bytearray((folder / "endless.mkv").read_bytes())
@@ -86,6 +91,10 @@ CUTS = {
     "sized.mkv": ((0.4, "segment at byte"), (0.999, "segment at byte"), (1, None)),
     "sized.webm": ((0.4, "segment at byte"), (0.999, "segment at byte"), (1, None)),
     "endless.mkv": ((0.5, "cluster at byte"), (0.7, "cluster at byte"), (1, None)),
+    "first.mp4": ((0.5, "packet"), (0.95, "packet"), (1, None)),
+    "ticks.avi": ((0.5, "packet|ticks"), (0.95, "packet|ticks"), (1, None)),
+    "timed.flv": ((0.5, "ends at|packet"), (1, None)),
+    "ticks.ivf": ((0.5, "packet|ticks"), (0.95, "packet|ticks"), (1, None)),
     "live.mkv": ((1, None),),
     "fragments.mp4": ((1, None),),
 }

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import SourceError
 from fastvid.media.probe import HEAD_BYTES, sniff
-from fastvid.media.timing import MEANING, Reason
+from fastvid.media.reasons import MEANING, Reason
 from tests.sharding.shardtools import make
 
 MUXERS = {

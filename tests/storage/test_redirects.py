@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -70,6 +71,19 @@ def read(server, **options):
     assert bytes(part) == whole[3:8]
     storage.close()
     return whole
+
+
+def test_connections_are_used_again_unless_the_server_closed_them(servers, caplog):
+    client = WebClient(url_of(servers[0]), RemoteOptions(patience_seconds=2))
+    for _ in range(3):
+        assert client.get("film", 100)[0] == DATA
+        assert client.head("film").size == 100
+    (idle,) = client._idle.values()
+    assert len(idle) == 1
+    for connection in idle:
+        connection.sock.shutdown(socket.SHUT_RD)  # as if the server had ended it
+    assert client.get("film", 100)[0] == DATA
+    assert not caplog.records
 
 
 def test_redirects_to_the_same_host_are_followed(servers):

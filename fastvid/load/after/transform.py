@@ -22,7 +22,7 @@ Programs: the operations that each clip of a batch goes through, one after the o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -272,18 +272,10 @@ def _inverse(motion: Motion, size: float, height: int, width: int) -> tuple[floa
 Program = Sequence[tuple[str, Any]]
 """Name of each operation in `OPERATIONS`, with its number; empty leaves the clip as it is."""
 
-OPERATIONS: Final[Mapping[str, Callable[[Tensor, Sequence[Any]], Tensor]]] = {
-    "autocontrast": autocontrast,
-    "brightness": brightness,
-    "contrast": contrast,
-    "equalize": equalize,
-    "hue": hue,
-    "posterize": posterize,
-    "saturation": saturation,
-    "sharpness": sharpness,
-    "solarize": solarize,
-    "warp": warp,
-}
+_ALL: Final[Sequence[Callable[[Tensor, Sequence[Any]], Tensor]]] = (
+    *(autocontrast, brightness, contrast, equalize, hue, posterize, saturation, sharpness, solarize, warp),
+)
+OPERATIONS: Final = {operation.__name__: operation for operation in _ALL}
 
 
 def run_programs(clips: Tensor, programs: Sequence[Program]) -> Tensor:

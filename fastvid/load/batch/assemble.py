@@ -25,7 +25,7 @@ from fastvid.load.options import Collate
 from fastvid.load.order.draws import Draws
 from fastvid.load.order.epoch import MASKED, ClipShape
 from fastvid.load.order.packed import Packed
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,6 +264,7 @@ class Assembler:
             frame_index=torch.from_numpy(frames),
             seconds=torch.from_numpy(seconds),
             fps=torch.from_numpy(plan.rates[:, 0] / np.abs(plan.rates[:, 1])),
+            clip_fps=torch.from_numpy(_rates(frames, seconds)),
             size=torch.from_numpy(plan.sizes),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(share.positions),
@@ -272,6 +273,15 @@ class Assembler:
             stop=share.stop,
             **spec.annotations.on_host(samples, plan.draws),
         )
+
+
+def _rates(frames: IntArray, seconds: FloatArray) -> FloatArray:
+    """Return the mean frames per second of clips, float64 [...]; -1 if they show one moment or none."""
+    shown = frames >= 0
+    spans = seconds.max(axis=-1) - np.where(shown, seconds, np.inf).min(axis=-1)
+    rates: FloatArray = np.full(spans.shape, -1.0)
+    np.divide(shown.sum(axis=-1) - 1, spans, out=rates, where=spans > 0)
+    return rates
 
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:

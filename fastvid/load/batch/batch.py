@@ -39,6 +39,9 @@ class Batch(dict[str, Any]):
     # `frame_index` is.
     seconds: Tensor
     fps: Tensor  # frames per second of each row's video, float64 [B], on the host; -1 for padding
+    # frames per second that each clip shows on average, from its first to its last moment, float64 [B], with views
+    # [B, V], on the host; -1 for masked rows, and for clips of one moment.
+    clip_fps: Tensor
     size: Tensor  # height and width of each row's video in pixels, int64 [B, 2], on the host; -1 for padding
     sample: Tensor  # index of each row's sample in the dataset, int64 [B], on the host; -1 for padding
     position: Tensor  # position of each row in the epoch's order, int64 [B], on the host; -1 for padding
@@ -145,7 +148,7 @@ class Batch(dict[str, Any]):
         return Batch({name: changed(value) for name, value in self.items()})
 
 
-_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "size", "sample", "position", "bins"})
+_ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "clip_fps", "size", "sample", "position", "bins"})
 """Entries whose tensors stay on the host."""
 
 _WITH_LABEL: Final = frozenset({"labels", "weight", "valid", "mask", "grid", "cu_seqlens"})

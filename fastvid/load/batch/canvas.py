@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from fastvid.decode.pyav import Recutter
-from fastvid.decode.request import SLACK, ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb, packed_size
+from fastvid.decode.request import SLACK, DecoderOutput, EncodedClip, Planes, Rgb, packed_size
 from fastvid.decode.sound import Audio
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.sinks import OpenSink, Sink
 from fastvid.load.batch.spec import Video
-from fastvid.load.clips.plan import ClipPlace, Plan, SoundTask
+from fastvid.load.clips.plan import Plan, SoundTask
 from fastvid.load.device import LoaderStream
 from fastvid.load.memory import BufferPool, SharedBufferPool, SharedRow
 from fastvid.load.stats import Counters
@@ -32,15 +32,9 @@ class CanvasMemory:
     """
 
     def __init__(
-        self,
-        streams: Sequence[Sequence[OpenSink]],
-        stream: LoaderStream,
-        *,
-        threads: int,
-        audio: Audio | None,
-        pool: BufferPool,
+        self, streams: Sequence[Sequence[OpenSink]], stream: LoaderStream, pool: BufferPool, threads: int
     ) -> None:
-        self.streams, self.stream, self.audio, self.pool = streams, stream, audio, pool
+        self.streams, self.stream, self.pool = streams, stream, pool
         self.planes = BufferPool(threads)
         self.recutters: deque[Recutter] = deque()
 
@@ -55,8 +49,9 @@ class Canvas:
 
     def __init__(self, memory: CanvasMemory, plan: Plan) -> None:
         self.plan, self._memory, self._rows = plan, memory, len(plan.lengths)
+        self.place, self.request = plan.place, plan.request
         self._sinks = [[open_sink(plan, number) for open_sink in sinks] for number, sinks in enumerate(memory.streams)]
-        self.sound = None if memory.audio is None else BatchSound(memory, memory.audio, plan)
+        self.sound = None if plan.rules.audio is None else BatchSound(memory, plan.rules.audio, plan)
         self.sounds: dict[int, Sequence[SoundTask]] = {} if self.sound is None else self.sound.tasks
         """The sounds of each canvas row that is decoded, with their packets once they are read."""
         self.packets: dict[int, EncodedClip] = {}
@@ -67,14 +62,6 @@ class Canvas:
         self.finished: tuple[Batch, torch.cuda.Event | None] | None = None
         self._planes: dict[int, Planes] = {}
         self._taken: dict[int, Sink] = {}
-
-    def place(self, row: int) -> ClipPlace:
-        """Return where the packets of a canvas row are."""
-        return self.plan.place(row)
-
-    def request(self, row: int) -> ClipRequest:
-        """Return what to decode for a canvas row."""
-        return self.plan.request(row)
 
     def output(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""

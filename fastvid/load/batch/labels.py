@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Final, Literal, get_args
@@ -22,6 +22,7 @@ from fastvid.decode.sound import Audio
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PICTURES
+from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.timed_sampling import Deltas
 from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.load.order.epoch import MASKED, EveryFrame
@@ -78,16 +79,8 @@ class MultiHotLabels:
     """
 
     def __init__(self, labels: MultiHot, dataset: Dataset | Mixture) -> None:
-        column = dataset.column(labels.column) if labels.column in dataset.column_names else None
-        if column is None or not _contains_labels(column.type):
-            found = "does not exist" if column is None else f"contains {column.type}, not lists"
-            others = [other for other in dataset.column_names if _contains_labels(dataset.column(other).type)]
-            raise UsageError(
-                f"column {labels.column!r} of MultiHot {found}",
-                hint=f"use one of {', '.join(others)}"
-                if others
-                else "add a column with a list of class names to the annotations",
-            )
+        what = "lists", "add a column with a list of class names to the annotations"
+        column = _column(dataset, labels.column, "MultiHot", _contains_labels, *what)
         classes = labels.classes or _default_classes(labels.column, dataset)
         self.labels = replace(labels, classes=classes)
         samples, values = _pairs(column)
@@ -121,6 +114,19 @@ class MultiHotLabels:
             start = self._stops[sample - 1] if sample else 0
             made[row, self._numbers[start : self._stops[sample]]] = 1
         return made
+
+
+def _column(
+    dataset: Dataset | Mixture, name: str, whose: str, fits: Callable[[pa.DataType], bool], what: str, otherwise: str
+) -> pa.ChunkedArray:
+    """Return a column whose type fits; the error names the columns that do, or says what to do otherwise."""
+    column = dataset.column(name) if name in dataset.column_names else None
+    if column is None or not fits(column.type):
+        found = "does not exist" if column is None else f"contains {column.type}, not {what}"
+        others = [other for other in dataset.column_names if fits(dataset.column(other).type)]
+        hint = f"use one of {', '.join(others)}" if others else otherwise
+        raise UsageError(f"column {name!r} of {whose} {found}", hint=hint)
+    return column
 
 
 def _default_classes(column: str, dataset: Dataset | Mixture) -> tuple[str, ...]:
@@ -231,14 +237,7 @@ class TextColumns:
     def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
         self.text, self._columns = text, list[pa.ChunkedArray]()
         for name in text.names:
-            column = dataset.column(name) if name in dataset.column_names else None
-            if column is None or not _contains_text(column.type):
-                found = "does not exist" if column is None else f"contains {column.type}, not text"
-                others = [other for other in dataset.column_names if _contains_text(dataset.column(other).type)]
-                raise UsageError(
-                    f"column {name!r} of Text {found}",
-                    hint=f"use one of {', '.join(others)}" if others else "add captions to the annotations",
-                )
+            column = _column(dataset, name, "Text", _contains_text, "text", "add captions to the annotations")
             self._columns.append(column)
 
     def row(self, sample: int | None, chosen: float, dropped: float) -> str:
@@ -352,6 +351,7 @@ class Extras:
         fields: Annotation columns to deliver in `Batch.fields`.
         signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
             around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
+            ``"mass=weight"`` delivers the signal "weight" in the entry "mass": a signal must not replace another entry.
     """
 
     audio: Audio | None = None
@@ -387,8 +387,17 @@ class SignalRows:
         if isinstance(dataset, Mixture) or views:
             what = "a mixture" if isinstance(dataset, Mixture) else "views"
             raise UsageError(f"signals were asked for with {what}", hint="use one dataset, and one clip of a sample")
-        for name, deltas in wanted.items():
+        taken = {*Batch.__annotations__, *streams, *(f"{entry}_is_pad" for entry in shown)}
+        for given, deltas in wanted.items():
+            entry, name = _entry_of(given, dataset)
             dataset.signals[name]  # an error if there is none
+            names = {entry} if deltas is None else {entry, f"{entry}_is_pad"}
+            if names & taken:
+                raise UsageError(
+                    f"signal {name!r} would replace the entry {min(names & taken)!r} of the batch",
+                    hint=f"give it another name in the batch: signals=[{f'my_{name}={name}'!r}]",
+                )
+            taken |= names
             if deltas is not None and (not isinstance(dataset, EveryFrame) or deltas.anchor is not None):
                 raise UsageError(
                     f"signal {name!r} was asked for at {deltas!r}, but there are no items to count from",
@@ -423,13 +432,20 @@ class SignalRows:
 
         pads = {id(deltas): around(deltas)[1] | ~valid[:, None] for deltas in self.shown.values()}
         made: dict[str, npt.NDArray[Any]] = {f"{name}_is_pad": pads[id(deltas)] for name, deltas in self.shown.items()}
-        for name, deltas in self.wanted.items():
+        for given, deltas in self.wanted.items():
+            entry, name = _entry_of(given, dataset)
             frames, outside = (shown, shown < 0) if deltas is None else around(deltas)
             values = np.ascontiguousarray(dataset.signals.values(name, rows, np.clip(frames, 0, counts - 1)))
             values[~valid] = 0
             if deltas is None:
                 values[outside] = 0
             else:
-                made[f"{name}_is_pad"] = outside | ~valid[:, None]
-            made[name] = values
+                made[f"{entry}_is_pad"] = outside | ~valid[:, None]
+            made[entry] = values
         return made
+
+
+def _entry_of(given: str, dataset: Dataset) -> tuple[str, str]:
+    """Return the entry of the batch and the signal that ``ENTRY=SIGNAL``, or a signal's name alone, stands for."""
+    entry, equals, name = given.partition("=")
+    return (entry, name) if equals and given not in dataset.signals else (given, given)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import replace
 from typing import ClassVar, Final, Protocol
 
 import numpy as np
@@ -38,11 +39,11 @@ from fastvid.decode.request import (
 )
 from fastvid.format.packets import StreamInfo
 from fastvid.format.planes import STEPS, ZERO
-from fastvid.load.batch.spec import Shapes, Video, VideoSpec, one_shape
+from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.plan import Plan
 from fastvid.load.memory import BufferPool, RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.order.epoch import ClipShape
-from fastvid.runtime.arrays import IntArray, UInt8Array
+from fastvid.runtime.arrays import UInt8Array
 
 _ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
 
@@ -224,7 +225,7 @@ class PlanesSink:
     def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
         self._spec, self._plan, self._first = spec, plan, stream * len(plan.lengths)
         self._good = [False] * len(plan.lengths)
-        self._shapes = self._shapes_of(plan.shapes(stream), plan.share.shape)
+        self._shapes = spec.shapes(plan.shapes(stream), plan.share.shape)
         sizes = [0 if not count else packed_size(self._request(row)) for row, count in enumerate(plan.lengths)]
         stops = np.cumsum([-(-size // _ALIGN) * _ALIGN for size in sizes]).tolist()
         self._spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
@@ -246,9 +247,6 @@ class PlanesSink:
         del self._memory
         moved = memory if self.on_device else self._spec.stream.upload(memory)
         return self._video([moved[span] if good else None for span, good in zip(self._spans, self._good, strict=True)])
-
-    def _shapes_of(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
-        return self._spec.shapes(rows, planned)
 
     def _request(self, row: int) -> ClipRequest:
         return self._plan.part(self._first + row)
@@ -316,9 +314,8 @@ class _MeasuresSink(PlanesSink):
     def _dtype(self) -> torch.dtype:
         return self._spec.pixels.dtype if self._spec.pixels else torch.float32
 
-    def _shapes_of(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
-        whole = one_shape(rows, planned or self._spec.shape)
-        return Shapes([whole] * len(rows), whole)
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        super().__init__(replace(spec, collate="stack"), plan, stream)
 
 
 class DepthSink(_MeasuresSink):

@@ -169,18 +169,6 @@ class Shapes:
 _MASKED: Final = (0, 0, 0)
 
 
-def one_shape(rows: IntArray, planned: ClipShape | None) -> ClipShape:
-    """Return the shape of all clips; `rows`: that of each row, int64 [N, 3], see `Plan.shapes`."""
-    shapes = dict.fromkeys([_MASKED if planned is None else planned, *map(tuple, rows.tolist())])
-    kinds = [shape for shape in shapes if shape != _MASKED] or [_SMALLEST]
-    if len(kinds) > 1:
-        raise UsageError(
-            f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
-            hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
-        )
-    return kinds[0]
-
-
 @dataclass(frozen=True)
 class VideoSpec:
     """Shape, normalisation and device of a batch's video tensor."""
@@ -209,8 +197,14 @@ class VideoSpec:
         """
         whole = self.shape if planned is None else planned
         if self.collate == "stack":
-            whole = one_shape(rows, whole)
-            return Shapes([whole] * len(rows), whole)
+            shapes = dict.fromkeys([whole or _MASKED, *map(tuple, rows.tolist())])
+            kinds = [shape for shape in shapes if shape != _MASKED] or [_SMALLEST]
+            if len(kinds) > 1:
+                raise UsageError(
+                    f"clips of a batch have the shapes {', '.join(map(str, kinds))} (frames, height, width)",
+                    hint="use collate='pad' or 'list', Buckets, or a sampler and a crop of one shape",
+                )
+            return Shapes(kinds * len(rows), kinds[0])
         each: list[ClipShape] = [(frames, height, width) for frames, height, width in rows.tolist()]
         if self.collate == "list":
             return Shapes(each, None)

@@ -71,10 +71,11 @@ class ClipRules:
                 hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
             )
         for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
-            if not hasattr(sampler, "draw"):
+            if not hasattr(sampler, "draw") or isinstance(sampler, type):
+                count = sampler if isinstance(sampler, int) else 8
                 raise UsageError(
                     f"frames is {sampler!r}, which is no sampler",
-                    hint=f"use Segments({sampler}), Uniform({sampler}) or Dense({sampler}, stride)",
+                    hint=f"use Segments({count}), Uniform({count}) or Dense({count}, stride)",
                 )
         names = check_streams(streams, flow_stack, dataset.streams)
         options = (names, flow_stack, depth_of(dataset, names), views, audio)

@@ -116,10 +116,10 @@ class Sized(BatchCrop):
 
 def check_size(size: int | Size) -> Size:
     """Return a size as (height, width)."""
-    pair = (size, size) if isinstance(size, int) else tuple(size)
-    if len(pair) != 2 or min(pair) < 1:
+    pair = tuple(size) if isinstance(size, Sequence) else (size, size)
+    if len(pair) != 2 or not all(hasattr(side, "__index__") and side >= 1 for side in pair):
         raise UsageError(f"size is {size!r}, expected one positive number of pixels or (height, width)")
-    return pair
+    return int(pair[0]), int(pair[1])
 
 
 # Attempts before RandomResizedCrop uses the central region, as in torchvision.

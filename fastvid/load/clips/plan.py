@@ -75,60 +75,37 @@ class ClipPlace(NamedTuple):
         add_location(error, self.shard.stem, self.key)
 
 
-@dataclass(slots=True, eq=False)
 class Plan:
     """One rank's share of a batch: S streams of B rows with V views each.
 
     Canvas row c is view c % V of row c // V % B of stream c // V // B. The frames of all streams are the same.
     """
 
-    rules: ClipRules
-    share: Share
-    draws: BatchDraws  # the random numbers of each row
-    samples: IntArray  # number of the sample in each row, int64 [B]; MASKED for an empty row
-    valid: BoolArray  # bool [B]; False for an empty row, and for one that could not be planned
-    keys: list[str]  # key of each row's sample; "" for an empty row
-    shards: list[Shard | None]
-    shard_rows: list[int]  # row of each sample in its shard
-    infos: list[tuple[StreamInfo, ...]]  # the streams of each row; none if it is not valid
-    # exact frames per second of each row's video as numerator and denominator, int64 [B, 2]; -1 for an empty row,
-    # and if its shard cannot be read.
-    rates: IntArray
-    sizes: IntArray  # height and width of each row's video in pixels, int64 [B, 2]; -1 likewise
-    cuts: IntArray  # what each canvas row shows of its video, int64 [S * B * V, 7], see `View.of`
-    frames: IntArray  # frames that clips show, int64 [B * V, T]; -1 after the end of a shorter clip
-    lengths: IntArray  # how many they are, int64 [B * V]; 0 for a clip of a row that is not valid
-    reads: dict[int, int]  # first canvas row of those that are decoded together, and one past the last
-    errors: dict[int, Exception]  # planning errors, by canvas row
-    windows: dict[int, AudioWindow]  # the sound of each row
-    views: int  # V
-    sound_samples: int = 0  # samples of the longest sound of the global batch; 0 without sound
-
-    @classmethod
-    def empty(cls, rules: ClipRules, share: Share, draws: BatchDraws, samples: IntArray) -> Plan:
-        """Return a plan in which nothing is decided."""
-        rows, clips = len(samples), len(samples) * rules.num_views
-        rates, sizes = np.full((2, rows, 2), -1, dtype=np.int64)
-        return cls(
-            rules=rules,
-            share=share,
-            draws=draws,
-            samples=samples,
-            valid=samples != MASKED,
-            keys=[""] * rows,
-            shards=[None] * rows,
-            shard_rows=[0] * rows,
-            infos=[()] * rows,
-            rates=rates,
-            sizes=sizes,
-            cuts=np.zeros((len(rules.streams) * clips, 7), dtype=np.int64),
-            frames=np.zeros((clips, 1), dtype=np.int64),
-            lengths=np.zeros(clips, dtype=np.int64),
-            reads={},
-            errors={},
-            windows={},
-            views=rules.num_views,
-        )
+    def __init__(self, rules: ClipRules, share: Share, draws: BatchDraws, samples: IntArray) -> None:
+        rows, views = len(samples), rules.num_views
+        clips = rows * views
+        self.rules, self.share, self.views = rules, share, views
+        # The random numbers of each row, and the number of its sample, int64 [B]; MASKED for an empty row.
+        self.draws, self.samples = draws, samples
+        # bool [B]; False for an empty row, and for one that could not be planned.
+        self.valid: BoolArray = samples != MASKED
+        self.keys = [""] * rows  # key of each row's sample; "" for an empty row
+        # The shard of each row's sample, its row there, and its streams.
+        self.shards: list[Shard | None] = [None] * rows
+        self.shard_rows, self.infos = [0] * rows, [cast("tuple[StreamInfo, ...]", ())] * rows
+        # Exact frames per second of each row's video as numerator and denominator, and its height and width in pixels,
+        # both int64 [B, 2]; -1 for an empty row, and if its shard cannot be read.
+        self.rates, self.sizes = np.full((2, rows, 2), -1, dtype=np.int64)
+        # What each canvas row shows of its video, int64 [S * B * V, 7], see `View.of`.
+        self.cuts: IntArray = np.zeros((len(rules.streams) * clips, 7), dtype=np.int64)
+        # Frames that clips show, int64 [B * V, T], -1 after the end of a shorter clip; and how many they are, int64
+        # [B * V], 0 for a clip of a row that is not valid.
+        self.frames: IntArray = np.zeros((clips, 1), dtype=np.int64)
+        self.lengths: IntArray = np.zeros(clips, dtype=np.int64)
+        self.reads: dict[int, int] = {}  # first canvas row of those decoded together, and one past the last
+        self.errors: dict[int, Exception] = {}  # planning errors, by canvas row
+        self.windows: dict[int, AudioWindow] = {}  # the sound of each row
+        self.sound_samples = 0  # samples of the longest sound of the global batch; 0 without sound
 
     def place(self, number: int) -> ClipPlace:
         """Return where the packets of a canvas row are."""
@@ -241,7 +218,7 @@ class Planner:
         """Return the plan of one rank's share of a batch; of these samples, in place of those of the order."""
         samples = self._samples(share.positions) if samples is None else samples
         draws = BatchDraws(self.order.seed, self.order.epoch, share.positions)
-        plan = Plan.empty(self.rules, self._shaped(share), draws, samples)
+        plan = Plan(self.rules, self._shaped(share), draws, samples)
         shards = self._find(plan)
         clips: list[IntArray | None] = [None] * len(plan.lengths)
         present = np.flatnonzero(plan.valid)

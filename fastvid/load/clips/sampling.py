@@ -20,7 +20,7 @@ import numpy.typing as npt
 from fastvid.errors import FastvidError, UsageError
 from fastvid.load.order.draws import BatchDraws, Draws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import check_choice, check_integer
 
 NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -209,6 +209,13 @@ def _expected(length: int | None, video: VideoInfo) -> str:
     return f"expected {number} from 0 to {video.num_frames - 1}"
 
 
+def check_counts(owner: object, *names: str) -> None:
+    """Check that fields of a frozen dataclass are integers of at least 1, and make them ints; None passes."""
+    for name in names:
+        if getattr(owner, name) is not None:
+            object.__setattr__(owner, name, check_integer(name, getattr(owner, name), 1))
+
+
 def refuse_length(sampler: Sampler, length: int, reason: str, hint: str) -> UsageError:
     """Return the error for a length that a sampler cannot make."""
     return UsageError(f"{sampler!r} cannot make clips of {length} frames: {reason}", hint=hint)
@@ -244,7 +251,7 @@ class Segments(BatchSampler):
     length: int = 1
 
     def __post_init__(self) -> None:
-        check_least(1, num_segments=self.num_segments, length=self.length)
+        check_counts(self, "num_segments", "length")
 
     @property
     def num_frames(self) -> int:
@@ -317,7 +324,7 @@ class Dense(BatchSampler):
     short: Short = "loop"
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames, stride=self.stride)
+        check_counts(self, "num_frames", "stride")
         check_choice("short", self.short, get_args(Short))
 
     def of_length(self, length: int) -> Self:
@@ -375,7 +382,7 @@ class Uniform(BatchSampler):
     num_frames: int
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames)
+        check_counts(self, "num_frames")
 
     def of_length(self, length: int) -> Self:
         """Return the same sampler making `length` frames."""

@@ -18,10 +18,17 @@ from typing import Final, Self
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.sampling import BatchSampler, VideoInfo, Videos, evenly, refuse_length, spread_over
+from fastvid.load.clips.sampling import (
+    BatchSampler,
+    VideoInfo,
+    Videos,
+    check_counts,
+    evenly,
+    refuse_length,
+    spread_over,
+)
 from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
-from fastvid.runtime.values import check_least
 
 _NEAR: Final = 1e-6
 """Frames by which a time may miss a frame: far above float64's rounding for videos of days, far below one frame."""
@@ -39,6 +46,8 @@ class AtFps(BatchSampler):
     4. If T = floor(n / m) * m, frame k is floor(k * s). Otherwise T frames are spread evenly over the whole video as by
        `Uniform`; they repeat only if F < T.
 
+    In a bucket of T frames the clip is the T instants in the middle of the video, at the same rate, if it has so many.
+
     Args:
         fps: Frames a second, > 0.
         min_frames: Least frames of a clip, >= 1.
@@ -53,11 +62,12 @@ class AtFps(BatchSampler):
     min_frames: int = 1
     max_frames: int | None = None
     multiple: int = 1
+    _in_bucket = False  # whether a bucket decided the length
 
     def __post_init__(self) -> None:
         # Normalise, so that 2 and 2.0 have the same fingerprint.
         object.__setattr__(self, "fps", _positive("fps", self.fps))
-        check_least(1, min_frames=self.min_frames, max_frames=self.max_frames, multiple=self.multiple)
+        check_counts(self, "min_frames", "max_frames", "multiple")
         if self.max_frames is not None and self._most < self._least:
             raise UsageError(
                 f"{self!r} allows no number of frames: at least {self._least} and at most {self._most}",
@@ -86,14 +96,22 @@ class AtFps(BatchSampler):
         """
         if length % self.multiple:
             raise refuse_length(self, length, f"multiple is {self.multiple}", f"use a multiple of {self.multiple}")
-        return replace(self, min_frames=length, max_frames=length)
+        made = replace(self, min_frames=length, max_frames=length)
+        object.__setattr__(made, "_in_bucket", True)
+        return made
 
     def draw_all(self, videos: Videos) -> Sequence[IntArray]:
         """See `BatchSampler`; ascending."""
         counts = self.count(videos.num_frames, videos.fps)
-        frames = _instants(counts, np.maximum(1.0, videos.fps / self.fps), np.zeros_like(counts), videos)
-        for row in np.flatnonzero(counts != self._at_rate(videos.num_frames, videos.fps)).tolist():
-            frames[row] = evenly(int(counts[row]), videos.num_frames[row : row + 1])[0]
+        instants = self._at_rate(videos.num_frames, videos.fps)
+        steps = np.maximum(1.0, videos.fps / self.fps)
+        frames = _instants(np.maximum(counts, instants), steps, np.zeros_like(counts), videos)
+        for row, (count, whole) in enumerate(zip(counts.tolist(), instants.tolist(), strict=True)):
+            if self._in_bucket and count <= whole:
+                first = (whole - count) // 2
+                frames[row] = frames[row][first : first + count]
+            elif count != whole:
+                frames[row] = evenly(count, videos.num_frames[row : row + 1])[0]
         return frames
 
     def _at_rate(self, num_frames: IntArray, fps: FloatArray) -> IntArray:
@@ -139,7 +157,7 @@ class Window(BatchSampler):
     jitter: bool = True
 
     def __post_init__(self) -> None:
-        check_least(1, num_frames=self.num_frames)
+        check_counts(self, "num_frames")
         for name in ("seconds", "fps"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, _positive(name, getattr(self, name)))
@@ -225,6 +243,8 @@ class Deltas(BatchSampler):
     tolerance: float | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        if not hasattr(self.seconds, "__iter__"):
+            raise UsageError(f"seconds are {self.seconds!r}, expected a list", hint="use Deltas([-0.1, 0.0])")
         offsets = tuple(float(offset) for offset in self.seconds)
         if not offsets or not all(map(math.isfinite, offsets)):
             raise UsageError(f"seconds are {list(offsets)}, expected at least one finite offset")

@@ -15,10 +15,20 @@ import numpy.typing as npt
 
 from fastvid.errors import UsageError
 from fastvid.load.clips.crops import CenterCrop, Spatial, View
-from fastvid.load.clips.sampling import BatchSampler, Clips, Sampler, Segments, VideoInfo, Videos, draw_frames, is_own
+from fastvid.load.clips.sampling import (
+    BatchSampler,
+    Clips,
+    Sampler,
+    Segments,
+    VideoInfo,
+    Videos,
+    check_counts,
+    draw_frames,
+    is_own,
+)
 from fastvid.load.order.draws import BatchDraws, Draws
 from fastvid.runtime.arrays import IntArray
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import check_choice
 
 NUM_CROPS: Final = (1, 3, 5, 10)
 
@@ -58,8 +68,10 @@ class Views:
     places: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        check_least(1, num_clips=self.num_clips)
+        check_counts(self, "num_clips")
         check_choice("num_crops", self.num_crops, NUM_CROPS)
+        if not hasattr(self.places, "__len__"):
+            raise UsageError(f"places are {self.places!r}, expected a tuple", hint="crops have the size of spatial=")
         if self.places and (len(self.places) != self.num_clips or not all(0 <= place < 1 for place in self.places)):
             raise UsageError(
                 f"places are {self.places}, expected {self.num_clips} numbers >= 0 and < 1, one for each clip"

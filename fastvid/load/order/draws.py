@@ -35,7 +35,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, overload
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -43,10 +43,6 @@ import numpy.typing as npt
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.arrays import FloatArray, IntArray, UInt32Array, UInt64Array
-
-if TYPE_CHECKING:
-    from torch.utils.data import Subset
-
 
 # 2**64 divided by the golden ratio, odd: the step of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
 GOLDEN: Final = 0x9E3779B97F4A7C15
@@ -242,21 +238,6 @@ class BatchDraws:
         # The upper half of a product of 64 and 32 bits.
         upper, lower = words >> _S32, words & _LOW32
         return ((upper * most + (lower * most >> _S32)) >> _S32).astype(np.int64)
-
-
-class _Located(Protocol):
-    def locate(self, samples: npt.ArrayLike) -> tuple[IntArray, IntArray]: ...
-
-
-_Other = TypeVar("_Other", bound=_Located)
-
-
-@overload
-def resolve_subset(dataset: Subset[Any]) -> Dataset: ...
-
-
-@overload
-def resolve_subset(dataset: _Other) -> _Other: ...
 
 
 def resolve_subset(dataset: Any) -> Any:

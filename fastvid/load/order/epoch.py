@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any, Final, Literal, NoReturn, Protocol, get_args
 
 import numpy as np
@@ -161,8 +161,12 @@ class ClassBalanced:
 
     power: float = 0.0
     num_samples: int | None = None
+    column: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, column: str | None) -> None:
+        if column not in (None, "label"):
+            hint = "make them the labels by `fastvid relabel`"
+            raise UsageError(f"column is {column!r}, but the classes are those of the labels", hint=hint)
         if not 0 <= self.power <= 1:
             raise UsageError(f"power is {self.power}, expected 0 (equal classes) to 1 (as in the dataset)")
         check_least(1, num_samples=self.num_samples)

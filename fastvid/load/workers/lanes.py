@@ -157,9 +157,9 @@ class Decoders:
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
         # As many free batches are kept for reuse.
         self._shared = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
-        self.pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
+        pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
         sinks = [self._sinks(stream, chosen) for stream in spec.rules.streams]
-        self.memory = CanvasMemory(sinks, video.stream, threads=num_threads, audio=spec.rules.audio, pool=self.pool)
+        self.memory = CanvasMemory(sinks, video.stream, pool, num_threads)
         self.join = together and Planes in outputs
         pools = {one.name: Lanes(partial(self._open_lane, one)) for one in chosen}
         self.lanes = [pools[name] for name in self._split(chosen)]

@@ -36,10 +36,9 @@ from fastvid.decode.backends import Backend
 from fastvid.decode.request import Levels, Planes, packed, packed_size
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
-from fastvid.load.clips.plan import SoundTask
 from fastvid.load.memory import RowLayout, SharedBufferPool, SharedRow
 from fastvid.load.workers.clip_worker import KeepGoing, Row, RowResult
-from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, RowOrder, SoundOrder, Status
+from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, RowOrder, Status
 from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
 _log = logging.getLogger(__name__)
@@ -171,7 +170,10 @@ class _Destination:
         target, number = row.target, row.row
         self.place, self.request = target.place(number), target.request(number)
         self.packets = target.packets.get(number)
-        self.sounds = [_sound_order(sound, memory) for sound in target.sounds.get(number, ())]
+        self.sounds = [
+            (*map(memory.offset, (one.data, one.mask)), *one.data.shape, one.window, one.packets, one.is_read)
+            for one in target.sounds.get(number, ())
+        ]
         self.layout: RowLayout | None = None
         self.planes: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...] = ()
         output = target.output(number, frozenset({SharedRow, Planes, Levels}))
@@ -188,11 +190,6 @@ class _Destination:
         """Copy the planes to the batch."""
         for wanted, plane in self.planes:
             np.copyto(wanted, plane)
-
-
-def _sound_order(sound: SoundTask, memory: SharedBufferPool) -> SoundOrder:
-    offsets, (channels, samples) = (memory.offset(sound.data), memory.offset(sound.mask)), sound.data.shape
-    return SoundOrder(*offsets, channels, samples, sound.window, sound.packets, sound.is_read)
 
 
 class _NoAnswer(Exception):

@@ -51,25 +51,15 @@ class Status(IntEnum):
 STATUS_BYTES: Final = 8 * len(Status)
 
 
-class SoundOrder(NamedTuple):
-    """The sound of one row of a batch, sent with the order of its clip."""
-
-    offset: int  # offset of the samples, float32 [C, S], in the shared memory
-    mask: int  # offset of the mask, bool [S]
-    channels: int
-    samples: int
-    window: AudioWindow  # which samples to make
-    packets: EncodedAudio | None
-    is_read: bool
-
-
 class RowOrder(NamedTuple):
     """One row to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
 
     offset: int
     layout: int  # number of the row's layout; -1 to write planes
     request: ClipRequest  # frames and crop to decode
-    sounds: Sequence[SoundOrder]  # the sounds of the rows that the clip becomes
+    # The sounds of the rows that the clip becomes: where the samples, float32 [C, S], and the mask, bool [S], begin in
+    # the shared memory, C, S, the window, its packets, and whether these are read.
+    sounds: Sequence[tuple[int, int, int, int, AudioWindow, EncodedAudio | None, bool]]
     packets: EncodedClip | None  # read already
     # Otherwise what is read: the number of the shard's folder, its stem and hash, row of the sample, stream and key.
     folder: int = 0
@@ -140,7 +130,7 @@ class WorkerState:
         """Make clips in the shared memory."""
         self._orders, done, costs = orders, list[RowResult](), Counters()
         self.packets = {row: order.packets for row, order in enumerate(orders) if order.packets is not None}
-        self.sounds = {row: [self._sound(one) for one in order.sounds] for row, order in enumerate(orders)}
+        self.sounds = {row: [self._sound(*one) for one in order.sounds] for row, order in enumerate(orders)}
         rows = [Row(self, number) for number in range(len(orders))]
         for made in self._worker.make(rows, lambda numbers: self._begin(numbers[0])):
             assert made.counters is not None
@@ -183,11 +173,10 @@ class WorkerState:
         faulthandler.dump_traceback_later(self._seconds, exit=True)
         return not self._status[Status.STOP]
 
-    def _sound(self, order: SoundOrder) -> SoundTask:
-        size = 4 * order.channels * order.samples
-        data = self._memory[order.offset :][:size].view(np.float32).reshape(order.channels, order.samples)
-        mask = self._memory[order.mask :][: order.samples].view(np.bool_)
-        return SoundTask(order.window, data, mask, order.packets, order.is_read)
+    def _sound(self, offset: int, mask: int, channels: int, samples: int, *rest: Any) -> SoundTask:
+        window, packets, is_read = rest
+        data = self._memory[offset:][: 4 * channels * samples].view(np.float32).reshape(channels, samples)
+        return SoundTask(window, data, self._memory[mask:][:samples].view(np.bool_), packets, is_read)
 
     def _staged(self, layout: RowLayout) -> UInt8Array:
         size = math.prod(layout.levels_shape)

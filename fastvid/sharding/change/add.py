@@ -18,7 +18,6 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import JobError, MissingDependency, UsageError
-from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import common_root
@@ -43,15 +42,7 @@ from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.in_place import IndexFiles
-from fastvid.sharding.job.job import (
-    MAX_SECONDS,
-    JobReport,
-    annotation_rows,
-    check_amounts,
-    hide_sources,
-    run,
-    shard_records,
-)
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
 from fastvid.sharding.job.ledger import (
     Part,
     Row,
@@ -103,7 +94,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
             # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
             _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates)
             classes, labels = number_labels(old, work.found)
-            rows = hide_sources(annotation_table(annotation_rows(parts, work.found, labels)), hidden)
+            rows = annotations_of(parts, work.found, labels, hidden)
             extras = _extras(old, records, work.found)
             shards = (*old.shards, *records)
             return replace(old, shards=shards, classes=classes, note=note, extras=extras), _joined(table, rows)

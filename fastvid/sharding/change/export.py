@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -75,7 +75,7 @@ def export_samples(
         episodes = write_lerobot(source, target)
         return _end(target, record, episodes, {"train": len(source)})
     files: dict[str, dict[str, Any]] = {}
-    writer = _Videos(source, target) if to == "hf" else _Tars(target)
+    by_split: defaultdict[str, tuple[list[str], list[int]]] = defaultdict(lambda: ([], []))  # files and rows
     keep = np.zeros(source.generation.num_samples, dtype=bool)
     keep[source.rows] = True
     for piece in pieces_of(source.storage, source.generation, keep):
@@ -91,9 +91,15 @@ def export_samples(
                 (annotation["key"], annotate_members(read(row), annotation, source.classes))
                 for row, annotation in chosen
             )
-            files |= writer.write(folder, samples, [piece.start + row for row, _ in chosen])
+            names, numbers = by_split[folder]
+            made = (_write_videos if to == "hf" else _write_tar)(target, folder, len(names), samples)
+            files |= made
+            names += made
+            numbers += [piece.start + row for row, _ in chosen]
             faults.reach("export")
-    writer.end(files)
+    if to == "hf":
+        for folder, (names, numbers) in by_split.items():
+            _write_metadata(source, target, folder, [name.partition("/")[2] for name in names], numbers)
     if to == "energon":
         _write_energon(target, files)
     target.write("classes.txt", "".join(f"{name}\n" for name in source.classes).encode())
@@ -139,54 +145,34 @@ def _begin(target: Storage, record: bytes) -> None:
     target.write(_UNFINISHED, record)
 
 
-class _Tars:
-    """Writes samples as tars."""
-
-    def __init__(self, target: Storage) -> None:
-        self._target, self._count = target, Counter[str]()
-
-    def write(self, folder: str, samples: Iterator[Members], _rows: Sequence[int]) -> dict[str, dict[str, Any]]:
-        """Write the samples of one shard; return the files."""
-        name = f"{folder}/{self._count[folder]:06d}.tar"
-        self._count[folder] += 1
-        with self._target.create(name) as file:
-            digest = write_tar(file, samples)
-        return {name: {"bytes": digest.bytes, "sha256": digest.sha256, "samples": digest.samples}}
-
-    def end(self, files: Mapping[str, Any]) -> None:
-        """Write what comes after all samples."""
+def _write_tar(target: Storage, folder: str, number: int, samples: Iterator[Members]) -> dict[str, dict[str, Any]]:
+    """Write samples of one shard as a tar, of which the folder has so many; return the file."""
+    name = f"{folder}/{number:06d}.tar"
+    with target.create(name) as file:
+        digest = write_tar(file, samples)
+    return {name: {"bytes": digest.bytes, "sha256": digest.sha256, "samples": digest.samples}}
 
 
-class _Videos:
-    """Writes samples as video files, numbered: HF datasets takes a word such as "test" in a path for a split."""
+def _write_videos(target: Storage, folder: str, number: int, samples: Iterator[Members]) -> dict[str, dict[str, Any]]:
+    """Write samples as video files, numbered: HF datasets takes a word such as "test" in a path for a split."""
+    files = {}
+    for place, (_, members) in enumerate(samples, number):
+        suffix = _video_suffix(members)
+        name = f"{folder}/{place:06d}.{suffix}"
+        target.write(name, members[suffix])
+        files[name] = {"bytes": len(members[suffix]), "samples": 1}
+    return files
 
-    def __init__(self, source: Dataset, target: Storage) -> None:
-        self._source, self._target = source, target
-        self._rows: dict[str, list[int]] = {}
 
-    def write(self, folder: str, samples: Iterator[Members], rows: Sequence[int]) -> dict[str, dict[str, Any]]:
-        """Write the samples of one shard; return the files."""
-        files = {}
-        for (_, members), row in zip(samples, rows, strict=True):
-            suffix = _video_suffix(members)
-            mine = self._rows.setdefault(folder, [])
-            name = f"{folder}/{len(mine):06d}.{suffix}"
-            mine.append(row)
-            self._target.write(name, members[suffix])
-            files[name] = {"bytes": len(members[suffix]), "samples": 1}
-        return files
-
-    def end(self, files: Mapping[str, Any]) -> None:
-        """Write the annotations of each folder."""
-        for folder, rows in self._rows.items():
-            names = [name.partition("/")[2] for name in files if name.startswith(f"{folder}/")]
-            table = self._source.annotations.take(rows).drop_columns("removed")
-            known = [f"source_{name}" if name in (_FILE_NAME, _VIDEO) else name for name in table.column_names]
-            table = table.rename_columns(known).add_column(0, _FILE_NAME, pa.array(names))
-            if "class" not in known and self._source.classes:
-                classes = pa.array(self._source.classes)
-                table = table.append_column("class", classes.take(table["label"].combine_chunks()))
-            self._target.write(f"{folder}/metadata.parquet", to_parquet(table))
+def _write_metadata(source: Dataset, target: Storage, folder: str, names: Sequence[str], rows: Sequence[int]) -> None:
+    """Write the annotations of the videos of a folder, given by their rows in the dataset."""
+    table = source.annotations.take(rows).drop_columns("removed")
+    known = [f"source_{name}" if name in (_FILE_NAME, _VIDEO) else name for name in table.column_names]
+    table = table.rename_columns(known).add_column(0, _FILE_NAME, pa.array(names))
+    if "class" not in known and source.classes:
+        classes = pa.array(source.classes)
+        table = table.append_column("class", classes.take(table["label"].combine_chunks()))
+    target.write(f"{folder}/metadata.parquet", to_parquet(table))
 
 
 def _video_suffix(members: Mapping[str, bytes]) -> str:

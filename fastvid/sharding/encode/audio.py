@@ -25,11 +25,11 @@ import av
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
-from fastvid.media.ffmpeg import FfmpegBuild, Limits
+from fastvid.media.ffmpeg import FfmpegBuild, Limits, contents
 from fastvid.media.probe import OpenSource, private_copy
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.flow import Audio
-from fastvid.sharding.encode.transcode import FfmpegLog, read_back, run_ffmpeg
+from fastvid.sharding.encode.transcode import FfmpegLog, run_ffmpeg
 
 # Codecs that every M4A player supports.
 _COPIED: Final = frozenset({"aac", "alac"})
@@ -178,7 +178,7 @@ def _write(
             command += [f"file:/dev/fd/{file.fileno()}"]
         log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
         _check_log(log)
-        return tuple(read_back(file) for file in files)
+        return tuple(contents(file.fileno()) for file in files)
 
 
 def _target(found: AudioSource, start: Fraction, end: Fraction, *, copied: bool) -> list[str]:

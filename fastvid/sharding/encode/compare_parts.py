@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import islice
 from typing import Any, Final
 
@@ -20,7 +21,7 @@ from av.video.reformatter import ColorRange, Colorspace
 from fastvid.errors import SourceError
 from fastvid.media.demuxer import open_demuxer, side_data, video_stream
 from fastvid.media.probe import OpenSource, SourceInfo
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile, source_seconds
 from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
 
@@ -149,14 +150,18 @@ def _alike(end: PartEnd, frame: VideoFrame, info: SourceInfo, size: Geometry) ->
     made = _thumbnail(end.picture.to_ndarray()[: end.picture.height])
     tilted = side_data(frame, "DISPLAYMATRIX") is not None
     scaled = size.scaled[::-1] if tilted and info.turned else size.scaled
+    y, x, rows, columns = info.crop
+    down, along = Fraction(scaled[1], rows), Fraction(scaled[0], columns)
+    whole = 2 * round(info.width * along / 2), 2 * round(info.height * down / 2)
+    y, x = min(round(y * down), whole[1] - scaled[1]), min(round(x * along), whole[0] - scaled[0])
     luma = frame.reformat(
-        *scaled,
+        *whole,
         format="yuv420p",
         src_colorspace=_SPACES.get(source_matrix(info), Colorspace.ITU709),
         dst_colorspace=Colorspace.ITU601,
         src_color_range=ColorRange.JPEG if info.full_range else ColorRange.MPEG,
         dst_color_range=ColorRange.MPEG,
-    ).to_ndarray()[: scaled[1]]
+    ).to_ndarray()[y : y + scaled[1], x : x + scaled[0]]
     views = [luma]
     if tilted:
         # A display matrix may mirror the picture, too.

@@ -85,7 +85,7 @@ def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Itera
     `frames`: uint8 [H, W] each, in display order. Yields uint8 [2H, W] for every frame, see `fastvid.format.planes`.
     """
     cv2 = _opencv(settings.method)
-    estimate = _ESTIMATORS[settings.method](cv2, settings)
+    estimate = _estimator(cv2, settings)
     before: UInt8Array | None = None
     levels: UInt8Array | None = None
     for frame in frames:
@@ -99,24 +99,14 @@ def estimate_flow(frames: Iterable[UInt8Array], settings: FlowSettings) -> Itera
         yield to_levels(np.zeros((*before.shape, 2), np.float32), settings.bound) if levels is None else levels
 
 
-def _dis(cv2: Any, settings: FlowSettings) -> Estimate:
-    engine = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
-    _set(engine, settings)
-    return lambda first, second: np.asarray(engine.calc(first, second, None), np.float32)
-
-
-def _tvl1(cv2: Any, settings: FlowSettings) -> Estimate:
-    engine = cv2.optflow.DualTVL1OpticalFlow_create()
-    _set(engine, settings)
-    return lambda first, second: np.asarray(engine.calc(first, second, None), np.float32)
-
-
-_ESTIMATORS: Final[dict[str, Callable[[Any, FlowSettings], Estimate]]] = {"dis": _dis, "tvl1": _tvl1}
-
-
-def _set(engine: Any, settings: FlowSettings) -> None:
+def _estimator(cv2: Any, settings: FlowSettings) -> Estimate:
+    if settings.method == "dis":
+        engine = cv2.DISOpticalFlow_create(cv2.DISOPTICAL_FLOW_PRESET_MEDIUM)
+    else:
+        engine = cv2.optflow.DualTVL1OpticalFlow_create()
     for name, value in settings.parameters.items():
         getattr(engine, f"set{name}")(int(value) if value == int(value) else value)
+    return lambda first, second: np.asarray(engine.calc(first, second, None), np.float32)
 
 
 def _opencv(method: str) -> Any:

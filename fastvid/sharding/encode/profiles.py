@@ -11,6 +11,7 @@ floating-point filters may differ between CPU models.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,7 +23,8 @@ from fastvid.errors import SourceError, UsageError
 from fastvid.media.describe import HDR_TRANSFERS, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import SourceInfo
-from fastvid.media.timing import COLOUR, Reason
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import COLOUR
 from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
@@ -109,7 +111,7 @@ def build_command(
     """
     window = window or plan_window(info, profile, [frames for _, frames in targets])
     seeks = window.seek is not None
-    picture = ffmpeg.input(source_url, **input_options(info, limits, window.seek))["V:0"]
+    picture = ffmpeg.input(source_url, **input_options(build, info, limits, window.seek))["V:0"]
     by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
         # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
@@ -155,7 +157,7 @@ def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: L
     return [build.path, *_QUIET, *command]
 
 
-def input_options(info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:
+def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:
     """Return ffmpeg's input options for a source, decoded from the key frame at or before `seek` seconds."""
     arguments: dict[str, Any] = {
         "f": info.container,
@@ -163,6 +165,8 @@ def input_options(info: SourceInfo, limits: Limits, seek: float | None = None) -
         "threads": 1,
         "max_pixels": limits.max_pixels,
     }
+    if info.cropped and crops_by_itself(build):
+        arguments["apply_cropping"] = "codec"
     if seek is not None:
         # Its own clock, not one that begins with the file; what is before the wanted frames is dropped by their times.
         return arguments | {"seek_timestamp": 1, "noaccurate_seek": None, "ss": f"{seek:.6f}"}
@@ -171,11 +175,19 @@ def input_options(info: SourceInfo, limits: Limits, seek: float | None = None) -
     return arguments
 
 
+def crops_by_itself(build: FfmpegBuild) -> bool:
+    """Return whether a build cuts off what containers say, as FFmpeg does since version 7.1."""
+    matched = re.match(r"n?(\d+)\.(\d+)", build.version)
+    # Builds of a repository are named by a commit; libavfilter 10.4 is that of FFmpeg 7.1.
+    if matched is None:
+        return tuple(map(int, build.libraries.get("libavfilter", "0.0").split(".")[:2])) >= (10, 4)
+    return (int(matched[1]), int(matched[2])) >= (7, 1)
+
+
 def upright_geometry(info: SourceInfo, profile: Profile) -> Geometry:
     """Return the sizes for a source's picture after its rotation, see `plan_geometry`."""
-    width, height, aspect = info.width, info.height, info.sample_aspect
-    if info.turned:
-        width, height, aspect = height, width, 1 / aspect
+    _, _, height, width = info.part
+    aspect = 1 / info.sample_aspect if info.turned else info.sample_aspect
     return plan_geometry(width, height, aspect, profile)
 
 
@@ -192,6 +204,9 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
     if step > 1:
         # Not framestep, which counts frames: see `_cut`.
         picture = picture.filter("select", rf"not(mod(round(t*{timing.input_rate}),{step}))")
+    if info.cropped:
+        top, left, height, width = info.part
+        picture = picture.filter("crop", width, height, left, top, exact=1)
     width, height = geometry.scaled
     picture = (
         _tone_map(build, info, picture, width, height)

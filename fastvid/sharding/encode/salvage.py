@@ -33,8 +33,9 @@ from fastvid.format.schema import Codec
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, video_stream
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.probe import OpenSource, SourceInfo, probe
+from fastvid.media.reasons import Reason
 from fastvid.media.remux import decode_times
-from fastvid.media.timing import RandomAccess, Reason
+from fastvid.media.timing import RandomAccess
 
 SALVAGEABLE: Final = frozenset({Reason.TRUNCATED, Reason.DAMAGED})
 """Reasons for which a source may be salvaged."""

@@ -36,9 +36,19 @@ from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.checks import Finding, Promised, check_stream
 from fastvid.media.demuxer import open_demuxer
-from fastvid.media.ffmpeg import STATISTICS, FfmpegBuild, Limits, confine_child, environment, no_space, temporary_file
+from fastvid.media.ffmpeg import (
+    STATISTICS,
+    FfmpegBuild,
+    Limits,
+    confine_child,
+    contents,
+    environment,
+    no_space,
+    temporary_file,
+)
 from fastvid.media.probe import OpenSource, SourceInfo
-from fastvid.media.timing import Reason, tagged
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
@@ -165,7 +175,7 @@ def transcode(
         log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
         took = time.monotonic() - started
         decoded = _check_log(log, info, whole=all(part is None for part in parts))
-        return Transcoded(tuple(read_back(file) for file in files), decoded, took)
+        return Transcoded(tuple(contents(file.fileno()) for file in files), decoded, took)
 
 
 def decode_fully(
@@ -310,20 +320,6 @@ def _video_error(line: str, others: frozenset[str]) -> str | None:
     return text
 
 
-def read_back(file: IO[bytes]) -> bytes:
-    """Return all bytes of a file that another process has written."""
-    # ffmpeg has written through its own descriptor of the same file.
-    size = os.fstat(file.fileno()).st_size
-    data = bytearray(size)
-    view, position = memoryview(data), 0
-    while position < size:
-        got = os.preadv(file.fileno(), [view[position:]], position)
-        if not got:
-            break
-        position += got
-    return bytes(data)
-
-
 # Wall time per frame and megapixel: far more than one core needs for DIS.
 _SECONDS_PER_MEGAPIXEL: Final = {"dis": 2.0, "tvl1": 180.0}
 # Allowed change of a frame's mean level by encoding. A wrong range, matrix or size changes it more.
@@ -368,7 +364,7 @@ def encode_flow(
         if log.status:
             last = "; ".join(log.last)
             raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
-        data = read_back(file)
+        data = contents(file.fileno())
     decoded: list[float] = []
     count = (shape.num_frames, shape.num_frames)
 

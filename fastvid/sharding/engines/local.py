@@ -31,7 +31,7 @@ from typing import IO, Any, Final, Protocol
 
 import fastvid
 from fastvid.errors import FormatError, UsageError, WorkerError
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.processes import (
     HEADER_BYTES,
     SAFE_PATH,

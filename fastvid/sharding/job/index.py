@@ -32,7 +32,7 @@ from fastvid.format.selection import with_facts
 from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace

@@ -23,7 +23,7 @@ from fastvid.format.generations import Generation, ShardRecord, commit_generatio
 from fastvid.format.schema import DATASET_JSON, LEDGER
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profile import Profile
@@ -115,8 +115,7 @@ def commit_job(work: ShardWork, parts: Sequence[Part], command: str) -> pa.Table
     labels = {name: number for number, name in enumerate(found.classes)}
     note = f"fastvid {command}"
     generation = Generation(1, shards, work.streams, found.classes, note=note, extras=work.extras)
-    table = hide_sources(annotation_table(annotation_rows(parts, found, labels)), hidden)
-    commit_generation(storage, dataset_id(identity), generation, table)
+    commit_generation(storage, dataset_id(identity), generation, annotations_of(parts, found, labels, hidden))
     return ledger
 
 
@@ -173,10 +172,14 @@ def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[Sh
     )
 
 
-def annotation_rows(parts: Sequence[Part], found: SourceList, labels: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return one row of annotations for each sample of the parts, in order."""
+def annotations_of(
+    parts: Sequence[Part], found: SourceList, labels: Mapping[str, int], hidden: Collection[str]
+) -> pa.Table:
+    """Return the annotations of the samples of the parts, in order; those of some sources are removed."""
     sources = {encode_name(source.id): source for source in found.sources}
-    return [annotation_row(sample, sources[sample.source_id], labels) for part in parts for sample in part.samples]
+    samples = [sample for part in parts for sample in part.samples]
+    rows = [annotation_row(sample, sources[sample.source_id], labels) for sample in samples]
+    return hide_sources(annotation_table(rows), hidden)
 
 
 def run_job(

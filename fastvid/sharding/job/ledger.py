@@ -20,7 +20,7 @@ from fastvid.errors import ConflictError, FormatError, UsageError
 from fastvid.format.generations import Generation, read_annotations
 from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, from_parquet, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.timing import MEANING, Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.sources import Source, public_path
 from fastvid.sharding.work.tasks import Outcome
@@ -293,10 +293,6 @@ class _Blocked:
 _NONE_BLOCKED: Final = _Blocked("fastvid-blocked", 1, 0, ())
 
 
-def _to_bytes(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, indent=1) + "\n").encode()
-
-
 def read_blocked(storage: Storage) -> tuple[str, ...]:
     """Return the SHA-256 of blocked sources, hex, sorted; none if the folder has no block list."""
     return _parse_blocked(storage.read(BLOCKED), storage).sha256 if storage.exists(BLOCKED) else ()
@@ -313,7 +309,8 @@ def block(storage: Storage, hashes: Iterable[str]) -> tuple[str, ...]:
         old = storage.read(BLOCKED) if storage.exists(BLOCKED) else None
         before = _NONE_BLOCKED if old is None else _parse_blocked(old, storage)
         after = replace(before, revision=before.revision + 1, sha256=tuple(sorted(new.union(before.sha256))))
-        if after.sha256 == before.sha256 or storage.swap(BLOCKED, _to_bytes(asdict(after)), old):
+        record = (json.dumps(asdict(after), indent=1) + "\n").encode()
+        if after.sha256 == before.sha256 or storage.swap(BLOCKED, record, old):
             return after.sha256
     raise ConflictError("the block list kept being changed by others", file=storage.url, hint="run the command again")
 

@@ -18,7 +18,6 @@ import fcntl
 import json
 import logging
 import os
-import shutil
 import socket
 import stat
 import tempfile
@@ -326,12 +325,6 @@ def scratch_folder(storage: Storage, folder: str | os.PathLike[str] | None = Non
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise StorageError("scratch folder belongs to another user", file=path, hint="name another with --scratch")
     return LocalStorage(path)
-
-
-def remove_scratch(scratch: LocalStorage | None) -> None:
-    """Remove a scratch folder with its contents."""
-    if scratch is not None:
-        shutil.rmtree(scratch.root, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from fastvid.errors import StorageError
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.sources.sources import Source

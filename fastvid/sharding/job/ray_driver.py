@@ -94,7 +94,8 @@ class _Cluster:
         most = min(self._workers or sum(nodes), sum(nodes))
         free = most - sum(cpus for _, cpus in self._running.values())
         left = len(self._waiting) + len(self._running)
-        cpus = max(1, min(most // max(left, 1), max(nodes, default=1)))
+        # Every node with CPUs has room for a task, also if it has to make that of a larger node that died.
+        cpus = max(1, min([most // max(left, 1), *(number for number in nodes if number)]))
         while self._waiting and free >= cpus:
             self._give(self._waiting.popleft(), cpus)
             free -= cpus

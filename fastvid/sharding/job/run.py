@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import time
 from bisect import bisect_right
 from collections import Counter
@@ -21,13 +22,13 @@ from fastvid.errors import JobError
 from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.lock import Heartbeat, Staging, remove_scratch, scratch_folder
+from fastvid.sharding.job.lock import Heartbeat, Staging, scratch_folder
 from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
@@ -308,7 +309,8 @@ class Job:
     def end(self) -> None:
         """Delete all temporary files of the job."""
         self.staging.end()
-        remove_scratch(self.work.scratch)
+        if self.work.scratch is not None:
+            shutil.rmtree(self.work.scratch.root, ignore_errors=True)
 
     def _begin(self) -> None:
         """Record the job, or check that it matches the unfinished one."""

@@ -196,8 +196,7 @@ class _Video:
     def __init__(self, info: StreamInfo) -> None:
         self._info, self.frames, self.episodes = info, 0, 0
         self._data = io.BytesIO()
-        self._starts, self._sizes = list[IntArray](), list[IntArray]()
-        self._shows, self._keys = list[IntArray](), list[BoolArray]()
+        self._packets: list[tuple[IntArray, IntArray, IntArray, BoolArray]] = []  # places, sizes, frames, key flags
 
     def takes(self, info: StreamInfo, most: int) -> bool:
         """Return whether another episode can follow: same decoder parameters, and less than `most` bytes yet."""
@@ -211,20 +210,15 @@ class _Video:
                 "the episode does not begin with a key frame of its video, or has packets that show no frame",
                 hint="encode it by `fastvid shard lerobot:ROOT --profile ...`, and export that",
             )
-        self._starts.append(clip.starts + self._data.tell())
-        self._sizes.append(clip.sizes)
-        self._shows.append(clip.shows + self.frames)
-        self._keys.append(clip.keys)
+        place = clip.starts + self._data.tell()
+        self._packets.append((place, clip.sizes, clip.shows + self.frames, clip.keys))
         self._data.write(clip.data)
         self.frames += len(clip.shows)
         self.episodes += 1
 
     def to_bytes(self) -> bytes:
-        starts: IntArray = np.concatenate(self._starts)
-        sizes: IntArray = np.concatenate(self._sizes)
-        shows: IntArray = np.concatenate(self._shows)
-        keys: BoolArray = np.concatenate(self._keys)
-        return minimal_mp4(self._info, self._data.getbuffer(), starts, sizes, shows, keys)
+        columns = [np.concatenate(parts) for parts in zip(*self._packets, strict=True)]
+        return minimal_mp4(self._info, self._data.getbuffer(), *columns)
 
 
 def _place(number: int) -> dict[str, int]:

@@ -36,7 +36,7 @@ from fastvid.sharding.lerobot.read import (
     read_lerobot,
     read_signals_of,
 )
-from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
 from fastvid.storage import Storage, open_storage
 
@@ -49,7 +49,15 @@ _NOT_OF_EPISODES: Final = ("parent", "start_seconds", "end_seconds", "source_sha
 class _Episodes(ShardWork):
     """What episodes have in common, encoded or in place: signals, and a stream for each camera."""
 
-    dataset: LeRobotDataset
+    def __init__(self, storage: Storage, dataset: LeRobotDataset, settings: Settings, most: int, **more: Any) -> None:
+        found = episode_sources(dataset)
+        more["shards"] = episode_shards(dataset, found, most)
+        super().__init__(storage, found, settings, samples_per_shard=most, **more)  # type: ignore[call-arg]
+        self.dataset, self.streams, self.sources_per_sample = dataset, dataset.cameras, len(dataset.cameras)
+        self.extras = {**self.extras, **extras_of(dataset)}
+        sources = [(source.frames, source.stream) for source in found.sources]
+        known = {"episodes": len(dataset.episodes), "sha256": digest([dataset.info, dataset.stats, sources])}
+        self.identity = {**self.identity, "lerobot": known}
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
         """See `ShardWork`."""
@@ -63,41 +71,13 @@ class _Episodes(ShardWork):
         episodes = kept_episodes(self.dataset, [sample.key for sample in packed])
         return write_signals(self.storage, stem, read_signals_of(self.dataset, episodes))
 
-    def _describe(self, dataset: LeRobotDataset, found: SourceList) -> None:
-        self.dataset, self.streams, self.sources_per_sample = dataset, dataset.cameras, len(dataset.cameras)
-        self.extras = {**self.extras, **extras_of(dataset)}
-        sources = [(source.frames, source.stream) for source in found.sources]
-        known = {"episodes": len(dataset.episodes), "sha256": digest([dataset.info, dataset.stats, sources])}
-        self.identity = {**self.identity, "lerobot": known}
-
 
 class IndexEpisodes(_Episodes, IndexFiles):
     """Indexes episodes in place."""
 
-    def __init__(
-        self, storage: Storage, dataset: LeRobotDataset, found: SourceList, settings: Settings, per_shard: int
-    ) -> None:
-        shards = episode_shards(dataset, found, per_shard)
-        super().__init__(storage, found, settings, samples_per_shard=per_shard, shards=shards)
-        self._describe(dataset, found)
-
 
 class EncodeEpisodes(_Episodes, EncodeShards):
     """Encodes episodes into tars. The rate of frames stays."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        dataset: LeRobotDataset,
-        found: SourceList,
-        settings: Settings,
-        per_shard: int,
-        scratch: str | os.PathLike[str] | None = None,
-    ) -> None:
-        shards = episode_shards(dataset, found, per_shard)
-        super().__init__(storage, found, settings, samples_per_shard=per_shard, scratch=scratch, shards=shards)
-        self._describe(dataset, found)
-        self._lengths = {episode.key: episode.length for episode in dataset.episodes}
 
     def task(self, index: int, source: Source) -> SourceTask:
         """See `ShardWork`. Depth has more levels than a profile encodes, so its packets are copied."""
@@ -108,7 +88,7 @@ class EncodeEpisodes(_Episodes, EncodeShards):
         made = {source.stream: outcome.samples[0] for source, outcome in views}
         depth = self.dataset.depth
         source = next((one for one, _ in views if one.stream not in depth), views[0][0])
-        counts, length = [sample.num_frames for sample in made.values()], self._lengths[source.key]
+        counts, length = [sample.num_frames for sample in made.values()], (source.frames or (0, 0))[1]
         if counts != [length] * len(views):
             raise FormatError(
                 f"cameras were encoded to {', '.join(map(str, counts))} frames, the episode has {length}",
@@ -180,9 +160,8 @@ def index_lerobot(
     check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
     settings = index_settings(limits, proof=proof)
     dataset = read_lerobot(source)
-    found, storage = episode_sources(dataset), _folder(out, dataset)
-
-    work = IndexEpisodes(storage, dataset, found, settings, episodes_per_shard)
+    storage = _folder(out, dataset)
+    work = IndexEpisodes(storage, dataset, settings, episodes_per_shard)
     return run(storage, chosen, lambda: work)
 
 
@@ -218,7 +197,6 @@ def shard_lerobot(
         )
     settings = choose_settings(chosen, max_seconds=UNDIVIDED, limits=limits)  # episodes are never divided
     dataset = read_lerobot(source)
-    found, storage = episode_sources(dataset), _folder(out, dataset)
-
-    work = EncodeEpisodes(storage, dataset, found, settings, episodes_per_shard, scratch)
+    storage = _folder(out, dataset)
+    work = EncodeEpisodes(storage, dataset, settings, episodes_per_shard, scratch=scratch)
     return run(storage, chosen_how, lambda: work)

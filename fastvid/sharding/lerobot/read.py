@@ -29,7 +29,7 @@ import pyarrow.compute as pc
 from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.sources.sources import Source, SourceList, check_inside
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.protocol import check_name
@@ -290,8 +290,8 @@ def _tasks(storage: Storage, version: str) -> tuple[str, ...]:
     else:
         table = from_parquet(_read(storage, name), file=name)
         # pandas stores the index, which is the text, as a column.
-        names = {column: "task_index" if column == "task_index" else "task" for column in table.column_names}
-        rows = [{names[column]: value for column, value in row.items()} for row in table.to_pylist()]
+        text = next((column for column in table.column_names if column != "task_index"), "task")
+        rows = [{"task_index": row.get("task_index"), "task": row.get(text)} for row in table.to_pylist()]
     found = {row.task_index: row.task for row in _typed(storage, name, rows, list[_Task])}
     return tuple(found[number] for number in sorted(found))
 

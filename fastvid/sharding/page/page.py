@@ -15,7 +15,7 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
-from fastvid.media.timing import MEANING, Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.report.charts import COLOURS
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
 from fastvid.runtime.values import count, duration, percent, size, things

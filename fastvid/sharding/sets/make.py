@@ -21,14 +21,7 @@ from fastvid.format.tar import TarDigest
 from fastvid.runtime import faults
 from fastvid.sharding.change.repack import Piece, repack
 from fastvid.sharding.job.job import dataset_id, hide_sources, run
-from fastvid.sharding.job.ledger import (
-    Part,
-    Row,
-    block,
-    read_blocked,
-    settle_rows,
-    write_ledger,
-)
+from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
 from fastvid.sharding.job.run import How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.work.tasks import Outcome

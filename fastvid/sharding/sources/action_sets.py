@@ -116,44 +116,53 @@ def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
     return Annotations(tuple(rows), class_order(rows))
 
 
-def parse_ucf101(class_index: str, lists: Mapping[str, str]) -> Annotations:
-    """Parse the split files of UCF101."""
-    numbered = [line.split() for line in class_index.splitlines() if line.strip()]
+def read_ucf101(folder: AnnotationFile) -> Annotations:
+    """Read the folder of UCF101's lists."""
+    texts = {file.name: file for file in folder.files()}
+    if "classInd.txt" not in texts:
+        raise UsageError("no classInd.txt in the folder", file=folder.place, hint="name the folder ucfTrainTestlist")
+    numbered = [line.split() for line in texts["classInd.txt"].text().splitlines() if line.strip()]
     classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
     splits: dict[str, dict[str, str]] = {}
-    for name, text in sorted(lists.items()):
+    for name, file in sorted(texts.items()):
         matched = re.fullmatch(r"(train|test)list0?(\d+)\.txt", name)
-        if matched is None:
-            continue
-        for line in text.splitlines():
-            if line.strip():
+        for line in file.text().splitlines() if matched else ():
+            if matched and line.strip():
                 splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
     rows = tuple(AnnotationRow(path, path.split("/")[0], columns) for path, columns in sorted(splits.items()))
     return Annotations(rows, classes)
 
 
-def parse_hmdb51(lists: Mapping[str, str]) -> Annotations:
-    """Parse HMDB51's ``{class}_test_split{n}.txt`` by file name; 1 is train, 2 test, 0 neither."""
+def read_hmdb51(folder: AnnotationFile) -> Annotations:
+    """Read HMDB51's ``{class}_test_split{n}.txt``; 1 is train, 2 test, 0 neither."""
     meaning = {"0": "unused", "1": "train", "2": "test"}
     found: dict[tuple[str, str], dict[str, str]] = {}
-    for name, text in sorted(lists.items()):
-        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", name)
-        if matched is None:
-            continue
-        for line in text.splitlines():
-            if line.strip():
+    for file in folder.files():
+        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", file.name)
+        for line in file.text().splitlines() if matched else ():
+            if matched and line.strip():
                 video, use = line.strip().rsplit(None, 1)
                 found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
     rows = tuple(AnnotationRow(f"{label}/{video}", label, columns) for (label, video), columns in sorted(found.items()))
     return Annotations(rows, tuple(sorted({label for label, _ in found})))
 
 
-def parse_sthv2(labels: str, splits: Mapping[str, str]) -> Annotations:
-    """Parse Something-Something v2: ``labels.json``, and the text of each split's JSON by split name."""
-    index = {name: int(number) for name, number in json.loads(labels).items()}
+def read_sthv2(folder: AnnotationFile) -> Annotations:
+    """Read the folder of Something-Something v2's lists: ``labels.json``, and a JSON of each split."""
+    files = {file.name: file for file in folder.files()}
+
+    # The files were published with and without the dataset's name as a prefix.
+    def find(name: str) -> AnnotationFile | None:
+        return files.get(f"{name}.json") or files.get(f"something-something-v2-{name}.json")
+
+    labels = find("labels")
+    if labels is None:
+        raise UsageError("no labels.json in the folder", file=folder.place)
+    index = {name: int(number) for name, number in json.loads(labels.text()).items()}
     rows = []
-    for split, text in sorted(splits.items()):
-        for record in json.loads(text):
+    for split, name in (("test", "test"), ("train", "train"), ("val", "validation")):
+        file = find(name)
+        for record in json.loads(file.text()) if file else ():
             template = record.get("template")
             # Templates have brackets, the label list has none.
             label = None if template is None else template.replace("[", "").replace("]", "")
@@ -258,32 +267,3 @@ def read_ava(file: AnnotationFile) -> Annotations:
     """Read one list of AVA; action names from the .pbtxt beside it."""
     actions = file.beside(".pbtxt")
     return parse_ava(file.text(), None if actions is None else actions.text(), split_of(file.name))
-
-
-def read_ucf101(folder: AnnotationFile) -> Annotations:
-    """Read the folder of UCF101's lists."""
-    texts = {file.name: file for file in folder.files()}
-    if "classInd.txt" not in texts:
-        raise UsageError("no classInd.txt in the folder", file=folder.place, hint="name the folder ucfTrainTestlist")
-    lists = {name: file.text() for name, file in texts.items() if "list" in name and file.suffix == ".txt"}
-    return parse_ucf101(texts["classInd.txt"].text(), lists)
-
-
-def read_hmdb51(folder: AnnotationFile) -> Annotations:
-    """Read the folder of HMDB51's lists."""
-    return parse_hmdb51({file.name: file.text() for file in folder.files() if "_test_split" in file.name})
-
-
-def read_sthv2(folder: AnnotationFile) -> Annotations:
-    """Read the folder of Something-Something v2's lists."""
-    files = {file.name: file for file in folder.files()}
-
-    # The files were published with and without the dataset's name as a prefix.
-    def find(name: str) -> AnnotationFile | None:
-        return files.get(f"{name}.json") or files.get(f"something-something-v2-{name}.json")
-
-    labels = find("labels")
-    if labels is None:
-        raise UsageError("no labels.json in the folder", file=folder.place)
-    splits = {split: find(name) for split, name in (("train", "train"), ("val", "validation"), ("test", "test"))}
-    return parse_sthv2(labels.text(), {split: file.text() for split, file in splits.items() if file is not None})

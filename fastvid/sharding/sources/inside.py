@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, SourceError, UsageError
+from fastvid.format.schema import DATASET_JSON
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.annotations import make_row, name_classes
 from fastvid.sharding.sources.sources import (
@@ -47,12 +48,18 @@ _MAGIC: Final = {b"\xff\xd8\xff": "mjpeg", b"\x89PNG\r\n": "png"}
 
 
 def find_tables(root: str) -> list[str]:
-    """Return a Parquet file, or those below a folder without videos; none for other roots."""
+    """Return a Parquet file, or those below a folder without videos, except of datasets; none for other roots."""
     if not os.path.isdir(root):
         return [root] if root.endswith(PARQUET) and os.path.isfile(root) else []
-    found = [os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names]
-    files = sorted(path for path in found if path.endswith(PARQUET))
-    return [] if not files or has_videos(root) else files
+    if has_videos(root):
+        return []
+    found = list[str]()
+    for folder, folders, names in os.walk(root):
+        if DATASET_JSON in names:
+            folders.clear()
+        else:
+            found += [os.path.join(folder, name) for name in names if name.endswith(PARQUET)]
+    return sorted(found)
 
 
 def table_sources(

@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions
@@ -505,19 +505,13 @@ def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float |
     if start is not None or end is not None:
         parent = file.id
         name = f"{name}#{seconds_text(start)}-{seconds_text(end)}"
-    return Source(
-        name,
-        file.path,
-        file.size,
-        row.label,
-        row.columns,
-        start,
-        end,
-        problem=file.problem,
-        tag=file.tag,
-        parent=parent,
-        inside=file.inside,
-    )
+    found = _of(file, row.label, row.columns)
+    return replace(found, id=name, start=start, end=end, parent=parent)
+
+
+def _of(file: SourceFile, label: str | None, columns: Mapping[str, Any]) -> Source:
+    whole = Source(file.id, file.path, file.size, label, columns, problem=file.problem)
+    return replace(whole, tag=file.tag, inside=file.inside)
 
 
 def seconds_text(time: float | None) -> str:

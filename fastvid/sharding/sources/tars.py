@@ -23,11 +23,11 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video, picture_order
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
@@ -105,22 +105,27 @@ def find_tars(sources: Sequence[str]) -> list[str]:
 
 def read_tar(view: memoryview) -> list[TarSample]:
     """Return the samples of a tar, in order."""
-    return [sample for key, members in sample_groups(read_members(view)) for sample in _samples(view, key, members)]
+    seen = set[str]()
+    groups = sample_groups(read_members(view))
+    return [sample for key, members in groups for sample in _samples(view, key, members, seen)]
 
 
-def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator[TarSample]:
+def _samples(view: memoryview, key: str, group: Sequence[TarMember], seen: set[str]) -> Iterator[TarSample]:
     """Yield a sample for each video of a webdataset key, and one that is rejected for what makes none.
 
     The only video of a key is named like the key, several are named like their files, up to the last dot.
     """
-    members: dict[str, TarMember] = {}
-    again = [member for member in group if members.setdefault(member.name, member) is not member]
-    videos = [(_part(member), member) for member in members.values() if is_video(member.name)]
-    fields = [_Field(member, *found) for member in members.values() if (found := _field(member.suffix))]
-    if not videos:
-        problem = Reason.NO_VIDEO_STREAM, "no member of the sample is a video"
+    members, again = list[TarMember](), list[TarMember]()
+    for member in group:
+        (again if member.name in seen else members).append(member)
+        seen.add(member.name)
+    videos = [(_part(member), member) for member in members if is_video(member.name)]
+    fields = [_Field(member, *found) for member in members if (found := _field(member.suffix))]
+    if members and not videos:
+        pictures = "; if pictures are its frames, use --fps" if picture_order(one.name for one in members) else ""
+        problem = Reason.NO_VIDEO_STREAM, f"no member of the sample is a video{pictures}"
         columns, label, notes = _read_fields(view, fields)
-        yield TarSample(key, group[0].offset, None, columns, label, notes, problem)
+        yield TarSample(key, members[0].offset, None, columns, label, notes, problem)
     unused = {one.member.name: f"left aside: {one.member.suffix}" for one in fields}
     pairs = []
     for part, _ in videos:
@@ -132,7 +137,7 @@ def _samples(view: memoryview, key: str, group: Sequence[TarMember]) -> Iterator
             unused.pop(one.member.name, None)
     for number, ((part, video), close) in enumerate(zip(videos, pairs, strict=True)):
         columns, label, notes = _read_fields(view, close)
-        name, first = key, video.offset if number else group[0].offset
+        name, first = key, video.offset if number else members[0].offset
         if len(videos) > 1:
             # Views or parts of one thing stay in one split.
             name, columns = f"{key}.{part}" if part else key, {"parent": key, **columns}

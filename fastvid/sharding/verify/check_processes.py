@@ -6,9 +6,9 @@ affected: it is retried alone, and if its process dies again, that is reported a
 
 from __future__ import annotations
 
+import selectors
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -25,45 +25,15 @@ _MODULE: Final = "fastvid.sharding.verify.check_processes"
 
 def check_all(tasks: Iterable[ShardTask], workers: int, known: Container[str]) -> Iterator[tuple[ShardTask, Findings]]:
     """Run tasks in processes; yield each with its findings, in any order."""
-    idle, busy, lost = list[Child](), set[Child](), list[ShardTask]()
-
-    def answer(task: ShardTask) -> Findings | None:
-        """Return the findings of a task; None if its process died."""
-        child = idle.pop() if idle else Child(_MODULE)
-        busy.add(child)
-        try:
-            child.send(asdict(task))
-            while not (found := [header for header, _ in child.receive()]):
-                pass
-            if len(found) > 1:
-                raise FormatError("the process replied to a task it was not given")
-            findings = _findings(found[0], known)
-        except (EOFError, FormatError):
-            busy.discard(child)
-            child.kill()
-            return None
-        busy.discard(child)
-        idle.append(child)
-        if isinstance(findings, Exception):
-            raise findings
-        return findings
-
-    with ThreadPoolExecutor(workers, thread_name_prefix="verify") as pool:
-        try:
-            futures = {pool.submit(answer, task): task for task in tasks}
-            for future in as_completed(futures):
-                if (findings := future.result()) is None:
-                    lost.append(futures[future])
-                else:
-                    yield futures[future], findings
-            for task in lost:
-                where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
-                died = Problem("process", f"the process that checked {where} died", task.record.name)
-                yield task, answer(task) or Findings([died])
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for child in (*busy, *idle):
-                child.kill()
+    lost: list[ShardTask] = []
+    yield from _run(tasks, workers, known, lost)
+    for task in lost:
+        again: list[ShardTask] = []
+        yield from _run([task], 1, known, again)
+        if again:
+            where = f"rows {task.rows[0]} to {task.rows[-1]}" if task.rows else "files"
+            message = f"the process that checked {where} died"
+            yield task, Findings([Problem("process", message, task.record.name)])
 
 
 def main() -> None:
@@ -77,6 +47,46 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001 - the parent handles it
             answer = {"error": error_to_json(error)}
         parent.send(pack(answer))
+
+
+def _run(
+    tasks: Iterable[ShardTask], workers: int, known: Container[str], lost: list[ShardTask]
+) -> Iterator[tuple[ShardTask, Findings]]:
+    """Run tasks; append those whose process dies to `lost`."""
+    waiting, idle, busy = iter(tasks), list[Child](), dict[Child, ShardTask]()
+    with selectors.DefaultSelector() as selector:
+        try:
+            while True:
+                while len(busy) < workers and (task := next(waiting, None)) is not None:
+                    if not idle:
+                        idle.append(Child(_MODULE))
+                        selector.register(idle[-1].output, selectors.EVENT_READ, idle[-1])
+                    busy[idle[-1]] = task
+                    idle.pop().send(asdict(task))
+                if not busy:
+                    return
+                for key, _ in selector.select():
+                    child: Child = key.data
+                    try:
+                        found = [_findings(header, known) for header, _ in child.receive()]
+                        if len(found) > (child in busy):
+                            raise FormatError("the process replied to a task it was not given")
+                    except (EOFError, FormatError):
+                        selector.unregister(child.output)
+                        child.kill()
+                        if child in busy:
+                            lost.append(busy.pop(child))
+                        else:
+                            idle.remove(child)
+                        continue
+                    for findings in found:
+                        if isinstance(findings, Exception):
+                            raise findings
+                        idle.append(child)
+                        yield busy.pop(child), findings
+        finally:
+            for child in (*busy, *idle):
+                child.kill()
 
 
 def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Exception:

@@ -139,10 +139,10 @@ class ShardAudit:
 
     def facts(self) -> pa.Table | None:
         """Return the facts, or None if they cannot be read."""
-        name, found = f"{self.stem}.parquet", None
+        name, found = f"{self.stem}.parquet", list[pa.Table]()
         with self.noting("parquet"):
-            found = from_parquet(self.storage.read(name), file=name)
-        return found  # noqa: RET504 - `noting` takes the error
+            found.append(from_parquet(self.storage.read(name), file=name))
+        return next(iter(found), None)
 
     def tar_index(self, members: list[TarMember]) -> None:
         """Compare `.idx` with the tar."""

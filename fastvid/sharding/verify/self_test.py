@@ -25,7 +25,7 @@ from fastvid.decode.parity import SampleClip
 from fastvid.errors import DecodeError, FastvidError, FormatError, JobError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import LEDGER, Codec
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.storage import open_storage
 
 _PROFILE: Final = "compact"

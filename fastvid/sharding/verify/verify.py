@@ -6,7 +6,8 @@ The work is divided among processes, see `fastvid.sharding.verify.check_processe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -96,19 +97,20 @@ def verify_dataset(
     if workers < 1:
         raise UsageError(f"workers is {workers}, expected at least 1")
     report = VerifyReport(record.number, total=record.num_samples)
-    tasks = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
-    tasks = [task for task in tasks if shards is None or task.record.name in shards]
+    every = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
+    tasks = [task for task in every if shards is None or task.record.name in shards]
     wanted = sum(len(task.rows) for task in tasks)
     facts: dict[str, dict[int, tuple[str, str, int]]] = {}
     problems: dict[Problem, None] = {}
-    for task, findings in _done(tasks, workers):
-        report.checked.update(findings.checked)
-        report.samples += findings.samples
-        facts.setdefault(task.record.name, {}).update(findings.facts)
-        # Several tasks of one shard may report the same problem.
-        problems.update(dict.fromkeys(findings.problems))
-        if progress is not None:
-            progress(len(task.rows), wanted)
+    with closing(_done(tasks, workers)) as answers:
+        for task, findings in answers:
+            report.checked.update(findings.checked)
+            report.samples += findings.samples
+            facts.setdefault(task.record.name, {}).update(findings.facts)
+            # Several tasks of one shard may report the same problem.
+            problems.update(dict.fromkeys(findings.problems))
+            if progress is not None:
+                progress(len(task.rows), wanted)
     order = {shard.name: number for number, shard in enumerate(record.shards)}
     names = list(CHECKS)
     found = [*_annotation_problems(storage, record, facts), *problems]
@@ -158,36 +160,29 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _all(url: str, generation: Generation, workers: int) -> list[ShardTask]:
-    """Return the tasks that check everything; the first task of each shard also checks its files."""
+def _all(url: str, generation: Generation, workers: int) -> Iterator[ShardTask]:
+    """Yield the tasks that check everything; the first task of each shard also checks its files."""
     size = max(_MIN_ROWS, -(-generation.num_samples // (workers * _PIECES)))
-    tasks = []
     for shard in generation.shards:
         for start in range(0, max(1, shard.samples), size):
             rows = tuple(range(start, min(start + size, shard.samples)))
-            tasks.append(
-                ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
-            )
-    return tasks
+            root = generation.root_of(shard)
+            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=root)
 
 
-def _sampled(url: str, generation: Generation, sample: int, seed: int) -> list[ShardTask]:
-    """Return one task for each shard that contains chosen samples."""
-    total = generation.num_samples
+def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterator[ShardTask]:
+    """Yield one task for each shard that contains chosen samples."""
+    total, start = generation.num_samples, 0
     chosen = np.sort(np.random.default_rng(seed).choice(total, min(sample, total), replace=False))
-    tasks, start = [], 0
     for shard in generation.shards:
-        rows = chosen[(chosen >= start) & (chosen < start + shard.samples)] - start
-        if len(rows):
-            chosen_rows = tuple(rows.tolist())
-            tasks.append(
-                ShardTask(url, shard, generation.streams, chosen_rows, alone=True, root=generation.root_of(shard))
-            )
+        rows = tuple((chosen[(chosen >= start) & (chosen < start + shard.samples)] - start).tolist())
         start += shard.samples
-    return tasks
+        if rows:
+            root = generation.root_of(shard)
+            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=root)
 
 
-def _done(tasks: list[ShardTask], workers: int) -> Iterator[tuple[ShardTask, Findings]]:
+def _done(tasks: list[ShardTask], workers: int) -> Generator[tuple[ShardTask, Findings]]:
     if workers == 1 or len(tasks) <= 1:
         for task in tasks:
             yield task, check(task)

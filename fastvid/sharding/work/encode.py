@@ -21,7 +21,8 @@ import numpy as np
 from fastvid.errors import SourceError
 from fastvid.media.describe import TONE_MAP
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
-from fastvid.media.timing import FrameTiming, Reason, clip_frames
+from fastvid.media.reasons import Reason
+from fastvid.media.timing import FrameTiming, clip_frames
 from fastvid.runtime.arrays import FloatArray
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
@@ -385,8 +386,10 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
         yield "tone-mapped" if profile.hdr == TONE_MAP else "hdr-kept"
     if info.interlaced:
         yield "deinterlaced"
-    if info.rotation:
+    if not info.orientation.is_upright:
         yield "rotated"
+    if info.cropped:
+        yield "cropped"
     if profile.fps and Fraction(profile.fps) != info.timing.rate:
         yield "rate-changed"
     if min(info.width, info.height) < profile.short_side:

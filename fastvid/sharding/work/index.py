@@ -11,7 +11,6 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -31,13 +30,14 @@ from fastvid.format.presentation import Times, coded_of
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
-from fastvid.media.ffmpeg import Limits
+from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import BLOCK, FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import IndexedVideo, Playback, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
+from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
-from fastvid.media.timing import Reason, clip_frames
+from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
 from fastvid.sharding.work.tasks import (
@@ -227,8 +227,9 @@ class CopiedSource:
     def __init__(self, source: OpenSource, limits: Limits, hdr: str = TONE_MAP) -> None:
         if source.size > limits.output_bytes:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
-        self._data, self._container, self._limits, self._hdr = _contents(source), source.container, limits, hdr
-        self._remuxer: tuple[Playback, Remuxer] | None = None
+        self._data, self._container = contents(source.descriptor), source.container
+        self._limits, self._hdr = limits, hdr
+        self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
 
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
@@ -243,7 +244,7 @@ class CopiedSource:
             found = _as_it_is(data, limits, self._hdr) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-        played, muxer = self._remuxer = self._remuxer or self._play()
+        played, muxer, shown = self._remuxer = self._remuxer or self._play()
         seconds = muxer.seconds
         made = []
         if frames is not None:
@@ -258,6 +259,9 @@ class CopiedSource:
         for first, last in parts:
             video = muxer.part(first, last)
             found = index_video(video, limits, hdr=self._hdr)
+            # The muxer writes not all that the source's container says.
+            info = replace(found.info, width=shown.width, height=shown.height, range=shown.range, matrix=shown.matrix)
+            found = replace(found, info=replace(info, coded=shown.coded))
             if list(found.digests) != played.digests[first:last] or not _agrees(video, found):
                 raise SourceError(
                     "its frames decode differently after remuxing to MP4", reason=Reason.NO_INDEX, hint=ENCODE_HINT
@@ -266,11 +270,12 @@ class CopiedSource:
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made
 
-    def _play(self) -> tuple[Playback, Remuxer]:
+    def _play(self) -> tuple[Playback, Remuxer, StreamInfo]:
         played = play(self._data, self._container, self._limits, unpack=True)
+        shown, _ = described(played, self._data, self._container, hdr=self._hdr)
         numbered = number_packets(played)
         whole = bool(numbered.whole or why_decode_whole(played, numbered))
-        return played, Remuxer(self._data, self._container, played, numbered, whole=whole)
+        return played, Remuxer(self._data, self._container, played, numbered, whole=whole), shown
 
 
 def _ranges(
@@ -326,14 +331,3 @@ def _proved(found: IndexedVideo) -> dict[str, Any]:
 
 def _conforms(video: bytes, found: IndexedVideo) -> bool:
     return not found.notes and not list(check_tables(Promised.of(read_track(memoryview(video)), found.info)))
-
-
-def _contents(source: OpenSource) -> bytes:
-    data, position = bytearray(source.size), 0
-    view = memoryview(data)
-    while position < source.size:
-        got = os.preadv(source.descriptor, [view[position:]], position)
-        if not got:
-            break
-        position += got
-    return bytes(data[:position])

@@ -26,7 +26,7 @@ from fastvid.errors import FastvidError, FormatError, SourceError, StorageError,
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, no_space, temporary_file
 from fastvid.media.index_video import Proof
 from fastvid.media.probe import OpenSource, open_source
-from fastvid.media.timing import MEANING, Reason
+from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.processes import pack, unpack
 from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.profile import Profile

@@ -16,8 +16,8 @@ import json
 import logging
 import pickle
 import re
-import threading
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -59,8 +59,9 @@ class Checkpoints:
     def __init__(self, folder: str, keep: int = 3) -> None:
         self.storage = open_storage(folder)
         self.keep = keep
-        self._writer: threading.Thread | None = None
-        self._error: BaseException | None = None
+        # The interpreter waits for its thread, so that a checkpoint is completed even if the run fails in the meantime.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
 
     def names(self) -> list[str]:
         """Return the file names, oldest first."""
@@ -118,17 +119,7 @@ class Checkpoints:
             StorageError: If the previous checkpoint could not be written.
         """
         self.wait()
-        copied = _snapshot(state)
-
-        def write() -> None:
-            try:
-                log.info("checkpoint %s", self.save(copied, samples))
-            except BaseException as error:  # noqa: BLE001 - raised by `wait`
-                self._error = error
-
-        # Not a daemon thread, so that a checkpoint is completed even if the run fails in the meantime.
-        self._writer = threading.Thread(target=write, name="checkpoint")
-        self._writer.start()
+        self._pending = self._writer.submit(self._write, _snapshot(state), samples)
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -136,12 +127,12 @@ class Checkpoints:
         Raises:
             StorageError: If the checkpoint could not be written.
         """
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    def _write(self, state: dict[str, Any], samples: int) -> None:
+        log.info("checkpoint %s", self.save(state, samples))
 
     def best(self) -> tuple[str, float] | None:
         """Return name and score of the best checkpoint; None if no score is recorded or the file is gone.

@@ -21,6 +21,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.views import ONE_VIEW, Views
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
+from fastvid.load.order.epoch import Order
 from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.models import zoo
 from fastvid.models.ghost import use_ghost_norm
@@ -176,7 +177,13 @@ class Run:
     @classmethod
     def of(cls, config: Config, member: Member, reader: Member, make: ModelSource | None = None) -> Run:
         """Build a run; `reader` determines the share of each batch that this process reads."""
-        checkpoint, state = resumed_state(config, checkpoints_of(config), member)
+        checkpoint, state = read_state(checkpoints_of(config), member)
+        if state is not None and not config.run.resume:
+            raise UsageError(
+                "run.out already contains a run",
+                file=config.run.out,
+                hint="choose another run.out, or set run.resume=true",
+            )
         others = [name for name in config.run.loggers if name != "jsonl"]  # metrics.jsonl is always written
         loggers = observers("run.loggers", others if member.leads else (), Logger, _LOGGERS)
         callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
@@ -220,47 +227,42 @@ def _loader(
     train: bool,
     targets: bool = True,
 ) -> Loader:
-    data = config.data
-    world = member.world
+    data, world = config.data, member.world
     asked = config.task.loader_arguments(data) if targets else {}
     own = data.fields if targets else ()
     fields = () if data.label == LABEL else (data.label,)
+    order = Order(data.shuffle, data.balance, data.clips_per_video, data.group_size, data.last)
+    (red, green, blue), (red_std, green_std, blue_std) = data.mean, data.std
     clips = ClipLoader(
         dataset,
         frames=data.frames if train else data.eval_frames,
         spatial=data.spatial if train else data.eval_spatial,
         after=data.after if train else (),
         streams=data.streams,
-        flow_stack=data.flow_stack,
         views=views if views.num_views > 1 else None,
         global_batch_size=data.global_batch_size if train else max(data.eval_batch_size // views.num_views, world.size),
-        group_size=data.group_size if train else 1,
+        order=order if train else Order(shuffle=False, last="keep"),
         device=member.device,
-        decoder=data.decoder,
         seed=config.run.seed,
-        shuffle=data.shuffle if train else False,
-        balance=data.balance if train else None,
-        clips_per_video=data.clips_per_video if train else 1,
-        last=data.last if train else "keep",
         rank=world.rank,
         world_size=world.size,
         **{**asked, "fields": tuple(dict.fromkeys((*own, *asked.get("fields", ()), *fields)))},
-        on_error=Skip() if data.on_error == "skip" else "raise",
-        workers=Workers(data.workers, num_threads=data.num_threads, prefetch=data.prefetch),
-        output=_output(config, member.device),
+        workers=Workers(
+            data.workers,
+            num_threads=data.num_threads,
+            prefetch=data.prefetch,
+            decoder=data.decoder,
+            on_error=Skip() if data.on_error == "skip" else "raise",
+        ),
+        output=Output(
+            dtype=getattr(torch, data.dtype),
+            mean=(red, green, blue),
+            std=(red_std, green_std, blue_std),
+            channels_last=channels_last(config, member.device),
+            flow_stack=data.flow_stack,
+        ),
     )
     return Loader(clips, data.label)
-
-
-def _output(config: Config, device: torch.device) -> Output:
-    data = config.data
-    (red, green, blue), (red_std, green_std, blue_std) = data.mean, data.std
-    return Output(
-        dtype=getattr(torch, data.dtype),
-        mean=(red, green, blue),
-        std=(red_std, green_std, blue_std),
-        channels_last=channels_last(config, device),
-    )
 
 
 def build_model(config: Config, member: Member, make: ModelSource | None = None) -> nn.Module:
@@ -374,18 +376,6 @@ def samples_per_epoch(clips: ClipLoader) -> int:
     """Return the samples that a whole epoch of a loader delivers over all ranks."""
     batches = clips.batches
     return batches.count(0) * batches.size if batches.last == "drop" else batches.num_samples
-
-
-def resumed_state(config: Config, checkpoints: Checkpoints, member: Member) -> tuple[str | None, dict[str, Any] | None]:
-    """Return name and state of the checkpoint that a run resumes from; None and None if there is none."""
-    name, state = read_state(checkpoints, member)
-    if state is not None and not config.run.resume:
-        raise UsageError(
-            "run.out already contains a run",
-            file=config.run.out,
-            hint="choose another run.out, or set run.resume=true",
-        )
-    return name, state
 
 
 def read_state(

@@ -30,7 +30,7 @@ from tests import fake_cuda
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
-from tests.load.tools import channels_are_neighbours, epoch_of, make, rows
+from tests.load.tools import channels_are_neighbours, epoch_of, make, rows, walk
 
 SAMPLES = 17
 
@@ -105,27 +105,7 @@ def test_two_epochs_and_two_seeds_are_transformed_differently(folder, alone):
 def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(seed, legs):
     dataset = FakeDataset(41)
     options = {"seed": seed, "last": "keep", "after": [ColorJitter(0.5, 0.5, 0.5, 0.2), noise, Erasing(0.5)]}
-    undisturbed = epoch_of(dataset, 1, global_batch_size=41, **options)[0]
-    delivered, state = [], None
-    for number, (world, more, steps) in enumerate(legs):
-        ranks = [
-            make(dataset, rank=rank, world_size=world, global_batch_size=world + more, **options)
-            for rank in range(world)
-        ]
-        if state is not None:
-            for rank in ranks:
-                rank.load_state_dict(json.loads(state))
-        if ranks[0].epoch == 1:  # nothing of the epoch is left
-            break
-        iterators = [iter(rank) for rank in ranks]
-        for step, batches in enumerate(zip(*iterators, strict=True)):
-            if step == steps and number < len(legs) - 1:
-                break
-            delivered += [row for batch in batches for row in rows(batch)]
-            state = json.dumps(ranks[0].state_dict())
-        for iterator in iterators:
-            iterator.close()
-    assert delivered == undisturbed
+    assert walk(dataset, legs, **options) == epoch_of(dataset, 1, global_batch_size=41, **options)[0]
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])

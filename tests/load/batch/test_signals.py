@@ -98,6 +98,18 @@ def test_signals_at_the_frames_that_a_clip_shows(store):
         assert "reward_is_pad" not in batch
 
 
+def test_a_signal_may_have_another_name_and_replaces_no_entry(store):
+    named, same = (make(store.url, items=False, signals=[one]) for one in ("gain=reward", "reward"))
+    for one, other in zip(named, same, strict=True):
+        assert torch.equal(one["gain"], other["reward"])
+        assert "reward" not in one
+    for wrong in (["weight=reward"], ["label=reward"], ["rgb=reward"], ["a=reward", "a=action"]):
+        with pytest.raises(UsageError, match=r"(?s)signal '\w+' would replace the entry '\w+'.*my_\w+=\w+"):
+            make(store.url, items=False, signals=wrong)
+    with pytest.raises(UsageError, match="would replace the entry 'video'"):
+        make(store.url, signals={"video=action": fastvid.Deltas([0.0])})
+
+
 def test_what_is_known_of_signals(store):
     dataset = fastvid.open(store.url)
     assert list(dataset.signals) == ["action", "reward"]

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
-from fastvid.load.clips.sampling import clip_length, with_length
+from fastvid.load.clips.sampling import Uniform, clip_length, with_length
 from fastvid.load.clips.timed_sampling import AtFps, Deltas, Window
 from fastvid.load.order.draws import Draws
 from tests.load.clips.sampler_contract import SamplerContract
@@ -76,6 +76,12 @@ def test_two_frames_a_second_of_ten_seconds():
     assert AtFps(2, min_frames=4).draw(video(2, 25.0), ANY).tolist() == [0, 0, 1, 1]
     assert len(AtFps(2, multiple=4).draw(video(260, 25.0), ANY)) == 20  # of 21
     assert AtFps(50).draw(video(3, 25.0), ANY).tolist() == [0, 1, 2]
+    # A bucket takes the middle of the video at the same rate.
+    assert AtFps(10).of_length(3).draw(video(100, 30.0), ANY).tolist() == [45, 48, 51]
+    assert (
+        AtFps(10, min_frames=6).of_length(6).draw(video(12, 30.0), ANY).tolist()
+        == Uniform(6).draw(video(12), ANY).tolist()
+    )
 
 
 @given(LENGTHS, RATES, st.sampled_from([1, 2, 4, 7, 8, 16]), WANTED, st.booleans(), DRAWS)

@@ -15,7 +15,7 @@ from fastvid.load.order.draws import GroupedOrder, Permutation, apportion
 from fastvid.load.order.epoch import BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
 from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make, rows
+from tests.load.tools import make, rows, walk
 
 SEEDS = st.integers(0, 2**64 - 1)
 
@@ -131,23 +131,7 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(
     alone.set_epoch(epoch)
     undisturbed = [row for batch in alone for row in rows(batch)]
     assert len(undisturbed) == EpochOrders(dataset, **visits).num_samples
-    delivered, state = [], json.dumps({**make(dataset, **options, global_batch_size=6).state_dict(), "epoch": epoch})
-    for number, (world, more, steps) in enumerate(legs):
-        options["global_batch_size"] = clips * (world + more)
-        ranks = [make(dataset, rank=rank, world_size=world, **options) for rank in range(world)]
-        for rank in ranks:
-            rank.load_state_dict(json.loads(state))
-        iterators = [iter(rank) for rank in ranks]
-        for step, batches in enumerate(zip(*iterators, strict=True)):
-            if step == steps and number < len(legs) - 1:
-                break
-            delivered += [row for batch in batches for row in rows(batch)]
-            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
-        for iterator in iterators:
-            iterator.close()
-        if json.loads(state)["position"] == len(undisturbed):
-            break
-    assert delivered == undisturbed
+    assert walk(dataset, legs, epoch=epoch, unit=clips, **options) == undisturbed
 
 
 def test_a_mixture_without_weights_visits_every_sample():

@@ -1,8 +1,7 @@
-"""`fastvid add`: adds new sources to an existing dataset exactly once, even if it is killed."""
+"""`fastvid add`: adds new sources to an existing dataset exactly once."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 
@@ -22,21 +21,15 @@ from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks
-from tests.datasets import make_clip
-from tests.sharding.shardtools import other_build
-
-
-def make(path, frames):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    make_clip(path, frames=frames)
+from tests.sharding.shardtools import make, other_build
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
     """Videos of two classes, a broken one, and the dataset made of them."""
     folder = tmp_path_factory.mktemp("base")
-    make(folder / "videos/jump/a.mp4", 9)
-    make(folder / "videos/run/b.mp4", 10)
+    make(folder / "videos/jump/a.mp4", frames=9)
+    make(folder / "videos/run/b.mp4", frames=10)
     (folder / "videos/run/broken.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(64))
     run_job(str(folder / "videos"), str(folder / "data"), workers=1)
     return folder
@@ -49,15 +42,6 @@ def place(base, tmp_path):
     return tmp_path / "base"
 
 
-def state(store):
-    """Return tars by checksum, annotations, and the ledger without times and paths."""
-    dataset = Dataset(store.url)
-    ledger, _ = read_ledger(store)
-    rows = [{k: v for k, v in row.items() if k not in ("seconds", "path")} for row in ledger.to_pylist()]
-    tars = {s.name: hashlib.sha256(store.read(f"{s.name}.tar")).hexdigest() for s in dataset.generation.shards}
-    return tars, dataset.annotations.to_pylist(), dataset.classes, rows
-
-
 def ids(store):
     return sorted(Dataset(store.url).column("source_id").to_pylist())
 
@@ -65,8 +49,8 @@ def ids(store):
 def test_new_sources_get_new_shards_and_old_ones_stay(place):
     store = LocalStorage(place / "data")
     before = {name: store.read(name) for name in store.list("data-")}
-    make(place / "videos/fly/c.mp4", 11)
-    make(place / "videos/jump/d.mp4", 12)
+    make(place / "videos/fly/c.mp4", frames=11)
+    make(place / "videos/jump/d.mp4", frames=12)
     done = add_sources(store.url, str(place / "videos"), workers=1)
     assert (done.known, done.generation, done.report.packed) == (3, 2, 2)
     assert ids(store) == ["fly/c.mp4", "jump/a.mp4", "jump/d.mp4", "run/b.mp4"]
@@ -96,7 +80,7 @@ def test_removed_samples_are_not_added_again(place):
     remove_samples(store, ["jump/a"])
     compact_shards(store)
     collect_garbage(store)
-    make(place / "videos/jump/c.mp4", 11)
+    make(place / "videos/jump/c.mp4", frames=11)
     add_sources(store.url, str(place / "videos"), workers=1)
     assert ids(store) == ["jump/c.mp4", "run/b.mp4"]
 
@@ -116,7 +100,7 @@ def test_rejected_sources_are_retried_on_request(place, capsys):
 
 def test_another_file_under_a_known_name_is_refused_or_renamed(place):
     store = LocalStorage(place / "data")
-    make(place / "more/jump/a.mp4", 14)
+    make(place / "more/jump/a.mp4", frames=14)
     with pytest.raises(UsageError, match=r"'jump/a\.mp4' is in the dataset already, from another file"):
         add_sources(store.url, str(place / "more"), workers=1)
     done = add_sources(store.url, str(place / "more"), prefix="jump", workers=1)
@@ -135,8 +119,8 @@ def test_known_file_is_recognised_under_another_name(base, tmp_path):
 def test_used_key_is_not_reused(place):
     # "jump/a.mp4" has the key jump/a; a file named like that key, without extension, would have it too.
     store = LocalStorage(place / "data")
-    make(place / "videos/jump/a.mkv", 14)
-    make(place / "videos/jump/a/x.mp4", 15)
+    make(place / "videos/jump/a.mkv", frames=14)
+    make(place / "videos/jump/a/x.mp4", frames=15)
     add_sources(store.url, str(place / "videos"), workers=1)
     keys = Dataset(store.url).keys.to_pylist()
     assert len(set(keys)) == 4
@@ -154,7 +138,7 @@ def test_no_generation_is_made_if_all_new_sources_are_rejected(place):
 
 def test_number_labels_are_class_indices(place):
     store = LocalStorage(place / "data")
-    make(place / "new/c.mp4", 9)
+    make(place / "new/c.mp4", frames=9)
     for label, message in ((7, "unknown class '7'"), (1, None)):
         (place / "list.txt").write_text(f"c.mp4 {label}\n")
         arguments = {"annotations": f"list:{place / 'list.txt'}", "workers": 1}
@@ -174,7 +158,7 @@ def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypat
     from fastvid.sharding.change import add
 
     store = LocalStorage(place / "data")
-    make(place / "videos/jump/c.mp4", 9)
+    make(place / "videos/jump/c.mp4", frames=9)
     other = replace(find_ffmpeg(), version="99.0")
     monkeypatch.setattr(add, "find_ffmpeg", lambda: other)
     with pytest.raises(JobError, match=r"another build of ffmpeg: version was .* and is '99\.0'"):
@@ -185,8 +169,8 @@ def test_another_build_of_ffmpeg_is_refused_until_it_is_allowed(place, monkeypat
 
 def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_path):
     store = LocalStorage(place / "data")
-    make(place / "videos/jump/c.mp4", 11)
-    make(place / "videos/run/d.mp4", 12)
+    make(place / "videos/jump/c.mp4", frames=11)
+    make(place / "videos/run/d.mp4", frames=12)
     version = find_ffmpeg().version
 
     def run(*options, **variables):

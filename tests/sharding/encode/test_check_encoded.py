@@ -6,7 +6,7 @@ import pytest
 
 from fastvid.errors import SourceError
 from fastvid.format.mp4 import index_mp4
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import verify
 from tests.sharding.shardtools import encode, ffmpeg, make, turn

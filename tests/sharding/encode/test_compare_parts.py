@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import profiles
 from fastvid.sharding.encode.profile import plan_window
 from fastvid.sharding.encode.profiles import PROFILES

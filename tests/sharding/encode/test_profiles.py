@@ -20,7 +20,7 @@ from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.encode import encode_source

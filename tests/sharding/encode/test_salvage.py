@@ -13,7 +13,7 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import salvage
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES

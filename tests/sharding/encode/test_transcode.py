@@ -15,7 +15,7 @@ from fastvid.errors import SourceError
 from fastvid.format.mp4 import index_mp4
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
 from tests.makers import read_numbers

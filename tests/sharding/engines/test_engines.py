@@ -17,7 +17,7 @@ import pytest
 
 from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine

@@ -107,7 +107,9 @@ def test_a_replaced_file_is_an_error_that_names_it(mine, workers):
     )
     with pytest.raises((StorageError, ChecksumError)) as caught:
         list(clips)
-    assert "compact" in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "not the version that was indexed" in str(caught.value)
+    assert "fastvid index" in caught.value.hint
 
 
 def test_a_file_of_another_time_is_refused_where_no_checksum_shows_a_change(videos, tmp_path):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 import fastvid
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.sharding.in_place import tools

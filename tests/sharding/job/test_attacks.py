@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ffmpeg, ledger, make
@@ -252,4 +252,6 @@ def test_hostile_file_names_are_only_names(profile, tmp_path):
             file.write(data)
     report = run_job(str(raw), str(tmp_path / "out"), profile=profile, workers=1)
     assert (report.packed, report.rejected) == (len(names), {})
-    assert len({row["key"] for row in report.ledger.to_pylist()}) == len(names)
+    rows = report.ledger.to_pylist()
+    assert len({row["key"] for row in rows}) == len(names)
+    assert "bytes:%FF%FE%80.mp4" in {row["source_id"] for row in rows}

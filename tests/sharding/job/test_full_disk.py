@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import Settings, SourceTask

@@ -24,7 +24,7 @@ from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media import prove
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import index_video
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
 from tests.makers import opened

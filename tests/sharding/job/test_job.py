@@ -19,12 +19,12 @@ import fastvid
 from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.storage import LocalStorage
-from tests.sharding.shardtools import REPOSITORY, command, ffmpeg, ledger, make, other_build, tars
+from tests.sharding.shardtools import REPOSITORY, command, ledger, make, other_build, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 OPTIONS = ["--short-side", "64", "--samples-per-shard", "3"]
@@ -300,27 +300,3 @@ def test_wrong_arguments_are_named(folder, tmp_path):
         with pytest.raises(UsageError, match=message):
             run_job(str(folder), str(tmp_path / "out"), **arguments)
     assert not (tmp_path / "out").exists()
-
-
-def test_name_that_is_not_utf8_is_packed_and_reversible(tmp_path):
-    (tmp_path / "raw").mkdir()
-    source = make(tmp_path / "a.mp4", frames=2)
-    os.rename(source, os.path.join(os.fsencode(tmp_path / "raw"), b"\xff\xfe.mp4"))
-    assert run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1).packed == 1
-    assert ledger(tmp_path / "out")[0]["source_id"] == "bytes:%FF%FE.mp4"
-
-
-def test_playlist_named_as_a_video_reads_no_other_file(tmp_path):
-    """The canary is a video; a single frame of it would show that it was read."""
-    secret = make(tmp_path / "secret" / "canary.mp4", frames=3)
-    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile://{secret}\n#EXT-X-ENDLIST\n"
-    concat = f"ffconcat version 1.0\nfile '{secret}'\n"
-    for name, text in (("a.mp4", playlist), ("b.ts", playlist), ("c.mkv", concat), ("d.avi", concat)):
-        (tmp_path / "raw").mkdir(exist_ok=True)
-        (tmp_path / "raw" / name).write_text(text)
-    make(tmp_path / "raw" / "good.mp4", frames=2)
-    report = run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=SMALL, workers=1)
-    assert (report.packed, dict(report.rejected)) == (1, {Reason.PLAYLIST: 4})
-    # The control: ffmpeg detects the concat script by itself and reads the canary.
-    ffmpeg("-safe", "0", "-f", "concat", "-i", str(tmp_path / "raw" / "c.mkv"), str(tmp_path / "read.mp4"))
-    assert (tmp_path / "read.mp4").stat().st_size > 0

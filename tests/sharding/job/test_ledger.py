@@ -9,7 +9,7 @@ import pytest
 from fastvid.errors import FormatError, StorageError
 from fastvid.format.schema import LEDGER, LEDGER_SCHEMA, to_parquet
 from fastvid.format.tar import TarDigest
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.job.ledger import (
     PackedSample,
     Part,

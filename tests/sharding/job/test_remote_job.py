@@ -16,16 +16,10 @@ from fastvid.cli.main import main
 from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
-from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
-from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.change.history import collect_garbage
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
-from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
@@ -393,46 +387,36 @@ def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
         thread.join()
 
 
-def test_dataset_in_an_object_store_can_be_changed(bucket, folder, tmp_path):
-    url = f"s3://{bucket}/set"
-    make(tmp_path / "more" / "fly" / "z.mp4", frames=9)
-    run_job(str(folder), url, **ARGUMENTS)
-    store = open_storage(url)
-    added = add_sources(url, str(tmp_path / "more"), workers=1)
-    assert (added.report.packed, added.generation) == (1, 2)
-    assert "fly" in Dataset(url).classes
-    remove_samples(store, ["jump/f"])
-    assert len(Dataset(url)) == 5
-    compacted = compact_shards(store)
-    assert compacted.samples == 1
-    assert collect_garbage(store).files
-    assert verify_dataset(url, workers=1).ok
-    store.delete("data-000000.pkt")
-    rebuild(url)
-    assert verify_dataset(url, workers=1).ok
-    assert len(read_ledger(store)[0]) == 7
-    assert os.listdir(tmp_path / "tmp") == []
-    store.close()
-
-
 def test_commands_work_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):
     url = f"s3://{bucket}/set"
     run_job(str(folder), url, **ARGUMENTS)
     table = tmp_path / "labels.csv"
     table.write_text("key,label\njump/f,run\n")
     page = tmp_path / "page.html"
+    make(tmp_path / "more" / "fly" / "z.mp4", frames=9)
+
+    def lose_a_table():
+        store = open_storage(url)
+        store.delete(next(name for name in store.list() if name.endswith(".pkt")))
+        store.close()
+
     for arguments in (
         ["inspect", url],
         ["inspect", url, "--html", str(page)],
         ["verify", url, "--workers", "1"],
+        ["add", url, str(tmp_path / "more"), "--workers", "1"],
         ["relabel", url, "--from", str(table)],
         ["remove", url, "--keys", "jump/f"],
+        ["compact", url],
         ["gc", url],
         ["gc", url, "--yes"],
+        lose_a_table,
         ["index", url],
-        ["verify", url, "--sample", "1", "--workers", "1"],
+        ["verify", url, "--workers", "1"],
     ):
-        assert main(arguments) == 0, (arguments, capsys.readouterr())
+        assert not (arguments() if callable(arguments) else main(arguments)), (arguments, capsys.readouterr())
+    assert (len(Dataset(url)), Dataset(url).classes) == (5, ("jump", "run", "fly"))
+    assert os.listdir(tmp_path / "tmp") == []
     assert page.stat().st_size > 1000
     assert main(["index", f"{url}/data-000000.tar", "--out", str(tmp_path / "x")]) == 2
     assert "indexed on a local disk" in capsys.readouterr().err

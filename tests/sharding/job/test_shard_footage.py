@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ledger
 

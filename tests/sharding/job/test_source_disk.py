@@ -11,7 +11,7 @@ import pytest
 from fastvid.errors import JobError, SourceError, StorageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import audio
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES

@@ -11,7 +11,7 @@ import webdataset
 import fastvid
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ledger, make, tar_of

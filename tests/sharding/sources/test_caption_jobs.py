@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 
@@ -20,7 +19,7 @@ from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
-from tests.sharding.shardtools import ledger, make, tars
+from tests.sharding.shardtools import ledger, make, tar_of, tars
 
 SMALL = {"profile": PROFILES["compact"].changed(short_side=64), "workers": 1}
 
@@ -172,16 +171,9 @@ def test_added_videos_bring_their_labels_and_unused_keys(several, tmp_path):
 
 
 def test_tars_of_samples_with_several_labels_are_encoded_with_them(several, tmp_path):
-    (tmp_path / "tars").mkdir()
-    with tarfile.open(tmp_path / "tars" / "0.tar", "w") as tar:
-        for name, labels in (("a", ["run", "jump"]), ("b", ["swim"])):
-            for suffix, data in (
-                ("mp4", (tmp_path / "raw" / "AAAAA.mp4").read_bytes()),
-                ("json", json.dumps({"labels": labels}).encode()),
-            ):
-                info = tarfile.TarInfo(f"{name}.{suffix}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
+    video = (tmp_path / "raw" / "AAAAA.mp4").read_bytes()
+    members = [("a.mp4", video), ("a.json", '{"labels": ["run", "jump"]}')]
+    tar_of(tmp_path / "tars" / "0.tar", [*members, ("b.mp4", video), ("b.json", '{"labels": ["swim"]}')])
     run_job(tmp_path / "tars", tmp_path / "again", **SMALL)
     classes, hot = multi_hot(tmp_path / "again")
     assert classes == ("jump", "run", "swim")

@@ -12,6 +12,7 @@ import pytest
 
 import fastvid
 from fastvid.cli.main import main
+from fastvid.sharding.sources.tars import gather_sources
 from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
 SMALL = ("--short-side", "64", "--workers", "1")
@@ -148,6 +149,7 @@ def test_pictures_of_a_tar_are_the_frames_of_a_video(tmp_path):
     pictures(tmp_path / "a", 5)
     members = [(f"in/{path.name}", path.read_bytes()) for path in sorted((tmp_path / "a").iterdir())]
     tar_of(tmp_path / "tars/film.tar", members)
+    assert "if pictures are its frames, use --fps" in gather_sources(tmp_path / "tars").sources[0].problem[1]
     code, found = made_of(tmp_path / "tars", tmp_path / "out", "--fps", "30000/1001")
     assert (code, found) == (0, {"film": (5, None, None, None)})
     assert levels(tmp_path / "out") == {"film": [0, 1, 2, 3, 4]}

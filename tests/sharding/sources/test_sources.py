@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import check_key
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.sharding.sources.sources import MAX_SOURCE_KEY_BYTES, Source, assign_keys, find_sources
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations

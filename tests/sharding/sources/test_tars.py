@@ -69,6 +69,10 @@ CASES = {
         {"k0": (None, {"caption": "zero"}), "k0_mp4_2": "duplicate-name", "k0_txt_2": "duplicate-name",
          "k1": (None, {})},
     ),
+    "twice apart": (
+        [("k0.mp4", b"v"), ("k1.mp4", b"v"), ("k0.mp4", b"w"), ("k0.txt", "late")],
+        {"a/k0": (None, {}), "k1": (None, {}), "k0_mp4_2": "duplicate-name", "a/k0_2": "no-video-stream"},
+    ),
     "two formats": ([("k.mp4", b"v"), ("k.webm", b"v")], None),
 }  # fmt: skip
 

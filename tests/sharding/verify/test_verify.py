@@ -25,7 +25,7 @@ from fastvid.media.checks import CHECKS
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.verify import verify
+from fastvid.sharding.verify import check_processes, verify
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, edit_pkt, make_clip, pack, recommit
 from tests.makers import TAGS
@@ -413,6 +413,23 @@ class TestProcesses:
         one, two = (verify_dataset(store.url, workers=workers) for workers in (1, 2))
         assert one.problems == two.problems
         assert one.checked == two.checked
+
+    def test_processes_end_when_a_verification_is_broken_off(self, store, monkeypatch):
+        started = []
+
+        class Recorded(check_processes.Child):
+            def __init__(self, module):
+                super().__init__(module)
+                started.append(self._process)
+
+        def stop(_done, _total):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(check_processes, "Child", Recorded)
+        with pytest.raises(KeyboardInterrupt):
+            verify_dataset(store.url, workers=2, progress=stop)
+        assert started
+        assert all(process.poll() is not None for process in started)
 
     def test_dead_process_is_reported_and_affects_only_its_task(self, store, monkeypatch):
         monkeypatch.setenv(faults.VARIABLE, "check data-000001")

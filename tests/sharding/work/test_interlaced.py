@@ -11,7 +11,7 @@ import pytest
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.prove import index_video
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from tests.fields import paff
 from tests.makers import paint

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.processes import HEADER_BYTES, pack, piece_size, unpack
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask, parse_record

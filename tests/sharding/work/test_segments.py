@@ -12,7 +12,7 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
-from fastvid.media.timing import Reason
+from fastvid.media.reasons import Reason
 from fastvid.runtime.values import size
 from fastvid.sharding.encode import profile as window
 from fastvid.sharding.encode.flow import Streams

@@ -52,12 +52,18 @@ class LeaseProgress:
 class ParameterClient:
     """A client of all shards of a parameter server.
 
-    `timeout_s`: seconds of silence after which a server is considered dead.
+    `timeout_s`: seconds of silence after which a server is considered dead. `overlap`: whether the transfers of a step
+    run while the next one computes. `weights`: [size] on the CPU, from which gradients are computed; changed in place,
+    by `step` and `adopt` only.
     """
 
-    def __init__(self, address: Address, size: int, *, timeout_s: float = 60.0) -> None:
-        self.versions: Versions = ()
+    def __init__(self, address: Address, size: int, *, timeout_s: float = 60.0, overlap: bool = False) -> None:
+        self.versions: Versions = ()  # as last fetched
         self.samples = 0
+        self.staleness: Counter[int] = Counter()
+        self._overlap = overlap
+        self._in_flight: Future[Versions] | None = None
+        self._transfers = ThreadPoolExecutor(1, thread_name_prefix="asgd-transfer")
         self._links = [open_link(address, timeout_s)]
         self.number = self._links[0].number
         shards = int(self._ask(0, "open", {"shard": 0})["shards"])
@@ -75,11 +81,16 @@ class ParameterClient:
         versions to start from.
         """
         if not self._ask(0, "join")["fresh"]:
-            return self.fetch(weights)
-        # The head is initialized last, because it admits other clients once it has weights.
-        for index in reversed(range(len(self._links))):
-            self._ask(index, "init", send=weights)
-        self.versions = (0,) * len(self._links)
+            self.fetch(weights)
+        else:
+            # The head is initialized last, because it admits other clients once it has weights.
+            for index in reversed(range(len(self._links))):
+                self._ask(index, "init", send=weights)
+            self.versions = (0,) * len(self._links)
+        self.weights, self._held = weights, self.versions
+        # Buffers of the transfer in flight; without overlap, those of the caller.
+        self._sent = torch.empty_like(weights) if self._overlap else None
+        self._fetched = torch.empty_like(weights) if self._overlap else weights
         return self.versions
 
     def fetch(self, into: Tensor) -> Versions:
@@ -107,13 +118,51 @@ class ParameterClient:
         head, *_ = self._all("push", values, send=gradient)
         return int(head["staleness"])
 
+    @torch.no_grad()
+    def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
+        """Push the gradient computed at `weights`, and update `weights` for the next one.
+
+        `gradient`: [size]; may be reused afterwards.
+        """
+        since, outgoing = self._held, gradient
+        self.settle()
+        if self._sent is not None:
+            outgoing = self._sent.copy_(gradient)
+
+        def transfer() -> Versions:
+            self.staleness[self.push(outgoing, rate, since, clips=clips, progress=progress)] += 1
+            return self.fetch(self._fetched)
+
+        self._in_flight = self._transfers.submit(transfer)
+        if not self._overlap:
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait for the transfer in flight, and adopt the weights that it fetched."""
+        if self._in_flight is not None:
+            versions, self._in_flight = self._in_flight.result(), None
+            self.adopt(self._fetched, versions)
+
+    def adopt(self, weights: Tensor, versions: Versions) -> None:
+        """Continue from these weights as if they had been fetched."""
+        self.settle()
+        if weights is not self.weights:
+            self.weights.copy_(weights)
+        self._held = versions
+
     def lease(self) -> Lease | None:
-        """Return the next samples, None if all are done. Waits while others may return some."""
+        """Return the next samples, None if all are done. Waits while others may return some.
+
+        The previous lease must be acknowledged.
+        """
+        self.settle()
         found = self._ask(0, "lease")["lease"]
         return None if found is None else Lease(*found)
 
     def leave(self) -> None:
         """Leave the training; leased samples that are not acknowledged go to other clients."""
+        self.settle()
+        self._transfers.shutdown()
         try:
             for index in range(len(self._links)):
                 self._ask(index, "leave")
@@ -169,65 +218,3 @@ class ParameterClient:
         if answer.kind != DONE:
             raise WorkerError(f"the server replied {answer.kind!r} to {kind!r}")
         return answer
-
-
-class GradientPusher:
-    """Pushes a gradient and fetches weights in every step.
-
-    `weights`: [size] on the CPU, from which gradients are computed; changed in place, by `step` only.
-    """
-
-    def __init__(self, client: ParameterClient, weights: Tensor, *, overlap: bool = False) -> None:
-        self.client, self.weights, self.overlap = client, weights, overlap
-        self.staleness: Counter[int] = Counter()
-        # Buffers of the transfer in flight; without overlap, those of the caller.
-        self._sent = torch.empty_like(weights) if overlap else None
-        self._fetched = torch.empty_like(weights) if overlap else weights
-        self._versions = client.versions  # of the current weights
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="asgd-transfer")
-        self._in_flight: Future[Versions] | None = None
-
-    @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, clips: int = 1, progress: LeaseProgress | None = None) -> None:
-        """Push the gradient computed at `weights`, and update `weights` for the next one.
-
-        `gradient`: [size]; may be reused afterwards.
-        """
-        since, outgoing = self._versions, gradient
-        self.settle()
-        if self._sent is not None:
-            outgoing = self._sent.copy_(gradient)
-
-        def transfer() -> Versions:
-            self.staleness[self.client.push(outgoing, rate, since, clips=clips, progress=progress)] += 1
-            return self.client.fetch(self._fetched)
-
-        self._in_flight = self._thread.submit(transfer)
-        if not self.overlap:
-            self.settle()
-
-    def lease(self) -> Lease | None:
-        """Return the next samples; the previous lease must be acknowledged."""
-        self.settle()
-        return self.client.lease()
-
-    def settle(self) -> None:
-        """Wait for the transfer in flight, and adopt the weights that it fetched."""
-        if self._in_flight is None:
-            return
-        versions, self._in_flight = self._in_flight.result(), None
-        if self.overlap:
-            self.weights.copy_(self._fetched)
-        self._versions = versions
-
-    def adopt(self, weights: Tensor, versions: Versions) -> None:
-        """Continue from these weights as if they had been fetched."""
-        self.settle()
-        self.weights.copy_(weights)
-        self._versions = versions
-
-    def leave(self) -> None:
-        """Wait for the transfer in flight, and leave the server."""
-        self.settle()
-        self._thread.shutdown()
-        self.client.leave()

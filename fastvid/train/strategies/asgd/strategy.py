@@ -55,7 +55,7 @@ from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Lineage, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes
-from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, ParameterClient
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Lease, Leases
 from fastvid.train.strategies.asgd.server import Policy, Server
 from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, WeightShard, ranges
@@ -162,7 +162,7 @@ class Asgd(Strategy):
         self._serves = member.leads and server is None
         self.server: Server | None = None
         self._states: list[Any] | None = None
-        self._pusher: GradientPusher | None = None
+        self._client: ParameterClient | None = None
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
         self._clips = 0  # of the current step
@@ -182,21 +182,21 @@ class Asgd(Strategy):
                 samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
                 self._serve(Leases(samples, epochs, size))
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
-            client = ParameterClient(self._address(), self._vector.size, timeout_s=self._timeout_s)
-            pusher: GradientPusher | None = None
-            ends.push(lambda kind, *_: self._leave(pusher or client, early=kind is not None))
-            weights = self._vector.collect(self._vector.buffer())
-            client.join(weights)
-            self._vector.spread(weights)
-            self._pusher = pusher = GradientPusher(client, weights, overlap=self._overlap)
+            client = ParameterClient(
+                self._address(), self._vector.size, timeout_s=self._timeout_s, overlap=self._overlap
+            )
+            ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
+            client.join(self._vector.collect(self._vector.buffer()))
+            self._vector.spread(client.weights)
+            self._client = client
             self._lease = client.lease()
             replica.samples = max(replica.samples, client.samples)
             first = epochs if self._lease is None else self._lease.epoch
             for epoch in range(first, epochs):
                 # A rank without a lease in this epoch yields no batch.
-                yield Round(replica, self._batches(replica, loader, pusher, epoch), epoch, kept=self._serves)
+                yield Round(replica, self._batches(replica, loader, client, epoch), epoch, kept=self._serves)
 
-    def _batches(self, replica: Replica, loader: Loader, pusher: GradientPusher, epoch: int) -> Iterator[Batch]:
+    def _batches(self, replica: Replica, loader: Loader, client: ParameterClient, epoch: int) -> Iterator[Batch]:
         while (lease := self._lease) is not None and lease.epoch <= epoch:
             loader.go(lease.epoch, lease.start, lease.stop)
             seen = Lineage()
@@ -206,22 +206,22 @@ class Asgd(Strategy):
                 self._progress = LeaseProgress(lease.number, batch.stop, digest)
                 self._clips = batch.stop - batch.start
                 # `client.samples` does not include this rank's unpushed samples.
-                replica.samples = max(replica.samples, pusher.client.samples)
+                replica.samples = max(replica.samples, client.samples)
                 self._restore(replica)
                 yield batch
-            self._lease = pusher.lease()
+            self._lease = client.lease()
 
     def settle(self, replica: Replica) -> bool:
         """Load the server's model on the rank that serves; the other ranks keep theirs."""
-        if self.server is None or self._pusher is None:
+        if self.server is None or self._client is None:
             return True
-        self._pusher.settle()
+        self._client.settle()
         if self._own_statistics is None:
             self._own_statistics = [value.clone() for value in statistics(replica.model)]
         self._states = self.server.state_dicts()
         replica.samples = int(self._states[0]["leases"]["acknowledged"])
         central = torch.cat([state["shard"]["values"] for state in self._states])
-        self._pusher.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
+        self._client.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
         self._vector.spread(central)
         return True
 
@@ -257,7 +257,7 @@ class Asgd(Strategy):
         ``updates``, ``lost`` (clients) and ``returned`` (samples).
         """
         row: dict[str, float] = {}
-        counts = self._pusher.staleness if self._pusher is not None else Counter[int]()
+        counts = self._client.staleness if self._client is not None else Counter[int]()
         if (server := self.server) is not None:
             counts = server.counts()
             row |= {"clients": server.present, "updates": server.head.version, "lost": server.lost}
@@ -269,10 +269,10 @@ class Asgd(Strategy):
         return row
 
     def _push_gradient(self, replica: Replica) -> None:
-        assert self._pusher is not None
+        assert self._client is not None
         self._vector.gradients(self._gradient)
-        self._pusher.step(self._gradient, replica.lr, self._clips, self._progress)
-        self._vector.spread(self._pusher.weights, statistics=False)
+        self._client.step(self._gradient, replica.lr, self._clips, self._progress)
+        self._vector.spread(self._client.weights, statistics=False)
 
     def _serve(self, leases: Leases) -> None:
         if self._states is not None and len(self._states) != self._shards:
@@ -305,7 +305,7 @@ class Asgd(Strategy):
         assert found is not None
         return own or Address.decode(found)
 
-    def _leave(self, client: ParameterClient | GradientPusher, *, early: bool) -> None:
+    def _leave(self, client: ParameterClient, *, early: bool) -> None:
         """Leave the server, also when the run is stopped, so that the leased samples go to other clients."""
         # On early exit, ignore a dead server: it ended the run or no longer needs this client.
         with contextlib.suppress(FastvidError) if early else contextlib.nullcontext():

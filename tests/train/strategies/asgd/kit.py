@@ -44,8 +44,8 @@ def serving(
 
 
 @contextlib.contextmanager
-def client_of(server: Server, size: int, timeout_s: float = 20.0) -> Iterator[ParameterClient]:
-    client = ParameterClient(server.address, size, timeout_s=timeout_s)
+def client_of(server: Server, size: int, **options: Any) -> Iterator[ParameterClient]:
+    client = ParameterClient(server.address, size, **{"timeout_s": 20.0} | options)
     yield client
     client.leave()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from fastvid.train.strategies.asgd.client import GradientPusher
 from tests.train.strategies.asgd.kit import client_of, serving, weights_of
 
 SIZE, STEPS = 37, 30
@@ -16,19 +15,17 @@ def test_overlapping_transfers_neither_lose_nor_change_gradients() -> None:
     start, *given = torch.randn(STEPS + 1, SIZE, generator=generator, dtype=torch.float64)
     # 37 = 3 * 12 + 1: the last of three shards is longer.
     with serving(SIZE, shards=3) as server:
-        with client_of(server, SIZE) as client:
-            weights = start.clone()
-            client.join(weights)
-            worker = GradientPusher(client, weights, overlap=True)
+        with client_of(server, SIZE, overlap=True) as client:
+            client.join(start.clone())
             reused = torch.empty(SIZE, dtype=torch.float64)
             for gradient in given:
                 # The caller overwrites its buffer while the push of the previous contents is in flight.
-                worker.step(reused.copy_(gradient), 0.1)
-            worker.settle()
+                client.step(reused.copy_(gradient), 0.1)
+            client.settle()
         final = weights_of(server)
     expected = start.clone()
     for gradient in given:
         expected.add_(gradient, alpha=-0.1)
     assert torch.equal(final, expected)
     # A gradient is computed while the previous push is in flight: one version stale, except the first.
-    assert worker.staleness == {0: 1, 1: STEPS - 1}
+    assert client.staleness == {0: 1, 1: STEPS - 1}

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.errors import StateError, UsageError
-from fastvid.train.strategies.asgd.client import GradientPusher, LeaseProgress, ParameterClient
+from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Leases
 from fastvid.train.strategies.asgd.server import Server
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
@@ -101,18 +101,16 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
         def work(index: int) -> None:
             taken = 0
             while True:
-                with client_of(server, SIZE) as client:
-                    weights = ones()
-                    client.join(weights)
-                    worker = GradientPusher(client, weights, overlap=index == 1)
-                    while (lease := worker.lease()) is not None:
+                with client_of(server, SIZE, overlap=index == 1) as client:
+                    client.join(ones())
+                    while (lease := client.lease()) is not None:
                         taken += 1
                         # Every third lease is abandoned in the middle by a client that leaves and rejoins.
                         leaves = taken % 3 == 0 and index > 0
                         stop = (lease.start + lease.stop) // 2 if leaves else lease.stop
                         for position in range(lease.start, stop):
-                            worker.step(ones(), 1.0, 1, LeaseProgress(lease.number, position + 1))
-                        worker.settle()
+                            client.step(ones(), 1.0, 1, LeaseProgress(lease.number, position + 1))
+                        client.settle()
                         done.extend((lease.epoch, position) for position in range(lease.start, stop))
                         if leaves:
                             break
