@@ -34,11 +34,25 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.strategies.ranks import TIMEOUT_S, RunSpec
 from bench.strategies.slow_network import Clock, CountedClock, SlowLink, SlowNetwork, WallClock
 from bench.strategies.toy_task import CLIP_BYTES, ToyTask, config_of
 from fastvid.runtime.arrays import FloatArray
+from fastvid.train.loop.loop import Trainer
+from fastvid.train.loop.strategy import build_strategy
+from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.parts.replica import Replica
+from fastvid.train.ranks import broadcast_bytes, join
+from fastvid.train.strategies.asgd.weights import Vector
+from fastvid.train.strategies.link import Address, host_of_job
+from fastvid.train.strategies.relay.hub import Hub
+from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
+from fastvid.train.strategies.relay.stage import SweepModel, read_weights, serve, train_visit
+from fastvid.train.strategies.relay.state import TokenStore
 
 RATES: Final = (0.5, 1.0, 1.5, 2.0)
 """Learning rates of the models, relative to the run's."""
@@ -47,15 +61,6 @@ AHEAD: Final = 2  # batches
 
 def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
     """Train all models by relay; return seconds, bytes, and on rank 0 the models' losses and digests."""
-    import torch.distributed as dist
-
-    from fastvid.train.ranks import broadcast_bytes
-    from fastvid.train.strategies.link import Address, host_of_job
-    from fastvid.train.strategies.relay.hub import Hub
-    from fastvid.train.strategies.relay.scheduler import Scheduler
-    from fastvid.train.strategies.relay.stage import serve
-    from fastvid.train.strategies.relay.state import TokenStore
-
     world = member.world
     work = _Sweep(spec, member)
     tokens = TokenStore(len(RATES))
@@ -80,10 +85,6 @@ def travel(spec: RunSpec, member: Any) -> dict[str, Any]:
 
 def migrate(spec: RunSpec, member: Any) -> dict[str, Any]:
     """Train this rank's models, one after the other; return what `travel` returns."""
-    import torch.distributed as dist
-
-    from fastvid.train.strategies.relay.scheduler import Unit
-
     world = member.world
     work = _Sweep(spec, member)
     own: dict[int, bytes] = {}
@@ -129,14 +130,10 @@ class _Sweep:
 
     def visit(self, unit: Any, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         """Train one unit of work."""
-        from fastvid.train.strategies.relay.stage import train_visit
-
         return train_visit(self._model(unit.model), unit, token, self.member.device)
 
     def results(self, tokens: list[bytes]) -> dict[str, Any]:
         """Return held-out loss, digest of the weights and bytes of each model's token."""
-        from fastvid.train.strategies.relay.stage import read_weights
-
         losses, digests = [], []
         for token in tokens:
             weights = read_weights(token)
@@ -151,10 +148,6 @@ class _Sweep:
         time.sleep(self.spec.links[0].message_s(size))
 
     def _model(self, model: int) -> Any:
-        from fastvid.train.parts.optim import Schedule, make_optimizer
-        from fastvid.train.parts.replica import Replica
-        from fastvid.train.strategies.relay.stage import SweepModel
-
         spec = self.spec
         config = config_of(spec, epochs=spec.epochs)
         optim = replace(config.optim, base_lr=config.optim.base_lr * RATES[model])
@@ -192,8 +185,6 @@ class _Sweep:
         self.kept.add(unit.partition)
 
     def _draw(self, unit: Any) -> Iterator[Any]:
-        import torch
-
         size, parts = self.spec.batch, self.member.world.size
         clips = self.spec.clips // parts
         draw = torch.Generator().manual_seed(1000 * self.spec.seed + 10 * unit.epoch + unit.partition)
@@ -218,9 +209,6 @@ class _RankRun:
     """One rank of a run."""
 
     def __init__(self, spec: RunSpec, member: Any) -> None:
-        from fastvid.train.loop.loop import Trainer
-        from fastvid.train.loop.strategy import build_strategy
-
         self.spec, self.member = spec, member
         self._task = ToyTask(spec)
         self.strategy = strategy = build_strategy(spec.sync, member, spec.options)
@@ -274,8 +262,6 @@ class _RankRun:
 
     def _watch(self) -> None:
         """Let the run see the strategy's calls of each step."""
-        from torch.nn.parallel import DistributedDataParallel
-
         inner, agree = self.strategy.maybe_sync, self.strategy.agree
         hooked: list[Any] = []
 
@@ -296,16 +282,10 @@ class _RankRun:
 
         self.strategy.agree, self.strategy.maybe_sync = told, spy
         if not self.strategy.shares_batches and self.member.leads:
-            from fastvid.train.parts.optim import make_optimizer
-            from fastvid.train.strategies.asgd.weights import Vector
-
             self._vector = Vector(make_optimizer(self._looked, self.config.optim), self._looked)
 
     def _average(self, bucket: Any) -> Any:
         """Average a gradient bucket by the slowed all-reduce without blocking the backward pass."""
-        import torch
-        import torch.distributed as dist
-
         buffer = bucket.buffer()
         buffer.div_(self.member.world.size)
         work = dist.all_reduce(buffer, async_op=True)
@@ -353,9 +333,6 @@ class _RankRun:
 
     def _mean(self) -> None:
         """Load the mean of the ranks' models into the model that is looked at; nobody waits for a network."""
-        import torch
-        from torch import distributed as dist
-
         own, looked = self.replica.model.state_dict(), self._looked.state_dict()
         names = [name for name, value in own.items() if value.is_floating_point()]
         flat = torch.cat([own[name].detach().reshape(-1).double() for name in names])
@@ -382,8 +359,6 @@ class _Compute:
 
     def forward(self, model: Any, inputs: tuple[Any, ...]) -> None:
         """Let the time of a step pass, or under ddp that before the backward pass."""
-        from torch.nn.parallel import DistributedDataParallel
-
         if not model.training or not self._clip_s:
             return
         self.finish()
@@ -424,10 +399,6 @@ _SWEEPS = {"relay": travel, "migrate": migrate}
 
 def main() -> None:
     """Read run specifications from stdin, one JSON line each, and write one JSON result line for each."""
-    import torch
-
-    from fastvid.train.ranks import join
-
     torch.set_num_threads(1)
     with join(TIMEOUT_S) as member:
         for line in sys.stdin:

@@ -9,6 +9,7 @@ machine of the server or hub.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -117,7 +118,6 @@ class SlowNetwork:
         self._undo.enter_context(_replaced(dist, "all_to_all_single", self._slow_all_to_all))
         if self._far:
             self._send, self._receive = link.Link.send, link.Link.receive
-            self._header_bytes = 8 * (link.WORDS + 4)
             self._undo.enter_context(_replaced(link.Link, "send", self._slow_send))
             self._undo.enter_context(_replaced(link.Link, "receive", self._slow_receive))
         return self
@@ -128,23 +128,28 @@ class SlowNetwork:
     # Not bound to this object: it replaces a method of the link.
     @property
     def _slow_send(self) -> Callable[..., None]:
-        def send(link: Any, words: Any, payload: Any = None, checksum: int | None = None) -> None:
-            self._take(payload)
-            self._send(link, words, payload, checksum)
+        def send(link: Any, kind: str, values: Any = None, payload: Any = b"", checksum: int | None = None) -> None:
+            if kind:  # a heartbeat delays nothing
+                self._take(kind, values, payload)
+            self._send(link, kind, values, payload, checksum)
 
         return send
 
     @property
     def _slow_receive(self) -> Callable[..., Any]:
         def receive(link: Any, *args: Any) -> Any:
-            words, payload = self._receive(link, *args)
-            self._take(payload)
-            return words, payload
+            message = self._receive(link, *args)
+            self._take(message.kind, message.values, message.payload)
+            return message
 
         return receive
 
-    def _take(self, payload: Any) -> None:
-        size = self._header_bytes + (0 if payload is None else payload.nbytes)
+    def _take(self, kind: str, values: Any, payload: Any) -> None:
+        from fastvid.train.strategies.link import encode
+
+        text = json.dumps([kind, dict(values or {})]).encode()
+        carried = 0 if payload is None else len(payload) if isinstance(payload, bytes) else payload.nbytes
+        size = len(encode(text)) + carried
         self._count(size, size)
         self._clock.wait_until(self._clock.now() + self._seconds(size))
 

@@ -9,7 +9,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+import torch
+from torch import nn
+
 from bench.strategies.ranks import TIMEOUT_S, RunSpec
+from fastvid.load.batch.batch import Batch
+from fastvid.load.clips.crops import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.load.order.draws import Permutation
+from fastvid.load.order.epoch import Batches
+from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
+from fastvid.train.parts.optim import Schedule, make_optimizer
+from fastvid.train.parts.replica import Replica
 
 SHAPE: Final = (3, 1, 4, 8)  # shape of a clip
 CLIP_BYTES: Final = 4 * 3 * 1 * 4 * 8
@@ -20,18 +31,12 @@ WRONG: Final = 0.1  # share of wrong labels
 
 def optim_of(spec: RunSpec) -> Any:
     """Return the optimiser's configuration of a run."""
-    from fastvid.train.config.config import OptimConfig
-
     optim = OptimConfig(base_lr=0.1, base_batch_size=spec.batch, weight_decay=0.0, decay="constant")
     return replace(optim, **spec.optim)
 
 
 def config_of(spec: RunSpec, *, epochs: int = 1) -> Any:
     """Return the configuration of a run."""
-    from fastvid.load.clips.crops import CenterCrop
-    from fastvid.load.clips.sampling import Segments
-    from fastvid.train.config.config import Config, DataConfig, ModelConfig, RunConfig
-
     crop = (CenterCrop(4),)
     return Config(
         data=DataConfig(
@@ -52,8 +57,6 @@ class ToyTask:
     """Training and held-out clips with their labels."""
 
     def __init__(self, spec: RunSpec) -> None:
-        import torch
-
         self.spec = spec
         # The same teacher and clips for all seeds, which differ in the student and the order.
         generator = torch.Generator().manual_seed(2000)
@@ -69,8 +72,6 @@ class ToyTask:
 
     def parts(self, member: Any, reader: Any) -> tuple[Any, Any, Any]:  # noqa: ARG002
         """Return configuration, replica and loader of this rank."""
-        from fastvid.train.parts.optim import Schedule, make_optimizer
-        from fastvid.train.parts.replica import Replica
 
         spec = self.spec
         config = config_of(spec)
@@ -86,8 +87,6 @@ class ToyTask:
 
     def model(self) -> Any:
         """Return the student, with the same weights on every rank."""
-        import torch
-
         torch.manual_seed(self.spec.seed)
         return mlp(self.spec.hidden)
 
@@ -100,8 +99,6 @@ class ToyTask:
         return self._score(model, slice(0, self._clips))
 
     def _score(self, model: Any, rows: slice) -> tuple[float, float]:
-        import torch
-
         with torch.no_grad():
             logits = model.eval()(self.video[rows])
         model.train()
@@ -110,10 +107,6 @@ class ToyTask:
 
     def batch(self, samples: Any, position: Any, *, share: int, **facts: int) -> Any:
         """Return a batch of these samples; `share` is the size of the global batch."""
-        import torch
-
-        from fastvid.load.batch.batch import Batch
-
         valid = torch.ones(len(samples), dtype=torch.bool)
         return Batch(
             video=self.video[samples], label=self.label[samples], valid=valid, weight=valid.float() / share,
@@ -126,8 +119,6 @@ class _ToyLoader:
     """The task's clips, in the order and shares of a real loader."""
 
     def __init__(self, task: ToyTask, world: Any, spec: RunSpec) -> None:
-        from fastvid.load.order.epoch import Batches
-
         self._task, self._seed, self._clips = task, spec.seed, spec.dataset_clips
         self._batches = Batches(spec.clips, spec.batch, "drop", world)
         self.epoch = self._position = 0
@@ -144,10 +135,6 @@ class _ToyLoader:
         self._batches = replace(self._batches, size=global_batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        import torch
-
-        from fastvid.load.order.draws import Permutation
-
         order = Permutation(self._clips, self._seed, self.epoch)
         while self._batches.count(self._position):
             share = self._batches.share(self._position)
@@ -172,8 +159,6 @@ class _ToyLoader:
 
 def mlp(hidden: int) -> Any:
     """Return the student model."""
-    from torch import nn
-
     numbers = SHAPE[0] * SHAPE[1] * SHAPE[2] * SHAPE[3]
     return nn.Sequential(nn.Flatten(), nn.Linear(numbers, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU(),
                          nn.Linear(hidden, CLASSES))  # fmt: skip
