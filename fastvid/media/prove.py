@@ -417,10 +417,16 @@ def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
     """Return the ticks at which packets show their frames; None if the container does not tell.
 
     Presentation times if they increase, else decode times: AVI stores only those, and the n-th frame is shown at the
-    n-th of them. `order`: the packets that decode to a frame, in display order.
+    n-th of them. Where placeholders take ticks, because encoders are late by some frames, the last ticks are those of
+    the frames. `order`: the packets that decode to a frame, in display order.
     """
     decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
-    for times in ([played.pts[packet] for packet in order], decoded):
+    ticks = sorted(
+        time for time, hidden in zip(played.dts, played.discard, strict=True) if time is not None and not hidden
+    )
+    late = ticks[-len(order) :] if played.codec is Codec.MPEG4 and len(ticks) > len(order) else []
+    steady = len(set(np.diff(late).tolist())) == 1
+    for times in ([*late] if steady else [], [played.pts[packet] for packet in order], decoded):
         known = [time for time in times if time is not None]
         if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
             return dict(zip(order, known, strict=True))
