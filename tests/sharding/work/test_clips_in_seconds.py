@@ -18,7 +18,7 @@ FILES = {
     "a30.mov": (30, f"-vf settb=1/30,setpts=N -enc_time_base 1/30 {X264} -video_track_timescale 600"),
     "a2997.mkv": (30000 / 1001, f"-vf settb=1/30000,setpts=N*1001 -enc_time_base 1/30000 {X264}"),
     "a25.mp4": (25, X264),
-    "a10.webm": (10, "-vf settb=1/10,setpts=N -enc_time_base 1/10 -c:v libvpx-vp9 -b:v 400k -g 12 -cpu-used 8"),
+    "a10.webm": (10, "-vf settb=1/10,setpts=N,fps=10 -c:v libvpx-vp9 -b:v 400k -g 12 -cpu-used 8"),
     "fast-slow.mkv": (None, f"-vf settb=1/30,setpts=if(lt(N\\,68)\\,N\\,68+3*(N-68)) -enc_time_base 1/30 {X264}"),
 }
 
