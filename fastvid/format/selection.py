@@ -208,7 +208,7 @@ def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
     known = {name.lower() for name in columns}
     query = parsed["statements"][0]["node"]
     for kind, name in _parts(query.get("where_clause", {"class": "SUBQUERY"})):
-        # Words such as current_date look like columns; earlier versions call current_setting a function of its argument.
+        # Words such as current_date look like columns; for earlier versions current_setting is pure.
         is_own = kind == "COLUMN_REF" and name in known
         impure = kind in ("COLUMN_REF", "FUNCTION") and not is_own and name.startswith(_CLOCKS)
         if impure or kind in ("SUBQUERY", "WINDOW") or (kind == "FUNCTION" and name not in pure):
