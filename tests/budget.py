@@ -17,11 +17,11 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_636,
+    "format": 3_647,
     "decode": 2_990,
-    "media": 2_387,
+    "media": 2_380,
     "storage": 1_865,
-    "sharding": 11_102,
+    "sharding": 11_103,
     "load": 6_168,
     "train": 7_343,
     "models": 1_149,
@@ -41,7 +41,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_405
+TESTS: Final = 56_450
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

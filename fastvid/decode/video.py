@@ -431,7 +431,7 @@ def clip_frames(video: Video, start: float, stop: float) -> IntArray:
             key=video.key,
             hint=f"give START:STOP between 0 and {float(video.duration):.6g}",
         )
-    first, end = (video.info.first_from(time) for time in (start, stop))
+    first, end = video.info.clip(start, stop)
     return np.arange(first, max(first + 1, end), dtype=np.int64)
 
 

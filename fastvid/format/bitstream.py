@@ -231,8 +231,8 @@ def nal_length_size(codec: Codec, extradata: bytes) -> int | None:
     return (extradata[4 if codec is Codec.H264 else 21] & 3) + 1
 
 
-# Sequence and picture parameter sets, their extensions and subsets: H.264 table 7-1, H.265 table 7-1.
-_PARAMETERS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: frozenset({32, 33, 34})}
+PARAMETER_SETS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: frozenset({32, 33, 34})}
+"""Types of NAL units: sequence and picture parameter sets, extensions, subsets (H.264 table 7-1, H.265 table 7-1)."""
 
 
 def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: bool = True) -> bool:
@@ -242,7 +242,7 @@ def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: 
     """
     if codec is Codec.AV1:
         return any(kind == AV1_SEQUENCE_HEADER and bytes(body) not in extradata for kind, body in _units(packet))
-    kinds = _PARAMETERS.get(codec)
+    kinds = PARAMETER_SETS.get(codec)
     if kinds is None:
         return False
     shift, mask = (0, 31) if codec is Codec.H264 else (1, 63)

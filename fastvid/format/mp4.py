@@ -22,7 +22,7 @@ import numpy as np
 from fastvid.errors import FormatError
 from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.packets import StreamInfo, packet_records
-from fastvid.format.presentation import Times
+from fastvid.format.presentation import Times, usual_step
 from fastvid.format.schema import Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.format.tar import BlockReader
 from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
@@ -132,7 +132,7 @@ def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
 
     Muxers write too short a duration of the last frame, of which they know no next one: at least the usual one counts.
     """
-    usual = int(np.median(np.diff(pts))) if len(pts) > 1 else 0
+    usual = usual_step(np.diff(pts), 0)
     ticks = int(pts[-1] - pts[0]) + max(last, usual) if len(pts) else 0
     if ticks <= 0:
         return Fraction(25)

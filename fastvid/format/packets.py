@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import FormatError, UsageError
-from fastvid.format.presentation import EARLY, Coded, Times, half_durations
+from fastvid.format.presentation import EARLY, Coded, Times, clip_range
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
@@ -93,12 +93,9 @@ class StreamInfo:
         frames = np.floor((seconds + early) * float(self.fps)).astype(np.int64)
         return np.clip(frames, 0, self.num_frames - 1)
 
-    def first_from(self, second: float) -> int:
-        """Return the first frame of a clip that begins at a time, or the end of one that ends there: frames whose own
-        time is at most half of their duration, or of the usual one, before it belong to the clip."""
-        nominal = float(1 / self.fps)
-        times = self.seconds(np.arange(self.num_frames))
-        return int(np.searchsorted(times + half_durations(times, nominal), second))
+    def clip(self, start: float, end: float) -> tuple[int, int]:
+        """Return the first frame of the clip of some seconds, and the frame after its last, see `clip_range`."""
+        return clip_range(self.seconds(np.arange(self.num_frames)), float(1 / self.fps), start, end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,11 +270,11 @@ def stream_info(
     """Return the description of a stream, given by the fields of its STREAM_DTYPE record."""
     if min(width, height) < 2 or fps_num < 1:
         raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
-    shown_at = Times(times) if times else None
+    shown_at = Times(times, num_frames) if times else None
     if coded is not None:
         coded.check()
     if shown_at is not None:
-        shown_at.check(num_frames)
+        shown_at.check()
     return StreamInfo(
         codec=Codec(codec),
         width=width,

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from fastvid.runtime.arrays import FloatArray, IntArray
 
@@ -27,7 +28,8 @@ _TICK: Final = struct.Struct("<QQ")
 # A clock of at most so many seconds a tick may round the times of a constant rate by a tick; a coarser one is exact.
 _FINE: Final = Fraction(1, 1000)
 _EXACT: Final = 1e-6
-_MOST_FRAMES: Final = 2**31
+# Seconds by which times and bounds that are meant to be equal may differ.
+_EQUAL: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +110,14 @@ class Times:
     """The times of the frames of a stream that has no constant rate."""
 
     data: bytes
+    num_frames: int  # no more of them are unpacked: a few bytes can stand for billions
 
     @classmethod
     def pack(cls, ticks: Sequence[int] | IntArray, tick: Fraction) -> Times:
         """Pack times in ticks of `tick` seconds, ascending, counted from the first frame."""
         steps = np.diff(np.asarray(ticks, np.int64)).astype("<i8")
-        return cls(_TICK.pack(tick.numerator, tick.denominator) + zlib.compress(steps.tobytes()))
+        data = _TICK.pack(tick.numerator, tick.denominator) + zlib.compress(steps.tobytes())
+        return cls(data, len(steps) + 1)
 
     @classmethod
     def of(cls, pts: IntArray, tick: Fraction, fps: Fraction) -> Times | None:
@@ -123,26 +127,24 @@ class Times:
         rounding = 1.0 if tick <= _FINE else _EXACT
         return None if (np.abs(ticks - exact) <= rounding).all() else cls.pack(ticks, tick)
 
-    def check(self, num_frames: int) -> None:
-        """Raise a ValueError unless these are the ascending times of so many frames."""
+    def check(self) -> None:
+        """Raise a ValueError unless these are the ascending times of its frames."""
         seconds = self.seconds()
-        if len(seconds) != num_frames or (np.diff(seconds) <= 0).any():
-            raise ValueError(f"{len(seconds)} times, or not ascending, for {num_frames} frames")
+        if len(seconds) != self.num_frames or (np.diff(seconds) <= 0).any():
+            raise ValueError(f"{len(seconds)} times, or not ascending, for {self.num_frames} frames")
 
     @property
     def tick(self) -> Fraction:
         """Seconds per tick."""
-        return _unpacked(self.data)[0]
+        return _unpacked(self)[0]
 
     def ticks(self) -> IntArray:
         """Return when each frame is shown since the first one in ticks, int64 [N], read-only."""
-        return _unpacked(self.data)[1]
+        return _unpacked(self)[1]
 
     def seconds(self) -> FloatArray:
-        """Return when each frame is shown since the first one, float64 [N]."""
-        tick, ticks = _unpacked(self.data)
-        seconds: FloatArray = ticks * tick.numerator / tick.denominator
-        return seconds
+        """Return when each frame is shown since the first one, float64 [N], read-only."""
+        return _unpacked(self)[2]
 
     def frames_at(self, seconds: FloatArray, nominal: float) -> IntArray:
         """Return the frames shown at times, int64 [T]; see `StreamInfo.frames_at`.
@@ -156,23 +158,56 @@ class Times:
         return np.clip(np.searchsorted(begins, seconds, side="right") - 1, 0, len(times) - 1).astype(np.int64)
 
 
+def usual_step(steps: npt.NDArray[Any], otherwise: Any) -> Any:
+    """Return the usual duration of frames of these durations, one of them; `otherwise` if there is none."""
+    return np.sort(steps)[(len(steps) - 1) // 2].item() if len(steps) else otherwise
+
+
+def frame_bounds(seconds: FloatArray, nominal: float) -> FloatArray:
+    """Return when each frame begins, and when the last one ends, in seconds, float64 [N + 1]. It lasts as is usual.
+
+    `seconds`: presentation times of the shown frames, increasing. `nominal`: duration of the only frame of a video.
+    """
+    return np.append(seconds, seconds[-1] + usual_step(np.diff(seconds), nominal))
+
+
 def half_durations(seconds: FloatArray, nominal: float) -> FloatArray:
-    """Return half of what each frame lasts, of its own or the nominal duration whichever is less, float64 [N]."""
-    own = np.append(np.diff(seconds), nominal)
-    halves: FloatArray = np.minimum(own, nominal) / 2
+    """Return half of what each frame lasts, of its own or the usual duration whichever is less, float64 [N].
+
+    Arguments: see `frame_bounds`.
+    """
+    lasts = np.diff(frame_bounds(seconds, nominal))
+    halves: FloatArray = np.minimum(lasts, lasts[-1]) / 2
     return halves
+
+
+def clip_range(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:
+    """Return the first frame of the clip from `start` until before `end`, and the frame after its last.
+
+    Annotations are rounded, so both ends go to the nearest frame: a clip begins at the first frame that is shown at
+    `start` - h or later, and ends before the first one at `end` - h, where h is of `half_durations`. Arguments: see
+    `frame_bounds`.
+    """
+    nearest = seconds + half_durations(seconds, nominal) + _EQUAL
+    first = 0 if start is None else int(np.searchsorted(nearest, start))
+    return first, len(seconds) if end is None else int(np.searchsorted(nearest, end))
 
 
 # Kept: a clip of a video is followed by others of it.
 @lru_cache(maxsize=1024)
-def _unpacked(data: bytes) -> tuple[Fraction, IntArray]:
+def _unpacked(times: Times) -> tuple[Fraction, IntArray, FloatArray]:
+    """Return the seconds per tick of times, the ticks and the seconds."""
     try:
-        numerator, denominator = _TICK.unpack_from(data)
-        steps = np.frombuffer(zlib.decompressobj().decompress(data[_TICK.size :], 8 * _MOST_FRAMES), "<i8")
+        numerator, denominator = _TICK.unpack_from(times.data)
+        # A byte more than there should be, so that too many are noticed.
+        packed = zlib.decompressobj().decompress(times.data[_TICK.size :], 8 * (times.num_frames - 1) + 1)
+        steps = np.frombuffer(packed, "<i8")
     except (struct.error, zlib.error, ValueError) as error:
         raise ValueError(f"its times cannot be read: {error}") from error
     if not denominator or not numerator:
         raise ValueError("its times have no clock")
     ticks = np.concatenate([np.zeros(1, np.int64), np.cumsum(steps)])
-    ticks.setflags(write=False)
-    return Fraction(numerator, denominator), ticks
+    seconds: FloatArray = ticks * numerator / denominator
+    for array in (ticks, seconds):
+        array.setflags(write=False)
+    return Fraction(numerator, denominator), ticks, seconds

@@ -378,6 +378,7 @@ class Shard:
             or record.extradata_offset + record.extradata_size > section
             or record.member_offset + record.member_size > _MOST_BYTES
             or (self.is_described and record.times_offset + record.times_size > section)
+            or (self.is_described and record.num_frames > record.num_packets)
         ):
             raise self._invalid("it points outside the shard", row, stream)
         return record

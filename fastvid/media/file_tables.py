@@ -23,6 +23,7 @@ import numpy as np
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.headers import WHOLE_PACKETS, FieldPairs
 from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
+from fastvid.format.presentation import usual_step
 from fastvid.format.schema import Codec
 from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
 from fastvid.media.demuxer import open_demuxer, video_stream
@@ -35,7 +36,6 @@ from fastvid.media.prove import (
     found_at,
 )
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import usual_step
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version

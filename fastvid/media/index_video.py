@@ -25,6 +25,7 @@ from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, changes_parameters
 from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
+from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.checks import Comparison, Finding, check_packets, chosen_frames
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, present, with_times
@@ -34,7 +35,7 @@ from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import clip_frames, frame_bounds
+from fastvid.media.timing import clip_frames
 from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
 # Seconds by which the times of two frames are rounded, and the relative difference of equal rates.

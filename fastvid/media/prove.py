@@ -34,6 +34,7 @@ from fastvid.format.bitstream import can_plan, packet_flags
 from fastvid.format.headers import FieldPairs
 from fastvid.format.mp4 import frame_rate
 from fastvid.format.packets import PacketTable, StreamInfo, packet_records
+from fastvid.format.presentation import usual_step
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, Read, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
@@ -41,7 +42,7 @@ from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, wit
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import tagged, usual_step
+from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 # 256 lines, the default of profiles; 64 frames, two of their GOPs.

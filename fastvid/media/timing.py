@@ -30,10 +30,10 @@ from math import ceil
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from fastvid.errors import FormatError, SourceError
-from fastvid.format.bitstream import Bytes, nal_length_size, nal_units
+from fastvid.format.bitstream import PARAMETER_SETS, Bytes, nal_length_size, nal_units
+from fastvid.format.presentation import clip_range, frame_bounds
 from fastvid.format.schema import Codec
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import FloatArray, IntArray
@@ -153,48 +153,22 @@ def _snap(rate: Fraction) -> Fraction:
     return rate.limit_denominator(1001)
 
 
-# Seconds by which times and bounds that are meant to be equal may differ.
-_EQUAL: Final = 1e-6
-
-
-def frame_bounds(seconds: FloatArray, nominal: float) -> FloatArray:
-    """Return when each frame begins, and when the last one ends, in seconds, float64 [N + 1]. It lasts as is usual.
-
-    `seconds`: presentation times of the shown frames, increasing. `nominal`: duration of the only frame of a video.
-    """
-    return np.append(seconds, seconds[-1] + usual_step(np.diff(seconds), nominal))
-
-
-def usual_step(steps: npt.NDArray[Any], otherwise: Any) -> Any:
-    """Return the usual duration of frames of these durations, one of them; `otherwise` if there is none."""
-    return np.sort(steps)[(len(steps) - 1) // 2].item() if len(steps) else otherwise
-
-
 def clip_frames(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame of the clip from `start` until before `end`, and the frame after its last.
-
-    Annotations are rounded, so both ends go to the nearest frame: a clip begins at the first frame that is shown at
-    `start` - h or later, and ends before the first one at `end` - h. h is half of the frame's own or the usual
-    duration, whichever is less. Arguments: see `frame_bounds`.
-    """
-    bounds = frame_bounds(seconds, nominal)
-    lasts = np.diff(bounds)
-    nearest = seconds + np.minimum(lasts, lasts[-1]) / 2 + _EQUAL
-    first = 0 if start is None else int(np.searchsorted(nearest, start))
-    stop = len(seconds) if end is None else int(np.searchsorted(nearest, end))
+    """Return the frames of a clip of a source, see `clip_range`; a SourceError if there are none."""
+    first, stop = clip_range(seconds, nominal, start, end)
     if first >= stop:
         clip = f"{start or 0:g} s to {'the end' if end is None else f'{end:g} s'}"
-        raise SourceError(f"the clip {clip} is not in {bounds[-1]:.2f} s of video", reason=Reason.OUT_OF_RANGE)
+        length = frame_bounds(seconds, nominal)[-1]
+        raise SourceError(f"the clip {clip} is not in {length:.2f} s of video", reason=Reason.OUT_OF_RANGE)
     return first, stop
 
 
 # Containers whose packets have reliable presentation times and an index by them. Not MPEG-TS and -PS, whose demuxers
 # guess positions, nor AVI, which stores no presentation times.
 _CONTAINERS: Final = frozenset({"mov", "matroska"})
-# Slices, IDR slices and parameter sets: ITU-T H.264 table 7-1, H.265 table 7-1.
+# Slices and IDR slices: ITU-T H.264 table 7-1, H.265 table 7-1.
 _SLICES: Final = {Codec.H264: frozenset(range(1, 6)), Codec.HEVC: frozenset(range(32))}
 _CLEAN: Final = {Codec.H264: frozenset({5}), Codec.HEVC: frozenset({19, 20})}
-_PARAMETERS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: frozenset({32, 33, 34})}
 # x264 writes its version into the first packet. Decoders work around bugs of versions before 151 if they have seen it.
 _X264: Final = re.compile(rb"x264 - core (\d+)")
 _FIXED_X264: Final = 151
@@ -254,7 +228,7 @@ class RandomAccess:
         kinds = set()
         for unit in nal_units(data, self._length_size):
             kind = unit[0] & 31 if self._codec is Codec.H264 else unit[0] >> 1 & 63
-            if kind in _PARAMETERS[self._codec] and bytes(unit) not in self._extradata:
+            if kind in PARAMETER_SETS[self._codec] and bytes(unit) not in self._extradata:
                 raise FormatError("parameter sets change inside the stream")
             if kind in _SLICES[self._codec]:
                 kinds.add(kind)

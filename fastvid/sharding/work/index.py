@@ -104,8 +104,9 @@ def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void
         matrix=Matrix(meta.pop("matrix")),
         flags=StreamFlag(meta.pop("flags")),
         coded=coded_of(meta.pop("coded")),
-        times=Times(sample.streams["times"]) if sample.streams["times"] else None,
     )
+    if sample.streams["times"]:
+        info = replace(info, times=Times(sample.streams["times"], info.num_frames))
     return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
 
 
