@@ -215,11 +215,14 @@ class StoreClient:
     def head(self, name: str) -> Version | None:
         """Return the current version of `name`, or None if the file does not exist."""
         try:
-            return self._call(name, lambda: _version(obstore.head(self._reader, name)))
+            return self._call(name, lambda: self._head(name))
         except StorageError as error:
             if is_missing(error):
                 return None
             raise
+
+    def _head(self, name: str) -> Version:
+        return _version(obstore.head(self._reader, name))
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
         """Read all of `name` in one request; return its bytes, None if more than `most`, and its version."""

@@ -35,7 +35,7 @@ from obstore.exceptions import (
 )
 
 from fastvid.errors import FastvidError, MissingDependency, StorageError
-from fastvid.storage.client import RANGE_NOT_SATISFIABLE, RANGE_SECONDS, WRITE_SECONDS, StoreClient, is_missing
+from fastvid.storage.client import RANGE_NOT_SATISFIABLE, RANGE_SECONDS, WRITE_SECONDS, StoreClient
 from fastvid.storage.protocol import REDIRECTS_VARIABLE, TRAFFIC, RemoteOptions, Version
 
 _MOVED: Final = (301, 302, 303, 307, 308)
@@ -59,19 +59,9 @@ class WebClient(StoreClient):
         self._is_public = False  # whether the host that the user named has a public address
         weakref.finalize(self, _close, self._idle)
 
-    def head(self, name: str) -> Version | None:
-        """See `StoreClient`."""
-
-        def call() -> Version:
-            with self._answer("HEAD", name) as answer:
-                return answer.version
-
-        try:
-            return self._call(name, call)
-        except StorageError as error:
-            if is_missing(error):
-                return None
-            raise
+    def _head(self, name: str) -> Version:
+        with self._answer("HEAD", name) as answer:
+            return answer.version
 
     def get(self, name: str, most: int) -> tuple[memoryview | None, Version]:
         """See `StoreClient`."""
