@@ -197,17 +197,20 @@ def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
             hint="put what it lists into a column with `fastvid relabel`",
         )
     statement = f"SELECT 1 FROM rows WHERE {condition}"  # noqa: S608 - it is parsed, not run
-    text = engine.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()[0]
+    ((text,),) = engine.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
     try:
         parsed = json.loads(text)
     except RecursionError as error:
         raise UsageError("condition is nested too deeply") from error
     if parsed["error"]:
         return  # the engine says what is wrong with it
-    pure = {name for (name,) in engine.execute(_PURE).fetchall()}
     known = {name.lower() for name in columns}
     query = parsed["statements"][0]["node"]
-    for kind, name in _parts(query.get("where_clause", {"class": "SUBQUERY"})):
+    parts = list(_parts(query.get("where_clause", {"class": "SUBQUERY"})))
+    # Most conditions compare columns alone, and the list takes longer than they do.
+    called = any(kind == "FUNCTION" for kind, _ in parts)
+    pure = {name for (name,) in engine.execute(_PURE).fetchall()} if called else set[str]()
+    for kind, name in parts:
         # Words such as current_date look like columns; for earlier versions current_setting is pure.
         is_own = kind == "COLUMN_REF" and name in known
         impure = kind in ("COLUMN_REF", "FUNCTION") and not is_own and name.startswith(_CLOCKS)
