@@ -422,16 +422,19 @@ def clock(played: Playback, order: Sequence[int]) -> dict[int, int] | None:
     the frames. `order`: the packets that decode to a frame, in display order.
     """
     decoded = sorted(time for packet in order if (time := played.dts[packet]) is not None)
-    ticks = sorted(
-        time for time, hidden in zip(played.dts, played.discard, strict=True) if time is not None and not hidden
-    )
-    late = ticks[-len(order) :] if played.codec is Codec.MPEG4 and len(ticks) > len(order) else []
-    steady = len(set(np.diff(late).tolist())) == 1
-    for times in ([*late] if steady else [], [played.pts[packet] for packet in order], decoded):
+    for times in (_late_ticks(played, len(order)), [played.pts[packet] for packet in order], decoded):
         known = [time for time in times if time is not None]
         if len(known) == len(order) and all(a < b for a, b in pairwise(known)):
             return dict(zip(order, known, strict=True))
     return None
+
+
+def _late_ticks(played: Playback, count: int) -> Sequence[int]:
+    """Return the last `count` ticks of a clock whose first ones placeholders take; none unless those are even."""
+    pairs = zip(played.dts, played.discard, strict=True)
+    ticks = sorted(time for time, is_hidden in pairs if time is not None and not is_hidden)
+    late = ticks[-count:] if played.codec is Codec.MPEG4 and len(ticks) > count else []
+    return late if len(set(np.diff(late).tolist())) == 1 else ()
 
 
 def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: Fraction) -> tuple[Fraction, list[str]]:
