@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -96,20 +97,20 @@ def _fit(height: int, width: int, most_height: int, most_width: int) -> tuple[in
     return max(2, int(height * scale) & ~1), max(2, int(width * scale) & ~1)
 
 
-class Shown:
+class Shown(ABC):
     """Something that notebooks display, and that can be shown and saved elsewhere."""
 
     __slots__ = ()
 
     _NAME: ClassVar[str]
 
+    @abstractmethod
     def _repr_html_(self) -> str:
         """Return HTML for a notebook: self-contained, escaped, without scripts, usually below 100 kB."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _picture(self) -> UInt8Array:
         """Return a contact sheet, uint8 [H, W, 3]."""
-        raise NotImplementedError
 
     def _file(self, suffix: str) -> bytes | None:
         """Return the contents of a file to save, None for an unknown suffix."""

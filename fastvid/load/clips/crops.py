@@ -21,6 +21,7 @@ Like every crop they show the even part of the video, without the last row or co
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from functools import lru_cache
@@ -41,7 +42,7 @@ Rectangle = tuple[int, int, int, int]
 """y, x, height and width in pixels, all even."""
 
 
-class BatchCrop:
+class BatchCrop(ABC):
     """A crop of fastvid: one formula for the random numbers of a clip, which are drawn for all clips of a batch."""
 
     numbers: ClassVar[int] = 0  # random numbers that a clip takes
@@ -50,9 +51,9 @@ class BatchCrop:
         """Return a crop of at least 2x2 pixels inside a video of this size."""
         return Box(*self.box(height, width, draws.uniform(Purpose.CROP, self.numbers) if self.numbers else ()))
 
+    @abstractmethod
     def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
         """Return y, x, height and width of a crop."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -460,9 +461,9 @@ class _Whole(BatchCrop):
         """Height and width of every clip in pixels; None, because they depend on the video."""
         return None
 
+    @abstractmethod
     def sizes(self, heights: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
         """Return the heights and widths of the clips of videos with these sides, in pixels, both int64 [N]."""
-        raise NotImplementedError
 
     def output_of(self, height: int, width: int) -> Size:
         """Return the height and width of the clips of a video with these sides, in pixels."""

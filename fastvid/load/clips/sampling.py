@@ -9,6 +9,7 @@ loader's fingerprint.
 from __future__ import annotations
 
 import reprlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -96,7 +97,7 @@ class Sampler(Protocol):
         ...
 
 
-class BatchSampler:
+class BatchSampler(ABC):
     """A sampler of fastvid: one formula for all clips of a batch. Unlike `draw` of a user's, it is not checked."""
 
     def draw(self, video: VideoInfo, draws: Draws, /) -> IntArray:
@@ -105,9 +106,9 @@ class BatchSampler:
         frames: IntArray = self.draw_all(Videos.of(video, numbers))[0]
         return frames
 
+    @abstractmethod
     def draw_all(self, videos: Videos) -> Clips:
         """Return the frame indices of each clip."""
-        raise NotImplementedError
 
 
 def is_own(sampler: object) -> bool:

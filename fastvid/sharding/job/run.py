@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -69,7 +70,7 @@ class How:
         return open_engine(self.engine, settings, workers=workers, address=self.ray_address)
 
 
-class ShardWork:
+class ShardWork(ABC):
     """What a job makes of its sources: it plans the shards and writes them; `Job` does everything between.
 
     Subclasses set `identity`, which is everything that determines what is written, and `profile`, for the records of
@@ -120,12 +121,12 @@ class ShardWork:
         parent = None if source.parent is None else encode_name(source.parent)
         return SourceTask(index, encode_name(source.id), parent=parent, **same)
 
+    @abstractmethod
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
         """Write a shard from the outcomes of its sources, in their order; return its record.
 
         Repeated, it writes the same bytes.
         """
-        raise NotImplementedError
 
     def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
         """Return the ledger row of a source."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -68,17 +69,17 @@ def add_up(values: Tensor, group: dist.ProcessGroup | None, traffic: Traffic, pu
     dist.all_reduce(values, group=group)
 
 
-class Compressor:
+class Compressor(ABC):
     """Compresses the vectors of one rank, always of the same length, and keeps what rounding withholds."""
 
     def __init__(self) -> None:
         self._withheld: Tensor | None = None
 
+    @abstractmethod
     def average(
         self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
     ) -> None:
         """Replace a vector [n] by its mean over the ranks of a group."""
-        raise NotImplementedError
 
     def drain(self, values: Tensor) -> bool:
         """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero."""
