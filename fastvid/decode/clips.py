@@ -19,7 +19,6 @@ from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
 from fastvid.runtime.arrays import IntArray
-from fastvid.storage.protocol import CHANGED, CHANGED_HINT
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 """Reads ranges of a stream, given as (byte offset, writable view to fill)."""
@@ -83,13 +82,7 @@ def read_clip(
         at += length
     read(ranges)
     if not info.flags & _UNCHECKED:
-        try:
-            check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
-        except ChecksumError as error:
-            listed = getattr(read, "listed", "")
-            if not listed:
-                raise
-            raise ChecksumError(f"{CHANGED}: {error.message}", file=listed, hint=CHANGED_HINT) from error
+        check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
     return EncodedClip(
         request=request,
         info=info,

@@ -343,9 +343,8 @@ class Video(Shown):
         shard = self._shard
         reader = shard.reader(self._row, self.stream)
         with reading(self._shard.stem, self.key):
-            return decode_frames(
-                self.info, self.table, reader, frames, seconds=seconds, size=size, gap=reader.gap, key=self.key
-            )
+            options: dict[str, Any] = {"seconds": seconds, "size": size, "gap": reader.gap, "key": self.key}
+            return reader.checked(lambda: decode_frames(self.info, self.table, reader, frames, **options))
 
     def flow(
         self,

@@ -16,7 +16,7 @@ from fastvid.errors import ChecksumError, FormatError, UsageError
 from fastvid.format.schema import AUDIO_BLOCK, check_key
 from fastvid.runtime import faults
 from fastvid.storage import Storage
-from fastvid.storage.protocol import Version
+from fastvid.storage.protocol import CHANGED, CHANGED_HINT, Version
 
 _BLOCK: Final = tarfile.BLOCKSIZE
 _DIGITS: Final = re.compile(rb"[0-7]*")
@@ -203,7 +203,18 @@ class StreamReader:
             units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
 
     def checked(self, read: Callable[[], T]) -> T:
-        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more."""
+        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more.
+
+        The error of a video in place names its file, which changed.
+        """
+        try:
+            return self._read_again(read)
+        except ChecksumError as error:
+            if not self.listed:
+                raise
+            raise ChecksumError(f"{CHANGED}: {error.message}", file=self.listed, hint=CHANGED_HINT) from error
+
+    def _read_again(self, read: Callable[[], T]) -> T:
         try:
             return read()
         except ChecksumError:
