@@ -66,7 +66,7 @@ MEANING: dict[Reason, str] = {
     Reason.TOO_LARGE: "a frame has more pixels than the limit",
     Reason.TOO_LONG: "there are more frames than the limit",
     Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
-    Reason.HDR: "high dynamic range, and this build of ffmpeg cannot tone-map it (no zscale filter)",
+    Reason.HDR: "high dynamic range: encoding by an ffmpeg with zscale tone-maps it, --hdr keep leaves it as it is",
     Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
     Reason.MEMORY: "it needs more memory than the limit",
     Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
