@@ -2,7 +2,8 @@
 
 No container is opened and nothing is searched: the packet table has the offsets, nearby packets are read together, and
 every packet's checksum is verified on every read. A damaged or replaced file is an error, never a wrong clip. Packets
-of a video in place may have no checksums; then the reader requires the version of the file that was indexed.
+of a video in place may have no checksums; then the reader requires the version of the file that was indexed. If its
+headers were not read either, they are now, and what the bytes at hand show to be unnecessary is not decoded.
 """
 
 from __future__ import annotations
@@ -16,15 +17,18 @@ import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
 from fastvid.errors import ChecksumError, FastvidError, FormatError
+from fastvid.format.bitstream import packet_flags
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
-from fastvid.runtime.arrays import IntArray
+from fastvid.runtime.arrays import BoolArray, IntArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 """Reads ranges of a stream, given as (byte offset, writable view to fill)."""
 
 _KEY: Final = np.uint8(PacketFlag.KEY)
+_DROPPABLE: Final = np.uint32(PacketFlag.DROPPABLE)
 _UNCHECKED: Final = int(StreamFlag.UNCHECKED)
+_LATE: Final = int(StreamFlag.LATE)
 _PADDING: Final = bytes(INPUT_PADDING)
 
 
@@ -83,17 +87,22 @@ def read_clip(
     read(ranges)
     if not info.flags & _UNCHECKED:
         check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
-    return EncodedClip(
-        request=request,
-        info=info,
-        data=data,
-        starts=np.array(starts, dtype=np.int64),
-        sizes=np.array(sizes, dtype=np.int64),
-        shows=records["frame"].astype(np.int64),
-        keys=(records["flags"] & _KEY) != 0,
-        key=key,
-        shard=shard,
-    )
+    shows, keys = records["frame"].astype(np.int64), (records["flags"] & _KEY) != 0
+    columns = np.array(starts, dtype=np.int64), np.array(sizes, dtype=np.int64), shows, keys
+    if info.flags & _LATE:
+        packets = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
+        columns = columns[0][needed], columns[1][needed], shows[needed], keys[needed]
+    return EncodedClip(request, info, data, *columns, key, shard)
+
+
+def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:
+    """Return whether others of some packets may refer to each of them, as their own headers say, bool [P]."""
+    try:
+        referred_to: BoolArray = packet_flags(info.codec, info.extradata, packets) & _DROPPABLE == 0
+    except FormatError:
+        referred_to = np.ones(len(packets), dtype=np.bool_)  # the decoder finds what is wrong with them
+    return referred_to
 
 
 @contextmanager

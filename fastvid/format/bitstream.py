@@ -200,7 +200,23 @@ def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UI
 
     Returns uint32 [P]. The first packet is KEY only if its own header says so.
     """
-    return np.asarray(_RULES[codec](extradata, packets), dtype=np.uint32)
+    flags = _RULES[codec](extradata, packets)
+    return np.asarray(kept_parameters(codec, extradata, packets, flags), dtype=np.uint32)
+
+
+def kept_parameters(
+    codec: Codec, extradata: bytes, packets: Sequence[Bytes | None], flags: Sequence[int], *, whole: bool = True
+) -> list[int]:
+    """Return flags of packets that take back DROPPABLE where a packet brings new parameter sets: later ones need them.
+
+    If only the starts of the packets are known, not the `whole`, parameter sets in those count.
+    """
+    return [
+        flag & ~_DROPPABLE
+        if flag & _DROPPABLE and packet is not None and changes_parameters(codec, extradata, packet, whole=whole)
+        else flag
+        for packet, flag in zip(packets, flags, strict=True)
+    ]
 
 
 def nal_units(packet: Bytes, length_size: int | None, *, whole: bool = True) -> Iterator[Bytes]:

@@ -34,6 +34,7 @@ from fastvid.format.bitstream import (
     Bytes,
     Vp9Frame,
     av1_flags,
+    kept_parameters,
     nal_length_size,
     nal_units,
     packet_flags,
@@ -268,7 +269,7 @@ def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None]
     """
     rule = _RULES.get(codec)
     flags = [0] * len(heads) if rule is None else rule(extradata, heads, sizes)
-    return np.asarray(flags, dtype=np.uint8)
+    return np.asarray(kept_parameters(codec, extradata, heads, flags, whole=False), dtype=np.uint8)
 
 
 def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:

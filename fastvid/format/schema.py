@@ -123,6 +123,7 @@ class StreamFlag(IntFlag):
     WHOLE = 2  # parts of the stream cannot be decoded safely by themselves: feed every packet from the first
     UNCHECKED = 4  # its packets have no checksums, only its file has a version (a shard of videos in place)
     PART = 8  # the member is a file that contains more than this sample, such as other episodes
+    LATE = 16  # packets whose headers were not read when it was indexed: their own bytes say what nothing refers to
 
 
 # One packet, in decode order. Its offset counts from the first byte of the stream's member, and has 48 bits.

@@ -23,7 +23,7 @@ from av.video.frame import VideoFrame
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, changes_parameters
-from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
+from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, FieldPairs, flags_of_heads
 from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
 from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
@@ -234,7 +234,7 @@ class Indexing:
                 "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
         if proof is Proof.SAMPLE and not why:
-            records, why = self._proved(info, records, notes)
+            info, records, why = self._proved(info, records, notes)
         if why:
             info = replace(info, flags=info.flags | StreamFlag.WHOLE)
             notes.append(f"whole: {why}")
@@ -274,17 +274,31 @@ class Indexing:
             raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
         return first, tables.aspect or compared.aspect
 
-    def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[RecordArray, str]:
-        """Compare some frames; return the records as far as they are proven, and why the stream is decoded whole."""
+    def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[StreamInfo, RecordArray, str]:
+        """Compare some frames, each by all ways to decode it with fewer packets until one gives the right pictures.
+
+        Returns the stream and the records as far as they are proven, and why the stream is decoded whole.
+        """
         frames = chosen_frames(records)
+        if self._headers_tell():
+            late = replace(info, flags=info.flags | StreamFlag.LATE)
+            if not self._differs(late, records, frames):
+                return late, records, ""
         wrong = self._differs(info, records, frames)
         if wrong and (records["flags"] & _DROPPABLE).any():
             careful = records.copy()
             careful["flags"] &= ~_DROPPABLE
             if not self._differs(info, careful, frames):
                 notes.append("from-key-frames")
-                return careful, ""
-        return records, wrong
+                return info, careful, ""
+        return info, records, wrong
+
+    def _headers_tell(self) -> bool:
+        """Return whether packets were not read whose headers will tell what nothing refers to."""
+        tables = self.compared.tables
+        unread = any(head is None for head in tables.heads)
+        # The second field of a picture may be a reference where the first is none, and has a packet of its own.
+        return unread and not FieldPairs(tables.codec.label, tables.extradata).possible
 
     def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
         """Return how some frames differ from those that FFmpeg shows; empty if they do not."""
