@@ -67,6 +67,7 @@ class Track:
     pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
     shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
     sync: BoolArray  # whether the tables call the packet a sync sample, where decoding may start, bool [P]
+    disposable: BoolArray  # whether the tables say that no other packet depends on it, bool [P]
 
 
 def index_mp4(
@@ -185,6 +186,7 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
         pts=pts - start,
         shown=shown,
         sync=_sync_samples(tables.get(b"stss"), count),
+        disposable=_disposable_samples(tables.get(b"sdtp"), count),
     )
 
 
@@ -400,6 +402,14 @@ def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
     runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
     offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
     return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
+
+
+def _disposable_samples(sdtp: memoryview | None, count: int) -> BoolArray:
+    """Return which samples no other depends on (ISO/IEC 14496-12, 8.6.4); none if the table is absent or cut."""
+    if sdtp is None or len(sdtp) < 4 + count:
+        return np.zeros(count, dtype=np.bool_)
+    disposable: BoolArray = np.frombuffer(sdtp, np.uint8, count, 4) >> 2 & 3 == 2  # sample_is_depended_on
+    return disposable
 
 
 def _sync_samples(stss: memoryview | None, count: int) -> BoolArray:

@@ -217,6 +217,7 @@ class Tables:
     notes: tuple[str, ...] = ()
     declared: Declared = field(default_factory=Declared)
     aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg's demuxer knows it
+    disposable: BoolArray | None = None  # whether the container says that nothing refers to the packet, bool [P]
 
 
 def read_tables(file: FileReader, limits: Limits) -> Tables:
@@ -255,6 +256,7 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
         shown=track.shown,
         sync=track.sync,
         heads=[None] * count,
+        disposable=track.disposable,
         notes=("edit-list",) if not track.shown.all() else (),
     )
 

@@ -275,30 +275,35 @@ class Indexing:
         return first, tables.aspect or compared.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[StreamInfo, RecordArray, str]:
-        """Compare some frames, each by all ways to decode it with fewer packets until one gives the right pictures.
+        """Compare some frames, decoded from as few packets as possible, then from more, until they are right.
 
         Returns the stream and the records as far as they are proven, and why the stream is decoded whole.
         """
-        frames = chosen_frames(records)
-        if self._headers_tell():
-            late = replace(info, flags=info.flags | StreamFlag.LATE)
-            if not self._differs(late, records, frames):
-                return late, records, ""
-        wrong = self._differs(info, records, frames)
-        if wrong and (records["flags"] & _DROPPABLE).any():
-            careful = records.copy()
-            careful["flags"] &= ~_DROPPABLE
-            if not self._differs(info, careful, frames):
-                notes.append("from-key-frames")
-                return info, careful, ""
+        frames, wrong = chosen_frames(records), ""
+        for way, packets, note in self._ways(info, records):
+            wrong = self._differs(way, packets, frames)
+            if not wrong:
+                notes += note
+                return way, packets, ""
         return info, records, wrong
 
-    def _headers_tell(self) -> bool:
-        """Return whether packets were not read whose headers will tell what nothing refers to."""
+    def _ways(self, info: StreamInfo, records: RecordArray) -> Iterator[tuple[StreamInfo, RecordArray, list[str]]]:
+        """Yield streams and records that leave out ever less; and notes."""
         tables = self.compared.tables
-        unread = any(head is None for head in tables.heads)
+        unread = np.asarray([head is None for head in tables.heads])
         # The second field of a picture may be a reference where the first is none, and has a packet of its own.
-        return unread and not FieldPairs(tables.codec.label, tables.extradata).possible
+        if unread.any() and not FieldPairs(tables.codec.label, tables.extradata).possible:
+            late = replace(info, flags=info.flags | StreamFlag.LATE)
+            if tables.disposable is not None and (unread & tables.disposable).any():
+                told = records.copy()
+                told["flags"][unread & tables.disposable] |= _DROPPABLE
+                yield late, told, []
+            yield late, records, []
+        yield info, records, []
+        if (records["flags"] & _DROPPABLE).any():
+            careful = records.copy()
+            careful["flags"] &= ~_DROPPABLE
+            yield info, careful, ["from-key-frames"]
 
     def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
         """Return how some frames differ from those that FFmpeg shows; empty if they do not."""

@@ -98,3 +98,33 @@ def test_a_packet_that_brings_parameter_sets_is_never_left_out(videos):
     for brought, expected in ((b"", PacketFlag.DROPPABLE), (sets, 0)):
         (flags,) = packet_flags(Codec.H264, found.info.extradata, [brought + packet])
         assert flags & PacketFlag.DROPPABLE == expected
+
+
+def test_what_the_tables_call_disposable_is_not_read_unless_that_is_wrong(videos, tmp_path):
+    path = videos.painted("pyramid", frames=FRAMES).path
+    whole = index_in_place(reader(path), Limits(), Proof.ALL)
+    droppable = whole.records["flags"] & PacketFlag.DROPPABLE != 0
+    shown = tools.played(path)
+    for claimed, believed in ((droppable, True), (np.ones_like(droppable), False)):
+        told = tmp_path / f"{believed}.mp4"
+        told.write_bytes(with_sdtp(path.read_bytes(), claimed))
+        found = index_in_place(reader(told), Limits(), Proof.SAMPLE)
+        assert np.array_equal(found.records["flags"] & PacketFlag.DROPPABLE != 0, droppable & believed)
+        for frame in (0, 50, FRAMES - 1):
+            assert decoded(reader(told), found, [frame])[0] == [shown[frame]]
+        blind = index_in_place(reader(told), Limits(), Proof.NONE)
+        assert not (blind.records["flags"] & PacketFlag.DROPPABLE).any()
+
+
+def with_sdtp(data, disposable):
+    """Return an MP4 whose tables say of each packet whether others depend on it (ISO/IEC 14496-12, 8.6.4)."""
+    body = bytes(4) + np.where(disposable, 2 << 2, 1 << 2).astype(np.uint8).tobytes()
+    box = (8 + len(body)).to_bytes(4, "big") + b"sdtp" + body
+    moov = data.index(b"moov") - 4
+    assert moov > data.index(b"mdat")  # no offset of a packet changes
+    tables = bytearray(data[moov:])
+    for name in (b"moov", b"trak", b"mdia", b"minf", b"stbl"):
+        at = tables.index(name) - 4
+        tables[at : at + 4] = (int.from_bytes(tables[at : at + 4], "big") + len(box)).to_bytes(4, "big")
+    after = tables.index(b"stbl") + 4
+    return data[:moov] + bytes(tables[:after]) + box + bytes(tables[after:])
