@@ -30,6 +30,7 @@ VERSIONS = (
     "tests/format",
     "tests/media",
     "tests/decode",
+    "tests/videos",
     "tests/conformance",
     "tests/train/run/test_run.py::test_lineage_contains_every_sample_at_its_position",
     "tests/train/run/test_run.py::test_separate_evaluation_equals_the_evaluation_of_the_run",
@@ -38,7 +39,7 @@ ENCODING = (
     "tests/test_first_steps.py",
     "tests/media",
     "tests/decode/test_planned.py",
-    "tests/decode/test_shown.py",
+    "tests/videos/test_shown.py",
     "tests/sharding/encode",
     "tests/report/test_page_in_a_browser.py",
 )

@@ -11,10 +11,6 @@ from fastvid.runtime.names import importer, listed_names
 
 if TYPE_CHECKING:
     from fastvid.decode.sound import Audio as Audio
-    from fastvid.decode.video import FrameBatch as FrameBatch
-    from fastvid.decode.video import Video as Video
-    from fastvid.decode.video_dataset import VideoDataset as VideoDataset
-    from fastvid.decode.video_dataset import open as open
     from fastvid.errors import FastvidError as FastvidError
     from fastvid.load.after.augment import ColorJitter as ColorJitter
     from fastvid.load.after.augment import Erasing as Erasing
@@ -56,6 +52,10 @@ if TYPE_CHECKING:
     from fastvid.load.order.packed import Packed as Packed
     from fastvid.load.stats import LoaderStats as LoaderStats
     from fastvid.sharding.job.job import run_job as shard
+    from fastvid.videos.dataset import VideoDataset as VideoDataset
+    from fastvid.videos.dataset import open as open
+    from fastvid.videos.video import FrameBatch as FrameBatch
+    from fastvid.videos.video import Video as Video
 
 __version__ = "0.2.0"
 

@@ -17,17 +17,18 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_656,
-    "decode": 2_983,
-    "media": 2_380,
+    "format": 3_689,
+    "decode": 2_277,
+    "media": 2_395,
     "storage": 1_860,
-    "sharding": 11_104,
+    "videos": 809,
+    "sharding": 11_095,
     "load": 6_170,
     "train": 7_344,
     "models": 1_149,
     "cli": 1_455,
     "report": 497,
-    "runtime": 495,
+    "runtime": 504,
     "demo": 466,
     "tune": 591,
     "root": 169,
@@ -41,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_450
+TESTS: Final = 56_752
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -32,7 +32,7 @@ REPOSITORY = ROOT.parent
 ORDER = {
     folder: order.split()
     for folder, order in {
-        "fastvid": "errors runtime report storage format decode media sharding load tune models train demo cli",
+        "fastvid": "errors runtime report storage format decode media videos sharding load tune models train demo cli",
         "fastvid/sharding": "sources encode work engines job in_place lerobot verify change sets page",
         "fastvid/load": "options stats order clips memory device after batch workers trainers loader clip_dataset",
         "fastvid/train": "tasks config ranks records parts loop run strategies",

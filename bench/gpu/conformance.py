@@ -16,9 +16,9 @@ from fastvid.decode.colours import ClipPlanes, Pixels
 from fastvid.decode.pixels import clip_to_rgb, finish_planes
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import Box, ClipRequest, Decoder, DevicePlanes, DeviceRgb, EncodedClip, Planes
-from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
 from fastvid.runtime.arrays import UInt8Array
+from fastvid.videos.dataset import VideoDataset
 
 POISON: Final = 0x5A
 """Level that targets are filled with before decoding: neither black nor a usual mean."""

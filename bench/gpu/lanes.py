@@ -10,8 +10,8 @@ from typing import Any
 from bench.gpu.measuring import Tuned, Utilization, throughput
 from bench.gpu.settings import Notes, Settings
 from fastvid.decode.backends import Backend
-from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
+from fastvid.videos.dataset import VideoDataset
 
 _LANES = (1, 2, 4, 7, 14, 21)
 _FEW_LANES = (14,)  # for all datasets but the first

@@ -15,8 +15,8 @@ from bench.common.rounds import resident
 from bench.gpu.conformance import POISON
 from bench.gpu.measuring import endless, make_loader, throughput
 from bench.gpu.settings import Notes, Settings
-from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
+from fastvid.videos.dataset import VideoDataset
 
 _BATCHES = 12
 # Mean levels by which a batch may differ from the CPU's: planes differ by rounding, RGB of DALI by its chroma filter.

@@ -15,7 +15,7 @@ import torch
 import fastvid
 from bench.gpu.settings import NUM_FRAMES, Settings
 from fastvid.decode.backends import Backend
-from fastvid.decode.video_dataset import VideoDataset
+from fastvid.videos.dataset import VideoDataset
 
 
 @dataclass(frozen=True, slots=True)

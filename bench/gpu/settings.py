@@ -20,10 +20,10 @@ from bench.common.harness import write_json
 from fastvid.decode.backends import Backend, backends
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.decode.request import DecoderOutput, DevicePlanes, DeviceRgb, EncodedClip, Planes, Rgb
-from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError, StorageError
 from fastvid.format.schema import Codec
 from fastvid.train.config.config import Amp
+from fastvid.videos.dataset import VideoDataset
 
 
 class _Fake:

@@ -13,7 +13,6 @@ import torch
 from bench.gpu.measuring import crop_of, endless, make_loader, synchronize, timed
 from bench.gpu.settings import NUM_FRAMES, Notes, Settings
 from fastvid.decode.backends import Backend
-from fastvid.decode.video_dataset import VideoDataset
 from fastvid.errors import FastvidError
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -24,6 +23,7 @@ from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
 from fastvid.train.run.assemble import make_replica
+from fastvid.videos.dataset import VideoDataset
 
 _SYNC_STEPS = 8
 _CLASSES = 400

@@ -21,14 +21,14 @@ from bench.common.footage import shard
 from bench.common.harness import NEEDED, Record, options
 from bench.common.rounds import in_turn, ranged
 from fastvid.decode.sound import Audio
-from fastvid.decode.video_dataset import VideoDataset
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import UsageError
 from fastvid.load.clips.crops import RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Sampler, Segments
 from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Workers
 from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.videos.dataset import VideoDataset
+from fastvid.videos.dataset import open as open_dataset
 
 SCHEMA: Final = "fastvid-bench-audio/1"
 

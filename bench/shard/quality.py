@@ -25,10 +25,10 @@ from typing import Any, Final
 from bench.common.footage import shard
 from bench.common.harness import FOLDER, Record, options, run_json, write_json
 from bench.decode.encodings import DEFAULT, default_dataset, ssim, videos
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.demo import motion
 from fastvid.runtime.processes import available_cores
 from fastvid.tune.study import mean
+from fastvid.videos.dataset import open as open_dataset
 
 SCHEMA: Final = "fastvid-bench-quality/1"
 RECIPE: Final = "motion_tsm"

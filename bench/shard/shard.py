@@ -23,7 +23,6 @@ from typing import Any, Final
 
 from bench.common.harness import NEEDED, Record, options
 from bench.common.rounds import in_turn, ranged, ratios, timed
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
@@ -33,6 +32,7 @@ from fastvid.sharding.encode.transcode import verify
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.work.encode import plan_parts
 from fastvid.storage import open_storage
+from fastvid.videos.dataset import open as open_dataset
 
 SCHEMA: Final = "fastvid-bench-shard/1"
 _SHARDS: Final = 10

@@ -10,11 +10,11 @@ import numpy as np
 
 from fastvid.cli.command import exclusive
 from fastvid.cli.files import write_file
-from fastvid.decode import video_dataset
-from fastvid.decode.video import Video, clip_frames, encode_clip, encode_still
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import StreamFlag
 from fastvid.runtime.values import json_text, size, things
+from fastvid.videos import dataset as datasets
+from fastvid.videos.video import Video, clip_frames, encode_clip, encode_still
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def find(
         generation (N): Number of the generation (default: the current).
         json: One JSON object per sample and line.
     """
-    found = video_dataset.find_samples(dataset, text, source=source, where=where, generation=generation)
+    found = datasets.find_samples(dataset, text, source=source, where=where, generation=generation)
     for number, sample in enumerate(found):
         if json:
             print(json_text(sample, default=str))
@@ -81,7 +81,7 @@ def get(
         audio: The sound as stored, an M4A.
         generation (N): Number of the generation (default: the current).
     """
-    video = video_dataset.open(dataset, generation=generation)[key]
+    video = datasets.open(dataset, generation=generation)[key]
     if seconds is not None:
         frames = clip_frames(video, *_range(seconds))
         _LOG.info("%s, %d to %d, encoded again", things(len(frames), "frame"), frames[0], frames[-1])

@@ -26,8 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from fastvid.decode.backends import backend
-from fastvid.decode.video_dataset import VideoDataset
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.demo import motion
 from fastvid.errors import JobError
 from fastvid.load.clips.crops import CenterCrop
@@ -41,6 +39,8 @@ from fastvid.runtime.values import duration, things
 from fastvid.train.config import config as recipes
 from fastvid.train.records import checkpoint
 from fastvid.train.records import records as metrics
+from fastvid.videos.dataset import VideoDataset
+from fastvid.videos.dataset import open as open_dataset
 
 _STYLE: Final = """
 .clip {

@@ -19,10 +19,13 @@ reader notices when any file is damaged or belongs to another dataset.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import os
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -46,7 +49,8 @@ from fastvid.format.schema import (
     to_parquet,
 )
 from fastvid.runtime import faults
-from fastvid.runtime.values import sha256
+from fastvid.runtime.names import is_video
+from fastvid.runtime.values import sha256, things
 from fastvid.storage import Storage
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -68,9 +72,7 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
     """Read the commit record of a dataset."""
     if not storage.exists(DATASET_JSON):
         raise StorageError(
-            f"there is no dataset: {DATASET_JSON} is missing",
-            file=storage.url,
-            hint="create one with `fastvid shard`; to resume an interrupted job, run its command again",
+            f"there is no dataset: {DATASET_JSON} is missing", file=storage.url, hint=_what_else(storage.url)
         )
     content = storage.read(DATASET_JSON)
     with malformed(DATASET_JSON, storage):
@@ -83,6 +85,24 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
         generation, revision = convert(record["generation"], Count), convert(record.get("revision", 0), Count)
         tags = convert(record.get("tags", {}), dict[str, Count])
         return Head(record["dataset_id"], generation, revision, bytes(content), major, tags)
+
+
+_LOOKED_AT: Final = 10_000
+"""Files of a folder without a dataset that are looked at, for a hint."""
+
+
+def _what_else(url: str) -> str:
+    """Return what to do with a folder or file that is no dataset."""
+    if os.path.isfile(url) and is_video(url):
+        return f"look at a single video with fastvid.Video({url!r})"
+    names = (name for _, _, names in os.walk(url) for name in names)
+    videos = sum(map(is_video, itertools.islice(names, _LOOKED_AT)))
+    if videos:
+        return (
+            f"it has {things(videos, 'video')}: `fastvid index {shlex.quote(url)} --out DIR` makes a dataset of them"
+            " where they are, `fastvid shard` encodes them for faster reading"
+        )
+    return "create one with `fastvid shard`; to resume an interrupted job, run its command again"
 
 
 def swap_head(

@@ -25,6 +25,21 @@ _RAW_NAME: Final = "bytes:"
 _LISTED: Final = re.compile(r"^    from (\S+) import (\w+) as (\w+)$", re.MULTILINE)
 
 
+VIDEO_SUFFIXES: Final = frozenset(
+    {
+        ".3g2", ".3gp", ".264", ".265", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264", ".h265",
+        ".hevc", ".ivf", ".m1v", ".m2ts", ".m2v", ".m4s", ".m4v", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg",
+        ".mts", ".mxf", ".ogm", ".ogv", ".ts", ".vob", ".webm", ".wmv", ".y4m",
+    }
+)  # fmt: skip
+"""File name suffixes of videos, in lower case."""
+
+
+def is_video(name: str) -> bool:
+    """Return whether a file name ends like that of a video."""
+    return os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES
+
+
 def encode_name(name: str) -> str:
     """Return a file name as valid Unicode: unchanged if UTF-8, else ``bytes:`` and percent-encoding."""
     raw = os.fsencode(name)

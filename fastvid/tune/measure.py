@@ -32,12 +32,12 @@ import numpy as np
 from fastvid.decode.backends import backend
 from fastvid.decode.clips import PacketBuffer, read_clip, reader_of
 from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, Planes, Rgb
-from fastvid.decode.video_dataset import VideoDataset
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import UsageError
 from fastvid.load.workers.clip_worker import FETCH_CLIPS, fetch
 from fastvid.runtime.arrays import IntArray, UInt8Array
 from fastvid.runtime.processes import safe_path
+from fastvid.videos.dataset import VideoDataset
+from fastvid.videos.dataset import open as open_dataset
 
 CROP: Final = 224
 """Side of the square crop in pixels, as usual for networks trained on 256-pixel videos."""

@@ -23,7 +23,6 @@ from typing import Any, Final
 
 import ffmpeg
 
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import JobError, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
@@ -38,6 +37,7 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.tune.measure import CROP, Corpus, RoundTimes, fastvid, measure, parse_sampling
+from fastvid.videos.dataset import open as open_dataset
 
 _SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
 _PSNR: Final = re.compile(r"PSNR .*average:(\d+\.\d+|inf)")

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fastvid.decode.sound import AudioClip
-from fastvid.decode.video_dataset import VideoDataset
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
+from fastvid.videos.dataset import VideoDataset
+from fastvid.videos.dataset import open as open_dataset
 from tests.makers import arguments, ffmpeg, paint
 
 FPS = 25

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastvid
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import ChecksumError, StateError, UsageError
+from fastvid.videos.dataset import open as open_dataset
 from tests.audio.footage import FPS
 from tests.load.loaders import clip_loader
 

@@ -11,13 +11,13 @@ import pytest
 
 from fastvid.cli.main import main
 from fastvid.decode.sound import AudioClip
-from fastvid.decode.video import Video
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import ChecksumError, DecodeError, FormatError, UsageError
 from fastvid.format.schema import AUDIO_BLOCK, PKT_HEADER_DTYPE, STREAM_DTYPE
 from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import BlockReader
 from fastvid.sharding.job.index import rebuild
+from fastvid.videos.dataset import open as open_dataset
+from fastvid.videos.video import Video
 from tests.audio.footage import (
     CLICKS,
     FPS,
@@ -30,8 +30,8 @@ from tests.audio.footage import (
     write_tracks,
     write_video,
 )
-from tests.decode.test_find_and_get import numbers
 from tests.makers import read_numbers
+from tests.videos.test_find_and_get import numbers
 
 RATES = (8_000, 16_000, 22_050, 48_000)
 
@@ -157,13 +157,10 @@ def test_packets_that_do_not_decode_are_a_decode_error(clicks, copied):
     offset, size = member(clicks, "aac-44100")
     damage(copied, offset + size - 6000, bytes(range(256)) * 8)
     index_shard(copied, "data-000000")  # now the checksums fit
-    video = Video(
-        Shard(copied, "data-000000"),
-        clicks["aac-44100"]._row,
-        key="aac-44100",
-        label=-1,
-        class_name=None,
-        annotations=(clicks.annotations, 0),
+    row = clicks["aac-44100"]._row
+    annotations = (clicks.annotations, int(clicks.rows[clicks.find("aac-44100")]))
+    video = Video.of(
+        Shard(copied, "data-000000"), row, annotations, label=-1, class_name=None, stream=clicks.streams[0]
     )
     with pytest.raises(DecodeError) as caught:
         video.audio()

@@ -53,10 +53,11 @@ ROOMS = (
     )),
     ("making datasets", (
         Box("sharding", "sources, encoding, jobs, changes, verification"),
+        Box("videos", "one video as an object, datasets of them, notebooks"),
         Box("media", "what a foreign file is: probe, timing, limits"),
     )),
     ("from packets to frames", (
-        Box("decode", "requests, back-ends, pixels, sound, one video as an object"),
+        Box("decode", "requests, back-ends, pixels, sound"),
     )),
     ("on disk", (
         Box("format", "packet tables, plans, bitstreams, tars, datasets"),

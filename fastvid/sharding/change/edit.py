@@ -20,12 +20,12 @@ from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows
 from fastvid.sharding.sources.action_sets import AnnotationFile
 from fastvid.sharding.sources.annotations import read_table
-from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, seconds_text
+from fastvid.sharding.sources.sources import seconds_text
 from fastvid.sharding.sources.tables import (
     LABELS,
     AnnotationRow,

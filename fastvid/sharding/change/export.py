@@ -17,10 +17,10 @@ from fastvid.format.dataset import Dataset, whole_file
 from fastvid.format.schema import FLOW, PICTURES, to_parquet
 from fastvid.format.tar import read_members, sample_groups, write_tar
 from fastvid.runtime import faults
+from fastvid.runtime.names import VIDEO_SUFFIXES
 from fastvid.sharding.change.repack import Members, map_checked, pieces_of
 from fastvid.sharding.job.restore import annotate_members
 from fastvid.sharding.lerobot.export import lerobot_record, write_lerobot
-from fastvid.sharding.sources.sources import VIDEO_SUFFIXES
 from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)

@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.pictures import encode_picture
-from fastvid.decode.video import decode_frames
 from fastvid.errors import FastvidError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.progress import Progress
 from fastvid.sharding.page.summary import Summary
+from fastvid.videos.pictures import encode_picture
+from fastvid.videos.video import decode_frames
 
 _LOG = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from fastvid.errors import StorageError, UsageError
+from fastvid.runtime.names import VIDEO_SUFFIXES
 from fastvid.runtime.values import things
 from fastvid.sharding.sources.action_sets import (
     AnnotationFile,
@@ -32,7 +33,7 @@ from fastvid.sharding.sources.action_sets import (
     read_sthv2,
     read_ucf101,
 )
-from fastvid.sharding.sources.sources import SPLITS, VIDEO_SUFFIXES, split_of
+from fastvid.sharding.sources.sources import SPLITS, split_of
 from fastvid.sharding.sources.tables import (
     ENTRY,
     FIRST_ROW,

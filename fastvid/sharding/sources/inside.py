@@ -26,7 +26,7 @@ from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import encode_name, is_video
 from fastvid.sharding.sources.annotations import make_row, name_classes
 from fastvid.sharding.sources.sources import (
     SourceFile,
@@ -34,7 +34,6 @@ from fastvid.sharding.sources.sources import (
     annotated_source,
     assign_keys,
     has_videos,
-    is_video,
     picture_order,
     pictures_in,
     split_of,

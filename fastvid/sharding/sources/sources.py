@@ -20,19 +20,10 @@ from typing import Any, Final, NoReturn
 from fastvid.errors import StorageError, UsageError
 from fastvid.format.schema import KEY_PATTERN, MAX_KEY_BYTES, PICTURES
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import encode_name, is_video
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations, class_names
 from fastvid.storage import RemoteOptions
 from fastvid.storage.urls import FileUrl, is_remote, open_root
-
-VIDEO_SUFFIXES: Final = frozenset(
-    {
-        ".3g2", ".3gp", ".264", ".265", ".asf", ".avi", ".divx", ".dv", ".f4v", ".flv", ".gif", ".h264", ".h265",
-        ".hevc", ".ivf", ".m1v", ".m2ts", ".m2v", ".m4s", ".m4v", ".mkv", ".mov", ".mp4", ".mpe", ".mpeg", ".mpg",
-        ".mts", ".mxf", ".ogm", ".ogv", ".ts", ".vob", ".webm", ".wmv", ".y4m",
-    }
-)  # fmt: skip
-"""File name suffixes of videos, in lower case."""
 
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 """Those of pictures that may be the frames of a video."""
@@ -96,11 +87,6 @@ def _told(kind: str, names: Sequence[str]) -> str:
     """Return a kind of ignored files, with some of their names unless they are of no interest."""
     some = ", ".join(map(encode_name, names[:_NAMES])) + (", ..." if len(names) > _NAMES else "")
     return kind if kind in _NAMELESS else f"{kind} ({some})"
-
-
-def is_video(name: str) -> bool:
-    """Return whether a file name ends like that of a video."""
-    return os.path.splitext(name)[1].lower() in VIDEO_SUFFIXES
 
 
 def has_videos(folder: str) -> bool:

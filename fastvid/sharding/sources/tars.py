@@ -24,10 +24,10 @@ from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, 
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import decode_name, encode_name
+from fastvid.runtime.names import decode_name, encode_name, is_video
 from fastvid.sharding.sources.annotations import name_classes, read_annotations
 from fastvid.sharding.sources.inside import find_tables, table_sources, tar_pictures
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, is_video, picture_order
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, find_sources, picture_order
 from fastvid.sharding.sources.tables import LABELS, MAX_LABEL, RESERVED, AnnotationRow, class_order, plain_value
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote

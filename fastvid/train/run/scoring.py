@@ -36,7 +36,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.errors import JobError, SourceError, StateError, UsageError
 from fastvid.format.schema import LEDGER
 from fastvid.load.batch.batch import Batch
@@ -56,6 +55,7 @@ from fastvid.train.ranks import Member, join
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import checkpoints_of, known_classes, open_datasets, quiet, read_state
 from fastvid.train.tasks.task import Phase, Task
+from fastvid.videos.dataset import open as open_dataset
 
 log = logging.getLogger(__name__)
 

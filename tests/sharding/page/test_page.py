@@ -307,7 +307,7 @@ class TestContactSheet:
         assert (nothing.strips, nothing.left_out) == ({}, 2)
 
     def test_strips_show_the_frames_of_their_sample(self, store):
-        from fastvid.decode.video_dataset import open as open_dataset
+        from fastvid.videos.dataset import open as open_dataset
 
         strip = make_contact_sheet(summarize(store.url), max_bytes=10_000_000).strips["jump"][0]
         key = summarize(store.url).annotations["key"][strip.sample].as_py()

@@ -11,8 +11,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.decode.pictures import Shown, contact_sheet, encode_picture, spread, tile_size
-from fastvid.decode.video import Video
 from fastvid.errors import FastvidError, SampleNotFoundError, UsageError
 from fastvid.format.annotations import GenerationRows, open_annotations
 from fastvid.format.dataset import Dataset
@@ -23,6 +21,8 @@ from fastvid.runtime.arrays import BoolArray, IntArray, UInt8Array
 from fastvid.runtime.near_names import near_names
 from fastvid.runtime.values import check_integer, count, duration, shares, size, things
 from fastvid.storage import Storage, open_storage
+from fastvid.videos.pictures import Shown, contact_sheet, encode_picture, spread, tile_size
+from fastvid.videos.video import Video
 
 
 def find_samples(
@@ -220,13 +220,12 @@ class VideoDataset(Dataset, Shown):
         self._numbers([number])  # an error if there is none
         shards, rows = self.locate([number])
         label = int(self.labels[number])
-        return Video(
+        return Video.of(
             self.shard(int(shards[0])),
             int(rows[0]),
-            key=self.key(number),
+            (self.annotations, int(self.rows[number])),
             label=label,
             class_name=self.classes[label] if 0 <= label < len(self.classes) else None,
-            annotations=(self.annotations, int(self.rows[number])),
             stream=PICTURES if PICTURES in self.streams else self.streams[0],
         )
 

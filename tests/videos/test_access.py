@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 import fastvid
 from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.pictures import frames_at
 from fastvid.decode.request import ClipRequest
-from fastvid.decode.video import decode_frames
 from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Times
 from fastvid.format.schema import Codec
 from fastvid.storage import LocalStorage
 from fastvid.storage.objects import ObjectStorage
+from fastvid.videos.pictures import frames_at
+from fastvid.videos.video import decode_frames
 from tests.datasets import pack
 from tests.load.loaders import clip_loader
 from tests.makers import read_numbers

@@ -5,8 +5,10 @@ from __future__ import annotations
 import base64
 import copy
 import io
+import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -19,8 +21,22 @@ import pyarrow as pa
 from av.audio.frame import AudioFrame
 from av.video.frame import VideoFrame
 
-from fastvid.decode.clips import Read, check_packets, read_clip, reading
-from fastvid.decode.pictures import (
+from fastvid.decode.clips import Read, check_packets, read_clip
+from fastvid.decode.pyav import PyAvDecoder
+from fastvid.decode.request import Box, ClipRequest, Decoder, Planes, Rgb
+from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, read_packets
+from fastvid.errors import DecodeError, FastvidError, UsageError
+from fastvid.format.dataset import whole_file
+from fastvid.format.mp4 import load_track
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
+from fastvid.format.planes import to_pixels
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, PICTURES, Codec, StreamFlag
+from fastvid.format.shard import Shard
+from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
+from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
+from fastvid.runtime.values import duration, size, things
+from fastvid.videos.one_file import OneFile, index_file
+from fastvid.videos.pictures import (
     Shown,
     contact_sheet,
     encode_frame,
@@ -30,19 +46,6 @@ from fastvid.decode.pictures import (
     tile_size,
     wanted_frames,
 )
-from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Decoder, Planes, Rgb
-from fastvid.decode.sound import AudioClip, AudioWindow, check_rate, decode_audio, read_packets
-from fastvid.errors import DecodeError, FastvidError, UsageError
-from fastvid.format.dataset import whole_file
-from fastvid.format.mp4 import load_track
-from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
-from fastvid.format.planes import to_pixels
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, FLOW, Codec, StreamFlag
-from fastvid.format.shard import Shard
-from fastvid.report.page import fragment, missing_tile, player, png, tile, tiles
-from fastvid.runtime.arrays import Float32Array, FloatArray, IntArray, UInt8Array
-from fastvid.runtime.values import duration, size, things
 
 _TILES: Final = 16  # frames that a notebook shows of a batch
 
@@ -137,38 +140,81 @@ _PLAYED_BYTES: Final = 16 << 20  # a larger video would make the notebook's file
 
 
 class Video(Shown):
-    """One video stream of a sample.
+    """One video: a sample of a dataset, or a file without one.
+
+        fastvid.Video("a.mp4").frames(seconds=[1.2])
+
+    A file is indexed in memory, as `fastvid index` does it, and read by ranges; what a player shows is what `frames`
+    returns. It is opened in this process: index files of strangers with the command, which survives their crashes.
 
     Args:
-        shard: Shard that contains it.
-        row: Row of the sample in the shard.
-        key: The sample's key.
+        source: Path or URL (``http://``, ``s3://``, ``gs://``, ``hf://``) of a video file.
+        prove: How much is compared with an independent decode: "none", "sample" or "all".
+        hdr: "tonemap" refuses high dynamic range, which only `fastvid shard` turns into the usual one; "keep" returns
+            its values as they are.
+
+    Raises:
+        SourceError: If the file is missing, or cannot be read without encoding it; its `reason` says why.
+        StorageError: If the file cannot be read.
+        UsageError: If an argument has none of its values.
+
+    Attributes:
+        key: The sample's key; of a file its name without the ending.
         label: The sample's label, -1 if it has none.
         class_name: Name of the label, None if it has none.
-        annotations: The dataset's annotations, and the sample's row there.
-        stream: Name of the stream.
+        stream: Name of the stream of pictures.
+        info: What the stream shows.
     """
 
     _NAME: ClassVar[str] = "video"
     _SUFFIXES: ClassVar[tuple[str, ...]] = (".mp4", ".m4a", ".png", ".html")
 
-    def __init__(
-        self,
+    def __init__(self, source: str | os.PathLike[str], *, prove: str = "sample", hdr: str = "tonemap") -> None:
+        file = index_file(source, prove=prove, hdr=hdr)
+        self._set(file, 0, file.annotations())
+
+    @classmethod
+    def of(
+        cls,
         shard: Shard,
         row: int,
+        annotations: tuple[pa.Table, int],
         *,
-        key: str,
         label: int,
         class_name: str | None,
+        stream: str,
+    ) -> Video:
+        """Return the sample at a row of a shard; `annotations`: those of its dataset, and its row there."""
+        video = cls.__new__(cls)
+        video._set(shard, row, annotations, label, class_name, stream)
+        return video
+
+    def _set(
+        self,
+        shard: Shard | OneFile,
+        row: int,
         annotations: tuple[pa.Table, int],
-        stream: str = "rgb",
+        label: int = -1,
+        class_name: str | None = None,
+        stream: str = PICTURES,
     ) -> None:
-        self.key = key
-        self.label = label
-        self.class_name = class_name
-        self.stream = stream
+        table, number = annotations
+        self.key: str = table["key"][number].as_py()
+        self.label, self.class_name, self.stream = label, class_name, stream
         self.info: StreamInfo = shard.info(row, stream)
         self._shard, self._row, self._annotations = shard, row, annotations
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Add the sample or the file that a block reads to its errors."""
+        try:
+            yield
+        except FastvidError as error:
+            if isinstance(self._shard, OneFile):
+                error.at(file=self._shard.stem)
+            else:
+                error.at_sample(self._shard.stem, self.key)
+            raise
 
     def __getstate__(self) -> dict[str, Any]:
         # Another process needs one row of the annotations, not all.
@@ -248,12 +294,12 @@ class Video(Shown):
     @property
     def has_sound(self) -> bool:
         """Whether the dataset has the sample's sound; it has none of videos in place."""
-        with reading(self._shard.stem, self.key):
+        with self._reading():
             return self._shard.root is None and self._shard.audio(self._row) is not None
 
     def _m4a(self) -> bytes:
         """Return the sample's sound as stored after checking it."""
-        with reading(self._shard.stem, self.key):
+        with self._reading():
             reader = self._shard.audio(self._row)
             if reader is not None:
                 return bytes(reader.bytes(0, reader.size))
@@ -261,8 +307,8 @@ class Video(Shown):
 
     def _mp4(self) -> bytes:
         """Return the stream's file after checking its packets."""
-        with reading(self._shard.stem, self.key):
-            if self._shard.root is not None:
+        with self._reading():
+            if isinstance(self._shard, Shard) and self._shard.root is not None:
                 _, data = whole_file(self._shard, self._row, self.stream)
             else:
                 reader = self._shard.reader(self._row, self.stream)
@@ -342,7 +388,7 @@ class Video(Shown):
     ) -> FrameBatch:
         shard = self._shard
         reader = shard.reader(self._row, self.stream)
-        with reading(self._shard.stem, self.key):
+        with self._reading():
             options: dict[str, Any] = {"seconds": seconds, "size": size, "gap": reader.gap, "key": self.key}
             return reader.checked(lambda: decode_frames(self.info, self.table, reader, frames, **options))
 
@@ -366,7 +412,7 @@ class Video(Shown):
             DecodeError: If the packets do not decode to the frames.
         """
         shard, row = self._shard, self._row
-        with reading(self._shard.stem, self.key):
+        with self._reading():
             info = shard.info(row, "flow")
             wanted = wanted_frames(info, frames, seconds)
             box = Box(0, 0, info.height, info.width)
@@ -405,7 +451,7 @@ class Video(Shown):
             raise UsageError(f"audio from {float(begin)} to {float(end)} s ends before it begins", key=self.key)
         if rate is not None:
             check_rate(rate)
-        with reading(self._shard.stem, self.key):
+        with self._reading():
             reader = self._shard.audio(self._row)
             track = None if reader is None else load_track(reader)
             own = _SILENT_RATE if track is None else track.info.sample_rate

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from fastvid.cli.main import main
-from fastvid.decode.video_dataset import find_samples
 from fastvid.errors import SampleNotFoundError
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.storage import open_storage
 from fastvid.storage.objects import ObjectStorage
 from fastvid.storage.urls import copy_file
+from fastvid.videos.dataset import find_samples
 from tests.datasets import pack
 from tests.makers import ffmpeg, read_numbers
 

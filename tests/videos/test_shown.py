@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode import pictures
-from fastvid.decode.pictures import contact_sheet, encode_picture
 from fastvid.errors import ChecksumError, UsageError
 from fastvid.format.shard import Shard
+from fastvid.videos import pictures
+from fastvid.videos.pictures import contact_sheet, encode_picture
 from tests.browser import Browser, needs_chromium
 from tests.datasets import pack
 from tests.makers import read_numbers

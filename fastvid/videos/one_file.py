@@ -1,0 +1,100 @@
+"""A video file without a dataset: indexed in memory, and read like the sample of a shard."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import ClassVar, Final, NoReturn
+
+import pyarrow as pa
+
+from fastvid.errors import SourceError, UsageError
+from fastvid.format.in_place import ListedFile, Root
+from fastvid.format.packets import PacketTable, StreamInfo
+from fastvid.format.schema import PICTURES, StreamFlag
+from fastvid.format.tar import StreamReader
+from fastvid.media.describe import HDR
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.file_tables import FileReader
+from fastvid.media.index_video import Proof, index_in_place
+from fastvid.media.reasons import Reason
+from fastvid.runtime.values import check_choice
+from fastvid.storage.urls import is_remote, open_file
+
+_ONLY: Final = (PICTURES,)
+
+
+@dataclass(frozen=True, slots=True)
+class OneFile:
+    """The index of a file: what `Video` asks of a shard, with a single row."""
+
+    stem: str  # the path or URL
+    listed: ListedFile
+    indexed: StreamInfo
+    packets: PacketTable
+
+    streams: ClassVar[tuple[str, ...]] = _ONLY
+    num_streams: ClassVar[int] = 1
+    root: ClassVar[Root] = Root("", "")
+
+    def info(self, _row: int, stream: str = "") -> StreamInfo:
+        """Return the description of the video."""
+        if stream not in ("", PICTURES):
+            raise UsageError(f"a file has no stream {stream!r}", file=self.stem, hint="only datasets have others")
+        return self.indexed
+
+    def table(self, row: int, stream: str = "") -> PacketTable:
+        """Return its packets."""
+        self.info(row, stream)
+        return self.packets
+
+    def member(self, _row: int, _stream: str = "") -> tuple[int, int]:
+        """Return where it is in the file, in bytes."""
+        return 0, self.listed.size
+
+    def file(self, _row: int, _stream: str = "") -> ListedFile:
+        """Return the file, and which version of it was indexed."""
+        return self.listed
+
+    def reader(self, _row: int, _stream: str = "") -> StreamReader:
+        """Return a reader of its bytes."""
+        version = self.listed.version if self.indexed.flags & StreamFlag.UNCHECKED else None
+        return StreamReader(*open_file(self.stem), *self.member(0), version, listed=self.stem)
+
+    def audio(self, _row: int) -> NoReturn:
+        """Raise UsageError: its sound is not indexed."""
+        raise UsageError(
+            "a file is indexed without its sound", file=self.stem, hint="`fastvid shard --audio aac` stores it"
+        )
+
+    def annotations(self) -> tuple[pa.Table, int]:
+        """Return a table of what is known of it, and its row there."""
+        info = self.indexed
+        facts = {"num_frames": info.num_frames, "fps": float(info.fps), "width": info.width, "height": info.height}
+        key = PurePosixPath(self.stem).stem
+        return pa.Table.from_pylist([{"key": key, **facts, "duration": float(info.num_frames / info.fps)}]), 0
+
+
+def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFile:
+    """Index a video file, see `Video`."""
+    check_choice("prove", prove, [proof.value for proof in Proof])
+    check_choice("hdr", hdr, HDR)
+    path = os.fspath(source)
+    path = path if is_remote(path) else os.path.abspath(path)
+    storage, name = open_file(path)
+    version = storage.version(name)
+    if version is None or not version.size:
+        raise SourceError(
+            "the file is not there" if version is None else "the file has no bytes",
+            reason=Reason.MISSING if version is None else Reason.EMPTY,
+            file=path,
+        )
+    try:
+        found = index_in_place(FileReader(storage, name, version), Limits(), Proof(prove), hdr=hdr)
+    except SourceError as error:
+        raise error.at(file=path) from error
+    modified = None if version.tag else version.modified.isoformat()
+    listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, version.size, version.tag, modified)
+    table = PacketTable(found.records, whole=bool(found.info.flags & StreamFlag.WHOLE))
+    return OneFile(path, listed, found.info, table)
