@@ -31,7 +31,8 @@ from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.profiles import build_command, get_profile
+from fastvid.sharding.encode.profiles import build_command
+from fastvid.sharding.job.job import choose_settings
 
 SCHEMA: Final = "fastvid-bench-segments/1"
 _RATE, _WIDTH, _HEIGHT, _GOP = 25, 320, 240, 250
@@ -130,7 +131,7 @@ def rival(long: Path, starts: Sequence[float], length: float, target: Path) -> l
     commands = []
     for number, start in enumerate(starts):
         url = f"file:{target}/{number:04d}.mp4"
-        command = build_command(find_ffmpeg(), get_profile("compact"), info, f"file:{long}", [(url, None)], Limits())
+        command = build_command(choose_settings("compact"), info, f"file:{long}", [(url, None)])
         # A forced rate would renumber the frames after the seek.
         forced = command.index("-r")
         del command[forced : forced + 2]

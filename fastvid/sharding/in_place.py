@@ -29,6 +29,7 @@ from fastvid.runtime import faults
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
@@ -36,7 +37,7 @@ from fastvid.sharding.job.run import How, Job, ShardWork, joined
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.index import unpack_found
-from fastvid.sharding.work.tasks import Outcome, Settings
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 

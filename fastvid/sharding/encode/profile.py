@@ -1,4 +1,4 @@
-"""Profiles: the parameters with which samples are encoded, and what they mean for ffmpeg.
+"""Profiles and settings: the parameters with which samples are encoded, and what they mean for ffmpeg.
 
 `ENCODER_OPTIONS` has the options of each encoder: GOP structure, determinism, and equal headers for equal sizes.
 `plan_window` chooses what ffmpeg decodes for some frames of a source: from the first packet, or from a key frame before
@@ -17,10 +17,13 @@ import numpy as np
 
 from fastvid.errors import UsageError
 from fastvid.media.describe import HDR, TONE_MAP
-from fastvid.media.ffmpeg import FfmpegBuild
+from fastvid.media.ffmpeg import FfmpegBuild, Limits
+from fastvid.media.index_video import Proof
 from fastvid.media.probe import SourceInfo
 from fastvid.media.timing import MAX_RATE, FrameTiming, pairs
 from fastvid.runtime.arrays import FloatArray
+from fastvid.sharding.encode.flow import PICTURES, Streams
+from fastvid.sharding.encode.salvage import allowed_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,31 +82,45 @@ class Profile:
         """Return whether a build of ffmpeg has the encoder of this profile."""
         return self.copies or self.encoder in build.encoders
 
-    def changed(
-        self,
-        *,
-        short_side: int | None = None,
-        crf: int | None = None,
-        gop: int | None = None,
-        fps: str | None = None,
-        hdr: str | None = None,
-    ) -> Profile:
-        """Return this profile with other parameters; None keeps a parameter."""
-        changes = {"short_side": short_side, "crf": crf, "gop": gop, "fps": fps}
-        given = [name for name, value in changes.items() if value is not None]
-        if hdr is not None:
-            return replace(self, hdr=hdr).changed(short_side=short_side, crf=crf, gop=gop, fps=fps)
-        if not given:
-            return self
-        if self.copies:
-            raise UsageError(f"profile {self.name!r} does not encode: {given[0]} has no effect on it")
-        values = asdict(self) | {name: value for name, value in changes.items() if value is not None}
-        return Profile(**values | {"bframes": min(self.bframes, values["gop"] - 1)})
+    def changed(self, **changes: Any) -> Profile:
+        """Return this profile with other parameters: ``short_side``, ``crf``, ``gop``, ``fps``, ``hdr``; None keeps."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        useless = next((name for name in given if name != "hdr"), None)
+        if self.copies and useless is not None:
+            raise UsageError(f"profile {self.name!r} does not encode: {useless} has no effect on it")
+        if "gop" in given:
+            given["bframes"] = min(self.bframes, given["gop"] - 1)
+        return replace(self, **given)
 
     def to_json(self) -> dict[str, Any]:
         """Return all parameters, as a dataset records them; without `hdr` where it is what 0.2 did."""
         values = asdict(self)
         return values if self.hdr != TONE_MAP else {name: values[name] for name in values if name != "hdr"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all tasks of a job have in common."""
+
+    profile: Profile  # how samples are encoded
+    build: FfmpegBuild
+    limits: Limits
+    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
+    streams: Streams = PICTURES
+    blocked: tuple[str, ...] = ()
+    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
+    # every damaged source. See `fastvid.sharding.encode.salvage`.
+    max_bad_frames: str | None = None
+    proof: Proof | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bad_frames is not None:
+            allowed_frames(self.max_bad_frames, 0)
+            if self.profile.copies:
+                raise UsageError(
+                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
+                    hint="remove max_bad_frames, or use --profile compact",
+                )
 
 
 def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:

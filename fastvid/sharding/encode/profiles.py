@@ -25,7 +25,14 @@ from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import COLOUR
-from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
+from fastvid.sharding.encode.profile import (
+    ENCODER_OPTIONS,
+    DecodeWindow,
+    Profile,
+    Settings,
+    plan_window,
+    written_timing,
+)
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
@@ -96,22 +103,21 @@ def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -
 
 
 def build_command(
-    build: FfmpegBuild,
-    profile: Profile,
+    settings: Settings,
     info: SourceInfo,
     source_url: str,
     targets: Sequence[tuple[str, tuple[int, int] | None]],
-    limits: Limits,
     window: DecodeWindow | None = None,
 ) -> list[str]:
     """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
     `targets`: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all.
-    One pass over the source writes all of them. `limits`: limits on the size of frames.
+    One pass over the source writes all of them.
     """
+    build, profile = settings.build, settings.profile
     window = window or plan_window(info, profile, [frames for _, frames in targets])
     seeks = window.seek is not None
-    picture = ffmpeg.input(source_url, **input_options(build, info, limits, window.seek))["V:0"]
+    picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
     by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
         # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
@@ -122,14 +128,14 @@ def build_command(
     if window.trims:
         picture = picture.filter("trim", start_pts=window.first, end_pts=window.last)
     picture = picture_filters(build, profile, info, picture)
-    geometry = upright_geometry(info, profile)
+    geometry, timing = upright_geometry(info, profile), written_timing(info.timing, profile)
     branches = picture.split() if len(targets) > 1 else None
     outputs = []
     for number, (url, frames) in enumerate(targets):
         branch = picture if branches is None else branches[number]
         if frames is not None:
-            branch = _cut(branch, written_timing(info.timing, profile).rate, *frames)
-        most = 2 * written_timing(info.timing, profile).frames + 16
+            branch = _cut(branch, timing.rate, *frames)
+        most = 2 * timing.frames + 16
         options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
         outputs.append(ffmpeg.output(branch, url, **options, **({"copyts": None} if by_times else {})))
     command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
@@ -146,15 +152,14 @@ def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
     return picture.filter("setpts", f"PTS-{first}")
 
 
-def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
+def build_check(settings: Settings, info: SourceInfo, source_url: str) -> list[str]:
     """Return the ffmpeg command that decodes a source and writes nothing."""
-    source = ffmpeg.input(
-        source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
-    )
+    most = settings.limits.max_pixels
+    source = ffmpeg.input(source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=most)
     # Renumber the frames, far apart for a clock of any rate: the null muxer reports equal times as errors.
     picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
-    return [build.path, *_QUIET, *command]
+    return [settings.build.path, *_QUIET, *command]
 
 
 def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:

@@ -42,7 +42,8 @@ from fastvid.runtime.processes import (
     piece_size,
     unpack,
 )
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask, group_by_file
+from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
 
 class Engine(Protocol):

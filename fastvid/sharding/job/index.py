@@ -37,6 +37,7 @@ from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
 from fastvid.runtime.values import sha256
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.job.job import JobReport, index_settings, run, shard_records
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, problem_row
 from fastvid.sharding.job.lock import Staging
@@ -45,7 +46,7 @@ from fastvid.sharding.job.run import How, Job, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import TarSample, find_tars, name_samples, read_tar, sample_keys
 from fastvid.sharding.work.index import unpack_found
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import Outcome, SourceTask
 from fastvid.storage import LocalStorage, Storage, open_storage
 
 

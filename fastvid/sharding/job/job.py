@@ -26,7 +26,7 @@ from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
-from fastvid.sharding.encode.profile import Profile
+from fastvid.sharding.encode.profile import Profile, Settings
 from fastvid.sharding.encode.profiles import get_profile
 from fastvid.sharding.job.ledger import (
     Part,
@@ -44,7 +44,6 @@ from fastvid.sharding.job.restore import annotation_row
 from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import SourceList
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
 
 # Hex digits of the job's identity that form the dataset's id.

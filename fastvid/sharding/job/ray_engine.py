@@ -36,11 +36,11 @@ from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import same_streams
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.engines.local import Child, LocalEngine
 from fastvid.sharding.job.lock import Staging, scratch_folder
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.run import How, Job, ShardWork
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import open_storage
 from fastvid.storage.urls import is_remote
 

@@ -27,6 +27,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.lock import Heartbeat, Staging, scratch_folder
@@ -34,7 +35,7 @@ from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)

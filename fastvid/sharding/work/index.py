@@ -40,11 +40,11 @@ from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.values import sha256
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.work.tasks import (
     EncodedSample,
     Outcome,
     Report,
-    Settings,
     SourceTask,
     attempt,
     check_version,

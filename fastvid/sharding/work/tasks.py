@@ -22,15 +22,11 @@ from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
-from fastvid.errors import FastvidError, FormatError, SourceError, StorageError, UsageError
-from fastvid.media.ffmpeg import FfmpegBuild, Limits, no_space, temporary_file
-from fastvid.media.index_video import Proof
+from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
+from fastvid.media.ffmpeg import Limits, no_space, temporary_file
 from fastvid.media.probe import OpenSource, open_source
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.processes import pack, unpack
-from fastvid.sharding.encode.flow import PICTURES, Streams
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.sharding.sources.inside import put_together
 from fastvid.storage import RemoteOptions
 from fastvid.storage.protocol import CHANGED, Version
@@ -45,31 +41,6 @@ def parse_record(value: object, kind: type[Record], what: str) -> Record:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise FormatError(f"{what} does not parse: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all tasks of a job have in common."""
-
-    profile: Profile  # how samples are encoded
-    build: FfmpegBuild
-    limits: Limits
-    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
-    streams: Streams = PICTURES
-    blocked: tuple[str, ...] = ()
-    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
-    # every damaged source. See `fastvid.sharding.encode.salvage`.
-    max_bad_frames: str | None = None
-    proof: Proof | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_bad_frames is not None:
-            allowed_frames(self.max_bad_frames, 0)
-            if self.profile.copies:
-                raise UsageError(
-                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
-                    hint="remove max_bad_frames, or use --profile compact",
-                )
 
 
 @dataclass(frozen=True, slots=True)

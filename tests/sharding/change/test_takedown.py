@@ -25,6 +25,7 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.receipts import audit_removals, read_receipts, receipt_file, steps_left
 from fastvid.sharding.change.takedown import SourceSelection, take_down
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
@@ -32,7 +33,7 @@ from fastvid.sharding.job.ledger import block, read_blocked, read_ledger
 from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import summarize
 from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, open_storage
 from tests.sharding.shardtools import ffmpeg, ledger, make
 

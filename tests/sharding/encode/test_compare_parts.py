@@ -11,11 +11,11 @@ import pytest
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import profiles
-from fastvid.sharding.encode.profile import plan_window
+from fastvid.sharding.encode.profile import Settings, plan_window
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work import encode as encode_clip
 from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
 

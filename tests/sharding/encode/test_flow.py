@@ -23,7 +23,7 @@ from fastvid.format.generations import read_generation
 from fastvid.format.planes import STEPS, ZERO, to_pixels
 from fastvid.format.schema import Range
 from fastvid.format.shard import Shard, index_shard
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.change.compact import compact_shards
@@ -34,10 +34,9 @@ from fastvid.sharding.encode.transcode import encode_flow, verify
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ray_engine import settings_here
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import LocalStorage
 from tests.makers import texture
-from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, tars
+from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, settings, tars
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
@@ -121,19 +120,19 @@ def test_every_profile_stores_the_estimated_flow(name, tmp_path):
     if not profile.runs_on(build):
         pytest.skip(f"{build.path} has no encoder {profile.encoder}")
     path = write_drifting(tmp_path / "drift.mp4", 9)
-    video = encode(path, profile).videos[0]
+    video = encode(path, profile)[0]
     shape = verify(video, profile, frames=(9, 9), rate=25)
-    settings = flow_settings("dis")
-    data = encode_flow(build, profile, settings, video, shape, 25, Limits())
-    assert data == encode_flow(build, profile, settings, video, shape, 25, Limits())
+    how = flow_settings("dis")
+    data = encode_flow(settings(profile), how, video, shape, 25)
+    assert data == encode_flow(settings(profile), how, video, shape, 25)
     with av.open(io.BytesIO(video)) as pictures, av.open(io.BytesIO(data)) as stored:
         luma = [_luma(frame) for frame in pictures.decode(video=0)]
         frames = list(stored.decode(video=0))
         levels = np.stack([_luma(frame) for frame in frames])
     assert {int(frame.color_range) for frame in frames} == {2}
     assert levels.shape == (9, 128, 96)
-    estimated = np.stack([one.copy() for one in estimate_flow(luma, settings)])
-    error = to_pixels(levels, settings.bound) - to_pixels(estimated, settings.bound)
+    estimated = np.stack([one.copy() for one in estimate_flow(luma, how)])
+    error = to_pixels(levels, how.bound) - to_pixels(estimated, how.bound)
     # A level is 0.16 pixels.
     assert np.abs(error).mean() < 0.2
     assert abs(error.mean()) < 0.05
@@ -141,7 +140,7 @@ def test_every_profile_stores_the_estimated_flow(name, tmp_path):
 
 def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
     profile = PROFILES["compact"].changed(**SMALL)
-    video = encode(write_drifting(tmp_path / "drift.mp4"), profile).videos[0]
+    video = encode(write_drifting(tmp_path / "drift.mp4"), profile)[0]
     shape = verify(video, profile, frames=(6, 6), rate=25)
     from fastvid.sharding.encode import transcode
 
@@ -153,7 +152,7 @@ def test_flow_changed_by_encoding_is_rejected(tmp_path, monkeypatch):
 
     monkeypatch.setattr(transcode, "output_options", darker)
     with pytest.raises(SourceError, match="the encoded flow is wrong: the mean of a frame differs"):
-        encode_flow(find_ffmpeg(), profile, flow_settings("dis"), video, shape, 25, Limits())
+        encode_flow(settings(profile), flow_settings("dis"), video, shape, 25)
 
 
 @pytest.fixture(scope="module")
@@ -235,9 +234,9 @@ def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder
 
 def test_node_with_another_opencv_raises():
     streams = choose_streams("rgb,flow")
-    settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0, streams)
-    assert settings_here(settings, "node").streams == streams
-    other = replace(settings, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
+    how = settings(streams=streams)
+    assert settings_here(how, "node").streams == streams
+    other = replace(how, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
         settings_here(other, "east")
 

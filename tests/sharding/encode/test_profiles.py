@@ -24,8 +24,8 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
-from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
+from fastvid.sharding.work.tasks import SourceTask
+from tests.sharding.shardtools import HDR, encode, ffmpeg, make, settings, turn
 
 COMPACT = PROFILES["compact"]
 ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
@@ -81,7 +81,7 @@ def test_invalid_profiles_raise():
 def encoded(tmp_path_factory):
     """A rotating hand of 70 frames in each profile, 96 pixels high."""
     source = make(tmp_path_factory.mktemp("source") / "a.mp4", size="160x96", frames=70)
-    return {name: encode(source, profile.changed(short_side=96)).videos[0] for name, profile in ENCODING.items()}
+    return {name: encode(source, profile.changed(short_side=96))[0] for name, profile in ENCODING.items()}
 
 
 @pytest.mark.parametrize("name", ["compact", "hevc"])
@@ -138,7 +138,7 @@ def test_headers_are_equal_for_equal_sizes_of_any_source(tmp_path):
         make(tmp_path / "c.avi", "-c:v", "mpeg4", size="80x48", frames=1, rate="12"),
         make(tmp_path / "d.mpg", "-c:v", "mpeg1video", size="160x96", frames=12, rate="50"),
     ]
-    headers = {index_mp4(encode(path, COMPACT.changed(short_side=96)).videos[0])[0].extradata for path in sources}
+    headers = {index_mp4(encode(path, COMPACT.changed(short_side=96))[0])[0].extradata for path in sources}
     assert len(headers) == 1
 
 
@@ -168,14 +168,13 @@ def test_planned_packets_decode_to_the_frames_of_the_whole_stream(encoded, name)
 def test_bytes_are_equal_on_a_second_run_and_without_simd(name, tmp_path):
     # An odd size, ten bits and 4:4:4 exercise every branch of the scaler.
     source = make(tmp_path / "a.mkv", "-pix_fmt", "yuv444p10le", "-c:v", "ffv1", size="131x97", frames=12)
-    first = encode(source, PROFILES[name].changed(short_side=96)).videos[0]
-    assert encode(source, PROFILES[name].changed(short_side=96)).videos[0] == first
-    build, target = find_ffmpeg(), tmp_path / "plain.mp4"
+    first = encode(source, PROFILES[name].changed(short_side=96))[0]
+    assert encode(source, PROFILES[name].changed(short_side=96))[0] == first
+    target = tmp_path / "plain.mp4"
     with open_source(str(source)) as opened:
         info = probe(opened, Limits())
-        command = build_command(
-            build, PROFILES[name].changed(short_side=96), info, opened.url, [(f"file:{target}", None)], Limits()
-        )
+        how = settings(PROFILES[name].changed(short_side=96))
+        command = build_command(how, info, opened.url, [(f"file:{target}", None)])
         plain = [command[0], "-cpuflags", "0", *command[1:]]
         subprocess.run(plain, check=True, capture_output=True, pass_fds=[opened.descriptor])
     assert target.read_bytes() == first
@@ -210,18 +209,18 @@ def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
     red, green, blue = 0xE0 / 255, 0x80 / 255, 0x20 / 255
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     expected = (16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402)
-    found = middle(encode(path, COMPACT.changed(short_side=96, crf=1)).videos[0])
+    found = middle(encode(path, COMPACT.changed(short_side=96, crf=1))[0])
     np.testing.assert_allclose(found, expected, atol=rtol)
 
 
 def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     path = make(tmp_path / "a.mp4", "-vf", f"format=yuv420p10le,{HDR}", frames=3)
-    luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96)).videos[0])
+    luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96))[0])
     assert 16 < luma < 235
     with open_source(str(path)) as opened:
         info = probe(opened, Limits())
         with pytest.raises(SourceError) as caught:
-            build_command(replace(find_ffmpeg(), zscale=False), COMPACT, info, opened.url, [("x", None)], Limits())
+            build_command(settings(build=replace(find_ffmpeg(), zscale=False)), info, opened.url, [("x", None)])
     assert caught.value.reason == Reason.HDR
 
 
@@ -230,7 +229,7 @@ def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
     flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
     halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
     ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
-    data = encode(turn(flat, turned), COMPACT.changed(short_side=96)).videos[0]
+    data = encode(turn(flat, turned), COMPACT.changed(short_side=96))[0]
     with av.open(io.BytesIO(data)) as container:
         frame = next(container.decode(video=0))
         assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)
@@ -243,10 +242,10 @@ def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
 @pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])
 def test_profile_rate_repeats_or_drops_frames(rate, fps, frames, tmp_path):
     path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
-    settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
+    how = settings(COMPACT.changed(short_side=96, fps=fps))
     for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
         task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
-        outcome = encode_source(task, settings, lambda *_: None)
+        outcome = encode_source(task, how, lambda *_: None)
         assert outcome.message == ""
         sample = outcome.samples[0]
         assert abs(sample.num_frames - expected) <= 1

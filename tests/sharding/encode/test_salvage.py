@@ -16,10 +16,11 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import salvage
 from fastvid.sharding.encode.flow import Streams
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.salvage import allowed_frames, clean_cut, longest_run
 from fastvid.sharding.work.encode import encode_clips
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers

@@ -18,13 +18,14 @@ import pytest
 from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from tests.sharding.shardtools import REPOSITORY, ledger, make, stub, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)
@@ -115,7 +116,8 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
         from fastvid.media.ffmpeg import find_ffmpeg
         from fastvid.media.ffmpeg import Limits
         from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.work.tasks import Settings, SourceTask
+        from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.work.tasks import SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
         list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))

@@ -16,6 +16,7 @@ import pytest
 from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
@@ -27,7 +28,6 @@ from fastvid.sharding.job.ray_engine import make_shard
 from fastvid.sharding.job.run import EncodeShards, How
 from fastvid.sharding.lerobot.jobs import index_lerobot
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import LocalStorage
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster

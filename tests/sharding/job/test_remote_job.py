@@ -17,6 +17,7 @@ from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
 from fastvid.sharding.job.job import run_job
@@ -25,7 +26,7 @@ from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests import forks
 from tests.sharding.shardtools import command, ledger, make, tars

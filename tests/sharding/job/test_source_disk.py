@@ -14,6 +14,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import audio
 from fastvid.sharding.encode.flow import Streams
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines import local
 from fastvid.sharding.job.index import index_tars
@@ -21,7 +22,7 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode as work
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import Outcome, SourceTask
 from tests.sharding.shardtools import command, ffmpeg, ledger, make, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)

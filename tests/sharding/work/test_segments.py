@@ -16,13 +16,14 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.values import size
 from fastvid.sharding.encode import profile as window
 from fastvid.sharding.encode.flow import Streams
+from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode as encode_clip
 from fastvid.sharding.work import encode as work
 from fastvid.sharding.work.encode import encode_clips, encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
