@@ -23,6 +23,7 @@ from fastvid.errors import JobError
 from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
@@ -161,7 +162,34 @@ def _rejected(outcome: Outcome, bad: Outcome) -> Outcome:
     return replace(outcome, samples=(), reason=reason, message=f"another camera of its episode: {bad.message}")
 
 
-class EncodeShards(ShardWork):
+class SourceWork(ShardWork):
+    """Makes samples of the outcomes of its sources: subclasses say what of which, and how a shard is written."""
+
+    @abstractmethod
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, Any]]:
+        """Yield the samples of packed sources, one source for each stream, each with what `pack` takes."""
+
+    @abstractmethod
+    def pack(self, shard: int, samples: Iterator[Any]) -> TarDigest | None:
+        """Write the file of a shard, and its sidecars; None if it has no samples, which leaves its number unused."""
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`."""
+        stem, rows, packed = self.stems[shard], list[Row](), list[PackedSample]()
+
+        def samples() -> Iterator[Any]:
+            for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
+                rows.extend(self.row(source, outcome, stem) for source, outcome in views)
+                for sample, made in self.made(views) if views[0][1].reason is None else ():
+                    packed.append(sample)
+                    yield made
+
+        digest = self.pack(shard, samples())
+        faults.reach("ledger")
+        return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
+
+
+class EncodeShards(SourceWork):
     """Encodes sources into new tars. `seed`: seed of the order of samples in the shards."""
 
     def __init__(
@@ -194,37 +222,24 @@ class EncodeShards(ShardWork):
         self.encoder, self.profile = self.identity["encoder"], self.identity["profile"]
         self.streams, self.extras = settings.streams.video, settings.streams.to_json()
 
-    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
-        """See `ShardWork`."""
-        stem = self.stems[shard]
-        rows: list[Row] = []
-        packed: list[PackedSample] = []
-        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
-        record = dataset_record(made, self.profile, self.encoder)
-        members = with_record(self._members(shard, outcomes, rows, packed), record)
-        first = next(members, None)
-        # If all sources of a shard are rejected, there is no tar and its number stays unused.
-        digest = (
-            None
-            if first is None
-            else write_shard(self.storage, stem, chain([first], members), streams=self.streams, scratch=self.scratch)
-        )
-        faults.reach("ledger")
-        return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[str, Mapping[str, bytes]]]]:
+        """See `SourceWork`."""
+        for source, sample in self._samples(views):
+            meta = sample.meta
+            place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
+            facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
+            packed = PackedSample(encode_name(source.id), sample.key, *facts, *place)
+            row = annotation_row(packed, source, self._labels)
+            yield packed, (sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes))
 
-    def _members(
-        self, shard: int, outcomes: Iterator[Outcome], rows: list[Row], packed: list[PackedSample]
-    ) -> Iterator[tuple[str, Mapping[str, bytes]]]:
-        """Yield the samples of a shard in the order of its slots, and append their ledger rows."""
-        for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
-            rows += [self.row(source, outcome, self.stems[shard]) for source, outcome in views]
-            for source, sample in self._samples(views) if views[0][1].reason is None else ():
-                meta = sample.meta
-                place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
-                facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
-                packed.append(PackedSample(encode_name(source.id), sample.key, *facts, *place))
-                row = annotation_row(packed[-1], source, self._labels)
-                yield sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes)
+    def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
+        """See `SourceWork`."""
+        first = next(samples, None)
+        if first is None:
+            return None
+        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        members = with_record(chain([first], samples), dataset_record(made, self.profile, self.encoder))
+        return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
 
     def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
         """Yield the samples of packed sources, each with the source that it is named after."""

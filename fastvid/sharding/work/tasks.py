@@ -12,6 +12,7 @@ no name: whatever happens to this process, nothing is left behind.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -182,35 +183,30 @@ _ANSWER_SECONDS: Final = 180.0
 
 
 @contextmanager
-def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
+def open_task(task: SourceTask, limits: Limits, report: Report) -> Iterator[OpenSource]:
     """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
-    if task.inside:
-        report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(task.size))
-        with temporary_file() as file:
-            put_together(task.path, task.member, task.inside, file)
-            size = os.fstat(file.fileno()).st_size
-            _check_size(size, limits)
-            report("probe", task.patience * limits.read_seconds(size))
-            with open_source(f"/proc/self/fd/{file.fileno()}") as source:
-                yield replace(source, private=True)
-        return
-    if not is_remote(task.path):
+    if not task.inside and not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:
             _check_size(source.size, limits)
             yield source
         return
     with temporary_file() as file:
-        if task.member is None:
-            size = _fetch(task, _Scratch(file), limits, report)
+        if task.inside:
+            report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(task.size))
+            put_together(task.path, task.member, task.inside, file)
+        elif task.member is None:
+            _fetch(task, _Scratch(file), limits, report)
         else:
-            size = _fetch_range(task, task.member, _Scratch(file), limits, report)
+            _fetch_range(task, task.member, _Scratch(file), limits, report)
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, limits)
         report("probe", task.patience * limits.read_seconds(size))
         with open_source(f"/proc/self/fd/{file.fileno()}") as source:
             yield replace(source, private=True)
 
 
-def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
+def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Report) -> bytes:
     """Read the sound of a task from its tar.
 
     `place`: first byte and bytes of the sound.
@@ -229,10 +225,8 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
     return data
 
 
-def _fetch_range(
-    task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
-) -> int:
-    """Fetches a member of a tar; returns its bytes."""
+def _fetch_range(task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Report) -> None:
+    """Fetch a member of a tar."""
     url, (offset, size) = FileUrl.parse(task.path), place
     _check_size(size, limits)
     report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(size))
@@ -242,10 +236,9 @@ def _fetch_range(
             piece = memoryview(bytearray(min(PIECE_BYTES, size - start)))
             storage.read_into(url.name, [(offset + start, piece)])
             file.write(piece)
-    return size
 
 
-def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:
+def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Report) -> None:
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:
@@ -255,7 +248,7 @@ def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[s
 
     report("fetch", _ANSWER_SECONDS)
     with source_errors(task):
-        return open_root(url, _OPTIONS).download(url.name, file, check).size
+        open_root(url, _OPTIONS).download(url.name, file, check)
 
 
 def _check_size(size: int, limits: Limits) -> None:
@@ -301,29 +294,17 @@ def _bare_tag(tag: str) -> str:
     return tag.removeprefix("W/").strip('"')
 
 
-class _Scratch:
+class _Scratch(io.FileIO):
     """A file whose writes fail with SourceError, so that nobody takes a full disk for a fault of the server."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        super().__init__(file.fileno(), "r+", closefd=False)
 
     def write(self, data: Any) -> int:
+        view, done = memoryview(data), 0
         try:
-            # Past the file's buffer: an error shows where it happens.
-            view, done = memoryview(data), 0
             while done < len(view):
-                done += os.write(self._file.fileno(), view[done:])
+                done += super().write(view[done:])
         except OSError as error:
             raise no_space(error) from error
         return done
-
-    def seek(self, position: int) -> int:
-        return os.lseek(self._file.fileno(), position, os.SEEK_SET)
-
-    def truncate(self) -> int:
-        position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
-        os.ftruncate(self._file.fileno(), position)
-        return position
-
-    def fileno(self) -> int:
-        return self._file.fileno()
