@@ -132,7 +132,6 @@ def reindex(
     root: str | None = None,
     shards: Collection[str] | None = None,
     workers: int | None = None,
-    limits: Limits | None = None,
 ) -> Reindexed:
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
@@ -157,7 +156,7 @@ def reindex(
     work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
-        parts = _index(scratch, chosen, work, workers, limits)
+        parts = _index(scratch, chosen, work, workers)
         names = {}
         for shard, part in zip(chosen, parts, strict=True):
             names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
@@ -230,10 +229,9 @@ def _index(
     records: Sequence[ShardRecord],
     work: Sequence[Sequence[Source]],
     workers: int | None,
-    limits: Limits | None,
 ) -> list[Part]:
     # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
-    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
+    settings = index_settings(None, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")

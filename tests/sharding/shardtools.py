@@ -22,6 +22,8 @@ from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.sharding.encode.profile import Profile, Settings
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import transcode
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.tasks import Outcome, SourceTask
 from tests import forks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -83,6 +85,12 @@ def encode(path: Path | str, profile: Profile = PROFILES["compact"], parts=(None
     how = settings(profile, **options)
     with open_source(str(path)) as source:
         return transcode(how, source, probe(source, Limits()), list(parts))
+
+
+def encode_source(task: SourceTask, how: Settings, report=lambda _phase, _seconds: None) -> Outcome:
+    """What a worker makes of one source, or of one clip of it."""
+    (outcome,) = encode_clips([task], how, report, lambda _tasks: None)
+    return outcome
 
 
 def stub(path: Path, body: str) -> str:

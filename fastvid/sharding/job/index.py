@@ -229,7 +229,6 @@ def rebuild(
     *,
     shards: Collection[str] | None = None,
     workers: int | None = None,
-    limits: Limits | None = None,
 ) -> tuple[str, ...]:
     """Recompute the sidecars of shards of a dataset from their tars, and upgrade a dataset of fastvid 0.1.
 
@@ -265,7 +264,7 @@ def rebuild(
             if tar.problem and tar.stem in chosen:
                 raise FormatError(tar.problem[1], shard=tar.stem)
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
-        settings, how = index_settings(limits), How(workers=workers, command="index")
+        settings, how = index_settings(None), How(workers=workers, command="index")
         work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.

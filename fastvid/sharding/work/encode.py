@@ -131,12 +131,6 @@ class Encoded:
     seconds: float
 
 
-def encode_source(task: SourceTask, settings: Settings, report: Report) -> Outcome:
-    """Encode and verify one source, or one clip of it. Never raises for what a source does."""
-    (outcome,) = encode_clips([task], settings, report, lambda _tasks: None)
-    return outcome
-
-
 def encode_clips(tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Begin) -> Iterator[Outcome]:
     """Encode and verify clips of one source, and yield the outcome of each as soon as it is known.
 

@@ -14,10 +14,9 @@ from fastvid.sharding.encode import profiles
 from fastvid.sharding.encode.profile import Settings, plan_window
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work import encode as encode_clip
-from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.encode.test_transcode import numbers
-from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
+from tests.sharding.shardtools import HDR, encode_source, ffmpeg, look, make, turn
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 CHANGES = {
@@ -32,7 +31,7 @@ START = "setpts=PTS-STARTPTS"
 def pack(path, start=None, end=None, profile=SMALL, **options):
     settings = Settings(profile, find_ffmpeg(), Limits(), options.pop("max_seconds", 600.0), **options)
     task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
-    return encode_source(task, settings, lambda phase, seconds: None)
+    return encode_source(task, settings)
 
 
 def halves(source, target, change, suffix, codec, clock=""):

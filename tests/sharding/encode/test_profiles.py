@@ -23,9 +23,8 @@ from fastvid.media.probe import open_source, probe
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
-from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import SourceTask
-from tests.sharding.shardtools import HDR, encode, ffmpeg, make, settings, turn
+from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings, turn
 
 COMPACT = PROFILES["compact"]
 ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
@@ -245,7 +244,7 @@ def test_profile_rate_repeats_or_drops_frames(rate, fps, frames, tmp_path):
     how = settings(COMPACT.changed(short_side=96, fps=fps))
     for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
         task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
-        outcome = encode_source(task, how, lambda *_: None)
+        outcome = encode_source(task, how)
         assert outcome.message == ""
         sample = outcome.samples[0]
         assert abs(sample.num_frames - expected) <= 1

@@ -24,9 +24,8 @@ from fastvid.sharding.engines import local
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
-from tests.sharding.shardtools import REPOSITORY, ledger, make, stub, tars
+from tests.sharding.shardtools import REPOSITORY, encode_source, ledger, make, stub, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
@@ -191,7 +190,7 @@ class Backwards:
     def run(self, tasks):
         assert self.address == "here"
         for task in reversed(list(tasks)):
-            yield encode_source(task, self.settings, lambda phase, seconds: None)
+            yield encode_source(task, self.settings)
 
     def close(self):
         pass

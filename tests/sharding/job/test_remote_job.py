@@ -25,11 +25,10 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.encode import encode_source
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests import forks
-from tests.sharding.shardtools import command, ledger, make, tars
+from tests.sharding.shardtools import command, encode_source, ledger, make, tars
 from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
@@ -249,7 +248,7 @@ def test_listing_returns_names_sizes_and_tags(bucket, folder):
 def outcome_of(path, size=0, tag=None, **limits):
     """Return a worker's outcome for one source."""
     settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
-    return encode_source(SourceTask(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
+    return encode_source(SourceTask(0, "x", path, "x", size=size, tag=tag), settings)
 
 
 def test_every_object_store_failure_has_a_reason(bucket, folder):

@@ -22,12 +22,12 @@ from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode as encode_clip
 from fastvid.sharding.work import encode as work
-from fastvid.sharding.work.encode import encode_clips, encode_source
+from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
 from tests.sharding.encode.test_transcode import numbers
-from tests.sharding.shardtools import ffmpeg, look, stub
+from tests.sharding.shardtools import encode_source, ffmpeg, look, stub
 from tests.skips import soak_but
 
 SMALL = PROFILES["compact"].changed(short_side=96)
@@ -118,7 +118,7 @@ def together(tasks, how):
 
 
 def alone(tasks, how):
-    return [replace(encode_source(task, how, lambda *_: None), seconds=0.0) for task in tasks]
+    return [replace(encode_source(task, how), seconds=0.0) for task in tasks]
 
 
 def random_spans(seed, length, count=7):
@@ -130,7 +130,7 @@ def random_spans(seed, length, count=7):
 @pytest.mark.parametrize("name", soak_but([*SEEKS, *STARTS], *QUICK))
 def test_clips_show_the_frames_of_the_full_decode(name, footage, windows, monkeypatch):
     path, how = footage(name), settings()
-    (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how, lambda *_: None).samples
+    (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how).samples
     shown = numbers(whole.streams["rgb"])
     info = look(path)
     assert bool(len(info.keys)) == (name in SEEKS)
