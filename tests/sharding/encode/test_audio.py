@@ -104,11 +104,6 @@ def test_short_gaps_are_silence_too(films, tmp_path):
     assert beep(data)[0] == pytest.approx(2.081, abs=0.012)
 
 
-def test_the_same_source_gives_the_same_bytes(films):
-    for choice in ("aac", "copy"):
-        assert sound(films / "aac.mp4", choice, (0, 2)).members == sound(films / "aac.mp4", choice, (0, 2)).members
-
-
 def test_missing_and_damaged_audio_adds_a_warning(films, tmp_path):
     assert sound(films / "mute.mp4", "copy", (0, 4)) == SampleAudio.none(1, "no-audio")
     assert sound(films / "aac.mp4", "drop", (0, 4)) == SampleAudio.none(1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,14 +19,12 @@ from fastvid.cli.main import main
 from fastvid.errors import JobError, MissingDependency, SourceError, UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
-from fastvid.format.planes import STEPS, ZERO, to_pixels
+from fastvid.format.planes import ZERO, to_pixels
 from fastvid.format.schema import Range
 from fastvid.format.shard import Shard, index_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
-from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.encode.flow import Streams, choose_streams, estimate_flow, flow_settings, same_streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import encode_flow, verify
@@ -36,7 +33,7 @@ from fastvid.sharding.job.ray_engine import settings_here
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.makers import texture
-from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, ledger, make, settings, tars
+from tests.sharding.shardtools import REPOSITORY, command, encode, ffmpeg, make, settings
 
 pytest.importorskip("cv2", reason="optical flow needs OpenCV")
 
@@ -75,14 +72,6 @@ def test_one_frame_has_zero_flow_and_no_frames_have_none():
     (only,) = estimate_flow(drifting(1), settings)
     assert (only == ZERO).all()
     assert not list(estimate_flow([], settings))
-
-
-def test_opencv_settings_are_restored():
-    import cv2
-
-    before = cv2.getNumThreads(), cv2.useOptimized()
-    list(estimate_flow(drifting(3), flow_settings("dis")))
-    assert (cv2.getNumThreads(), cv2.useOptimized()) == before
 
 
 _DIGEST = """
@@ -199,16 +188,6 @@ def test_audit_checks_flow_and_sidecars_are_rebuilt_from_the_tar(undisturbed):
     assert before == {name: store.read(name) for name in before}
 
 
-@pytest.mark.parametrize("fault", ["encode:2", "tar:2"])
-def test_job_with_flow_resumes_to_the_same_bytes_after_a_kill(fault, folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault=fault).returncode == -9
-    done = command(folder, "--out", out, *OPTIONS, "--workers", 1)
-    assert done.returncode == 0, done.stderr
-    assert tars(out) == tars(undisturbed)
-    assert ledger(out) == ledger(undisturbed)
-
-
 def test_another_bound_is_another_job_and_added_sources_get_the_same_flow(folder, undisturbed, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"differs in streams\.flow\.bound"):
         run_job(
@@ -239,20 +218,6 @@ def test_node_with_another_opencv_raises():
     other = replace(how, streams=replace(streams, flow=replace(streams.flow, opencv="3.2.1")))
     with pytest.raises(WorkerError, match=r"node east: .*OpenCV 3\.2\.1"):
         settings_here(other, "east")
-
-
-def test_compaction_keeps_streams(undisturbed, tmp_path):
-    shutil.copytree(undisturbed, tmp_path / "data")
-    url = str(tmp_path / "data")
-    keys = Dataset(url).keys.to_pylist()
-    store = LocalStorage(tmp_path / "data")
-    remove_samples(store, [keys[0]])
-    compact_shards(store)
-    dataset = Dataset(url)
-    assert dataset.streams == ("rgb", "flow")
-    assert dataset.generation.extras["flow"]["bound"] == 20.0
-    assert dataset.keys.to_pylist() == keys[1:]
-    assert not verify_dataset(url, workers=1).problems
 
 
 def test_flow_is_returned_in_pixels(tmp_path, capsys):
@@ -301,11 +266,6 @@ def test_job_without_flow_keeps_its_identity_and_does_not_import_opencv(folder, 
     store = LocalStorage(tmp_path / "out")
     assert read_generation(store)[1].extras == {}
     assert Shard(store, "data-000000").num_streams == 1
-
-
-def test_steps_and_settings_fit_eight_bits():
-    assert ZERO + STEPS == 255
-    assert replace(flow_settings("dis"), bound=5.0).bound == 5.0
 
 
 def _luma(frame):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.bitstream import nal_units
 from fastvid.format.mp4 import index_mp4
-from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
@@ -139,28 +138,6 @@ def test_headers_are_equal_for_equal_sizes_of_any_source(tmp_path):
     ]
     headers = {index_mp4(encode(path, COMPACT.changed(short_side=96))[0])[0].extradata for path in sources}
     assert len(headers) == 1
-
-
-@pytest.mark.parametrize("name", sorted(ENCODING))
-def test_planned_packets_decode_to_the_frames_of_the_whole_stream(encoded, name):
-    data = encoded[name]
-    info, records = index_mp4(data)
-    with av.open(io.BytesIO(data)) as container:
-        whole = [frame.to_ndarray() for frame in container.decode(video=0)]
-    context = av.CodecContext.create(info.codec.label, "r")
-    context.extradata = info.extradata or None
-    context.thread_count = 1
-    for wanted in ([0], [5, 33, 66], [31, 32], [69]):
-        plan = PacketTable(records).plan(wanted)
-        shown = {}
-        for row in records[plan.packets]:
-            packet = av.Packet(data[row["offset"] : row["offset"] + row["size"]])
-            packet.pts = int(row["frame"])
-            shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(packet)}
-        shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(None)}
-        context.flush_buffers()
-        for frame in wanted:
-            np.testing.assert_array_equal(shown[frame], whole[frame])
 
 
 @pytest.mark.parametrize("name", sorted(ENCODING))

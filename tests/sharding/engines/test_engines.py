@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -20,7 +19,6 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profile import Settings
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines import local
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
@@ -140,35 +138,6 @@ def test_workers_that_cannot_start_raise(folder, monkeypatch):
     monkeypatch.setattr(sys, "executable", stub(folder / "python", "echo no such luck >&2; exit 1"))
     with closing(LocalEngine(settings(), workers=1)) as engine, pytest.raises(WorkerError, match="no such luck"):
         list(engine.run(tasks(folder, *["a.mp4"] * 10)))
-
-
-def test_finished_outcomes_are_yielded_before_startup_failures_raise(folder, monkeypatch):
-    class Both(selectors.DefaultSelector):
-        """Wait until both workers have sent messages, and return the first worker first."""
-
-        def select(self, timeout=None):
-            while len(ready := super().select(timeout)) < 2:
-                time.sleep(0.01)
-            return sorted(ready, key=lambda key: key[0].data.child.pid != first)
-
-    def receive(worker):
-        if worker.child.pid != first:
-            raise EOFError
-        while not (outcomes := list(real(worker))):
-            pass
-        return outcomes
-
-    real = local._WorkerProcess.receive
-    monkeypatch.setattr(local, "_MAX_STARTUP_DEATHS", 1)
-    with closing(LocalEngine(settings(), workers=2)) as engine:
-        list(engine.run(tasks(folder, "a.mp4")))
-        first = engine._pool[0].child.pid
-        monkeypatch.setattr(selectors, "DefaultSelector", Both)
-        monkeypatch.setattr(local._WorkerProcess, "receive", receive)
-        running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
-        with pytest.raises(WorkerError, match="1 workers in a row died on startup"):
-            got.extend(outcome.index for outcome in running)
-    assert got == [0]
 
 
 def test_worker_memory_is_limited(folder):

@@ -349,21 +349,6 @@ def test_job_reads_and_writes_google_buckets(folder, undisturbed, tmp_path, monk
         assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
 
 
-def test_large_files_are_read_by_range_of_one_version(web, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastvid.storage.objects.PIECE_BYTES", 100_000)
-    (web.folder / "large").mkdir()
-    data = os.urandom(1_234_567)
-    (web.folder / "large" / "x.bin").write_bytes(data)
-    storage = open_storage(web.url, options=RemoteOptions(cache="", concurrency=4))
-    with (tmp_path / "x").open("wb") as file:
-        version = storage.download("large/x.bin", file, lambda version: None)
-    storage.close()
-    assert (tmp_path / "x").read_bytes() == data
-    assert version.size == len(data)
-    requests = web.requests("large", 13)
-    assert [status for _, _, status, _ in requests] == [206] * 13
-
-
 class WholeFiles(SimpleHTTPRequestHandler):
     """Ignores range requests."""
 

@@ -10,10 +10,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastvid.cli.main import main
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.runtime.values import size
 from fastvid.sharding.encode import profile as window
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profile import Settings
@@ -211,14 +209,6 @@ def test_file_is_opened_hashed_and_probed_once_for_all_its_clips(footage, monkey
     tasks = tasks_of(footage("mp4"), [(number * 0.4, number * 0.4 + 0.4) for number in range(20)])
     assert [one.reason for one in together(tasks, settings())] == [None] * 20
     assert set(counts.values()) == {1}
-
-
-def test_summary_counts_the_bytes_of_a_file_once(footage, tmp_path, capsys):
-    path = footage("mp4")
-    (tmp_path / "rows.csv").write_text(f"path,start,end\n{path.name},0,1\n{path.name},1,2\n{path.name},2,3\n")
-    out = tmp_path / "out"
-    assert main(["shard", str(path), "--annotations", f"csv:{tmp_path / 'rows.csv'}", "--out", str(out)]) == 0
-    assert f" from {size(path.stat().st_size)} (" in capsys.readouterr().out
 
 
 def test_file_in_a_store_is_fetched_once_for_all_its_clips(s3, footage):
