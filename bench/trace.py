@@ -23,7 +23,7 @@ import fastvid
 from bench.common.harness import Record, options
 from fastvid.load.options import Workers
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines import local
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file

@@ -28,7 +28,7 @@ from fastvid.media.index_video import Proof
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards

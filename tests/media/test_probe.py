@@ -11,8 +11,7 @@ import pytest
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.shardtools import HDR, encode_source, ffmpeg, look, make, turn
 

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
-from fastvid.sharding.encode.profile import Profile, Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Profile, Settings
 from fastvid.sharding.encode.transcode import transcode
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import Outcome, SourceTask
@@ -84,7 +84,8 @@ def encode(path: Path | str, profile: Profile = PROFILES["compact"], parts=(None
     """A file through `transcode`: the MP4 of each part."""
     how = settings(profile, **options)
     with open_source(str(path)) as source:
-        return transcode(how, source, probe(source, Limits()), list(parts))
+        info = probe(source, Limits())
+        return transcode(how, source, info, list(parts), plan_window(info, profile, parts))
 
 
 def encode_source(task: SourceTask, how: Settings, report=lambda _phase, _seconds: None) -> Outcome:

@@ -39,8 +39,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
-from fastvid.sharding.encode.profile import Profile, Settings
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
 from fastvid.sharding.job.ledger import (

@@ -28,7 +28,7 @@ from fastvid.media.demuxer import fraction, open_demuxer
 from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.probe import OpenSource, private_copy
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.encode.transcode import FfmpegLog, run_ffmpeg
 
 # Codecs that every M4A player supports.

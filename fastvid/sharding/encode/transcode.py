@@ -51,8 +51,7 @@ from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import UInt8Array, UInt32Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
-from fastvid.sharding.encode.profile import DecodeWindow, Profile, Settings
-from fastvid.sharding.encode.profiles import build_check, build_command, output_options
+from fastvid.sharding.encode.profiles import DecodeWindow, Profile, Settings, build_check, build_command, output_options
 
 
 def verify(
@@ -132,7 +131,7 @@ def transcode(
     source: OpenSource,
     info: SourceInfo,
     parts: Sequence[tuple[int, int] | None],
-    window: DecodeWindow | None = None,
+    window: DecodeWindow,
     patience: float = 1.0,
 ) -> list[bytes]:
     """Encode a source, or parts of it, in one pass.

@@ -42,7 +42,7 @@ from fastvid.runtime.processes import (
     piece_size,
     unpack,
 )
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
 

@@ -36,7 +36,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
 from fastvid.runtime.values import sha256
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.job import JobReport, index_settings, run, shard_records
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.lock import Staging

@@ -26,8 +26,7 @@ from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
-from fastvid.sharding.encode.profile import Profile, Settings
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job.ledger import (
     Part,
     block,

@@ -19,7 +19,7 @@ from fastvid.errors import UsageError
 from fastvid.format.schema import FORMAT_VERSION
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import sha256
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source, SourceList
 
 

@@ -36,7 +36,7 @@ from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import same_streams
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Child, LocalEngine
 from fastvid.sharding.job.lock import Staging, scratch_folder
 from fastvid.sharding.job.plan import JobPart, digest

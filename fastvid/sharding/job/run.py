@@ -28,7 +28,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
 from fastvid.sharding.job.lock import Heartbeat, Staging, scratch_folder

@@ -17,8 +17,7 @@ from fastvid.format.generations import Generation, read_generation
 from fastvid.format.schema import DATASET_JSON, LEROBOT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
-from fastvid.sharding.encode.profile import Profile, Settings
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job.job import UNDIVIDED, JobReport, check_amounts, choose_settings, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Row

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -22,21 +22,21 @@ from fastvid.format.packets import StreamInfo
 from fastvid.media.describe import TONE_MAP
 from fastvid.media.probe import OpenSource, SourceInfo, private_copy, probe
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import FrameTiming, clip_frames
-from fastvid.runtime.arrays import FloatArray
+from fastvid.media.timing import FrameTiming
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
-from fastvid.sharding.encode.compare_parts import PartEnd, SourceFrames, compare_parts, part_ends
 from fastvid.sharding.encode.flow import FlowSettings
-from fastvid.sharding.encode.profile import (
-    DecodeWindow,
-    Profile,
-    Settings,
+from fastvid.sharding.encode.parts import (
+    PartEnd,
+    SourceFrames,
+    compare_parts,
+    numbered_part,
+    part_ends,
+    plan_parts,
     plan_runs,
     plan_window,
-    written_seconds,
-    written_timing,
 )
+from fastvid.sharding.encode.profiles import DecodeWindow, Profile, Settings, written_seconds, written_timing
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
 from fastvid.sharding.encode.transcode import (
     decode_fully,
@@ -58,45 +58,6 @@ from fastvid.sharding.work.tasks import (
     read_sound,
     refuse_blocked,
 )
-
-
-def plan_parts(
-    timing: FrameTiming,
-    start: float | None,
-    end: float | None,
-    max_seconds: float,
-    seconds: FloatArray | None = None,
-) -> list[tuple[int, int] | None]:
-    """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
-
-    A long video is split into the fewest parts of equal length that keep the bound. `seconds`: when each frame is
-    shown, float64 [N]; by default at the written rate.
-    """
-    total, rate = timing.frames, timing.rate
-    seconds = np.arange(total) / float(rate) if seconds is None else seconds
-    first, last = clip_frames(seconds, float(1 / rate), start, end)
-    most = max(1, int(Fraction(max_seconds) * rate))
-    count = -(-(last - first) // most)
-    if count == 1:
-        return [None] if (first, last) == (0, total) else [(first, last)]
-    cuts = [first + (last - first) * number // count for number in range(count + 1)]
-    return list(pairwise(cuts))
-
-
-def numbered_part(info: SourceInfo, timing: FrameTiming, first: int, count: int) -> tuple[int, int] | None:
-    """Return frames that are given by their numbers in the source, as `plan_parts` does."""
-    if info.timing.input_rate is None or timing.rate != info.timing.input_rate:
-        raise SourceError(
-            f"frames cannot be numbered at a {info.timing.kind} rate that is written as {float(timing.rate):g} per"
-            " second",
-            reason=Reason.OUT_OF_RANGE,
-        )
-    if first + count > timing.frames:
-        raise SourceError(
-            f"frames {first} to {first + count} are not in a video of {timing.frames}", reason=Reason.OUT_OF_RANGE
-        )
-    return None if (first, count) == (0, timing.frames) else (first, first + count)
-
 
 # Frames that resampling may add or drop at the ends of a stream.
 _RESAMPLED_SLACK: Final = 2

@@ -41,7 +41,7 @@ from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import sha256
-from fastvid.sharding.encode.profile import Settings
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import (
     EncodedSample,

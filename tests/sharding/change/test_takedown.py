@@ -25,8 +25,7 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.receipts import audit_removals, read_receipts, receipt_file, steps_left
 from fastvid.sharding.change.takedown import SourceSelection, take_down
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import block, read_blocked, read_ledger

@@ -20,8 +20,8 @@ from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings, turn
 
@@ -150,7 +150,8 @@ def test_bytes_are_equal_on_a_second_run_and_without_simd(name, tmp_path):
     with open_source(str(source)) as opened:
         info = probe(opened, Limits())
         how = settings(PROFILES[name].changed(short_side=96))
-        command = build_command(how, info, opened.url, [(f"file:{target}", None)])
+        window = plan_window(info, how.profile, [None])
+        command = build_command(how, info, opened.url, [(f"file:{target}", None)], window)
         plain = [command[0], "-cpuflags", "0", *command[1:]]
         subprocess.run(plain, check=True, capture_output=True, pass_fds=[opened.descriptor])
     assert target.read_bytes() == first
@@ -196,7 +197,8 @@ def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     with open_source(str(path)) as opened:
         info = probe(opened, Limits())
         with pytest.raises(SourceError) as caught:
-            build_command(settings(build=replace(find_ffmpeg(), zscale=False)), info, opened.url, [("x", None)])
+            how, window = settings(build=replace(find_ffmpeg(), zscale=False)), plan_window(info, COMPACT, [None])
+            build_command(how, info, opened.url, [("x", None)], window)
     assert caught.value.reason == Reason.HDR
 
 

@@ -15,8 +15,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import salvage
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write

@@ -17,8 +17,7 @@ import pytest
 from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
@@ -113,7 +112,7 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
         from fastvid.media.ffmpeg import find_ffmpeg
         from fastvid.media.ffmpeg import Limits
         from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.encode.profile import Settings
+        from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.work.tasks import SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)

@@ -16,8 +16,7 @@ import pytest
 from fastvid.errors import MissingDependency, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars

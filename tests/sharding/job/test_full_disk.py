@@ -10,8 +10,7 @@ import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.shardtools import command, encode_source, ledger, make, tars
 from tests.storage.faulty import FaultyServer

@@ -17,8 +17,7 @@ from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job import lock
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder

@@ -12,10 +12,9 @@ import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode import profile as window
+from fastvid.sharding.encode import parts as window
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.encode.profile import Settings
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode as encode_clip

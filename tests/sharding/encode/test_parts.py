@@ -11,8 +11,8 @@ import pytest
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import profiles
-from fastvid.sharding.encode.profile import Settings, plan_window
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.work import encode as encode_clip
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.encode.test_transcode import numbers
