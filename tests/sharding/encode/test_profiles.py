@@ -196,8 +196,8 @@ def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     assert 16 < luma < 235
     with open_source(str(path)) as opened:
         info = probe(opened, Limits())
+        how, window = settings(build=replace(find_ffmpeg(), zscale=False)), plan_window(info, COMPACT, [None])
         with pytest.raises(SourceError) as caught:
-            how, window = settings(build=replace(find_ffmpeg(), zscale=False)), plan_window(info, COMPACT, [None])
             build_command(how, info, opened.url, [("x", None)], window)
     assert caught.value.reason == Reason.HDR
 

@@ -21,7 +21,6 @@ from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import read_part
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.ray_engine import make_shard
 from fastvid.sharding.job.run import EncodeShards, How
@@ -121,16 +120,6 @@ def begun(tmp_path, settings=SETTINGS):
     work = EncodeShards(storage, found, settings, samples_per_shard=10)
     Staging(storage).begin(work.identity)
     return work
-
-
-def test_a_task_makes_a_whole_shard_and_returns_nothing_of_it(tmp_path):
-    make(tmp_path / "raw" / "a.mp4", frames=3)
-    (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
-    run_job(tmp_path / "raw", tmp_path / "local", profile=SETTINGS.profile)
-    assert make_shard((begun(tmp_path), How()), 0, 1) is None
-    part = read_part(LocalStorage(tmp_path / "out"), "data-000000")
-    assert {row["source_id"]: row["reason"] for row in part.rows} == {"a.mp4": None, "bad.mp4": "not-video"}
-    assert tars(tmp_path / "out") == tars(tmp_path / "local")
 
 
 def test_nodes_that_differ_from_the_job_say_so_before_they_work(tmp_path):

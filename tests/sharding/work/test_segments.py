@@ -251,22 +251,6 @@ def test_sound_of_a_clip_does_not_depend_on_the_others(audio, footage, tmp_path)
     assert [one.to_bytes() for one in alone(tasks, how)] == [one.to_bytes() for one in group]
 
 
-def test_copied_clips_share_one_decode(footage, monkeypatch):
-    tasks, how = tasks_of(footage("mp4"), random_spans(3, FRAMES / 25)), settings(profile=PROFILES["copy"])
-    expected = [one.to_bytes() for one in alone(tasks, how)]
-    calls, real = [], encode_clip.decode_fully
-
-    def decode_fully(*arguments, **options):
-        calls.append(1)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(encode_clip, "decode_fully", decode_fully)
-    group = together(tasks, how)
-    assert [one.to_bytes() for one in group] == expected
-    assert len(calls) == 1
-    assert [one.reason for one in group] == [None] * len(tasks)
-
-
 @pytest.mark.parametrize(("crashes", "run"), [(5, range(16)), (16, range(16, 20))])
 def test_crash_in_one_clip_does_not_concern_the_others(crashes, run, footage, tmp_path):
     # This "ffmpeg" kills the worker that runs it for one clip.
