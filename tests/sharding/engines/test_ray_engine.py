@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import pytest
 
-from fastvid.errors import MissingDependency, WorkerError
+from fastvid.errors import MissingDependency, StorageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES, Settings
@@ -133,7 +133,8 @@ def test_nodes_that_differ_from_the_job_say_so_before_they_work(tmp_path):
     with pytest.raises(WorkerError, match=r"runs 0\.0\.1"):
         make_shard((work, How()), 0, 1, version="0.0.1")
     os.remove(path)
-    assert make_shard((work, How()), 0, 1) == str(path)
+    with pytest.raises(StorageError, match=f"file does not exist.*{path}.*node="):
+        make_shard((work, How()), 0, 1)
     Staging(work.storage).begin({"seed": 9}, replace=True)
     with pytest.raises(WorkerError, match=f"cannot reach {work.storage.url}: the job is not there") as caught:
         make_shard((work, How()), 0, 1)

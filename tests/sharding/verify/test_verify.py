@@ -20,13 +20,13 @@ from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError, error_to_json
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import PKT_HEADER_DTYPE, PacketFlag
-from fastvid.format.shard import Shard
+from fastvid.format.shard import Shard, index_shard
 from fastvid.format.tar import read_members
 from fastvid.media.checks import CHECKS
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack as pack_message
 from fastvid.sharding.change.edit import remove_samples
-from fastvid.sharding.verify import check_processes, verify
+from fastvid.sharding.verify import check_processes
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from tests.datasets import COMPACT, edit_pkt, make_clip, pack, recommit
 from tests.makers import TAGS
@@ -382,7 +382,7 @@ class TestRepair:
         report = verify_dataset(store.url, workers=1)
         assert repair_sidecars(store.url, report) == ()
         assert store.read("data-000001.pkt") == before
-        verify.index_shard(store, "data-000001")
+        index_shard(store, "data-000001")
         assert ("packets", "data-000001", "c/3") not in found(store)
 
 
