@@ -476,13 +476,9 @@ class Job:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""
         if not self._missing[shard]:
             self._packing.append(packer.submit(self._pack, shard))
-        waiting = []
-        for future in self._packing:
-            if future.done():
-                future.result()
-            else:
-                waiting.append(future)
-        self._packing = waiting
+        for future in [future for future in self._packing if future.done()]:
+            future.result()
+            self._packing.remove(future)
 
     def _pack(self, shard: int) -> None:
         """Write a complete shard and its part of the ledger. Idempotent: repeated, it writes the same bytes."""

@@ -25,7 +25,7 @@ from fastvid.format.shard import Shard, index_shard
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.encode.flow import Streams, choose_streams, estimate_flow, flow_settings, same_streams
+from fastvid.sharding.encode.flow import choose_streams, estimate_flow, flow_settings, same_streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import encode_flow, verify
 from fastvid.sharding.job.job import run_job
@@ -229,13 +229,6 @@ def test_flow_is_returned_in_pixels(tmp_path, capsys):
     assert np.median(flow[:, 8:-8, 12:-12], axis=(1, 2)) == pytest.approx(np.array([[3, 0], [3, 0]]), abs=0.3)
     assert main(["inspect", str(out)]) == 0
     assert "dis by OpenCV" in capsys.readouterr().out
-
-
-def test_flow_settings_round_trip_as_json():
-    streams = choose_streams("rgb,flow", audio="aac", method="dis", bound=12.5)
-    assert Streams.from_json(json.loads(json.dumps(streams.to_json()))) == streams
-    assert Streams.from_json({}) == Streams()
-    assert Streams().to_json() == {}
 
 
 @pytest.mark.parametrize(

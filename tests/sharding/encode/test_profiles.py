@@ -48,22 +48,6 @@ def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect)
     assert min(scaled) == 256
 
 
-@pytest.mark.parametrize(
-    ("size", "aspect", "expected"),
-    [
-        ((340, 256), 1, (336, 256)),
-        ((1920, 1080), 1, (448, 256)),
-        ((1080, 1920), 1, (256, 448)),
-        ((720, 576), Fraction(64, 45), (448, 256)),
-        ((1, 1), 1, (256, 256)),
-        ((4, 4), 1, (256, 256)),
-        ((256, 256), 1, (256, 256)),
-    ],
-)
-def test_common_sizes_get_the_expected_geometry(size, aspect, expected):
-    assert plan_geometry(*size, Fraction(aspect), COMPACT).cropped == expected
-
-
 def test_invalid_profiles_raise():
     with pytest.raises(UsageError, match=r"use one of compact, copy, hevc, intra, mjpeg, vp9"):
         get_profile("fast")

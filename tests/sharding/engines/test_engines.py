@@ -63,9 +63,9 @@ def test_every_task_gets_one_outcome_and_workers_are_reused(folder):
             0: None, 1: Reason.NOT_VIDEO, 2: None, 3: None,
         }  # fmt: skip
         assert [sample.key for sample in outcomes[2].samples] == ["b.mp4"]
-        before = {worker.child.pid for worker in engine._pool}
+        before = {worker._process.pid for worker in engine._pool}
         assert [outcome.reason for outcome in engine.run(tasks(folder, "a.mp4"))] == [None]
-        assert {worker.child.pid for worker in engine._pool} == before
+        assert {worker._process.pid for worker in engine._pool} == before
     assert all(gone(pid) for pid in before)
 
 

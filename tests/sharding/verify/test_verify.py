@@ -488,7 +488,3 @@ class TestCommand:
         assert main(["verify", store.url, "--repair", "--json", "--workers", "1"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert (report["ok"], report["repaired"]) == (True, ["data-000001"])
-
-    def test_no_dataset_is_an_error(self, tmp_path, capsys):
-        assert main(["verify", str(tmp_path)]) == 1
-        assert "there is no dataset" in capsys.readouterr().err
