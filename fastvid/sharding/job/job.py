@@ -129,7 +129,7 @@ def run(
 
     `prepare` returns the work, or the report if there is nothing to do; it is called while the folder is locked.
     """
-    with lock_folder(storage, how.mine) as check:
+    with lock_folder(storage, how.mine, how.command) as lease:
         work = prepare()
         if isinstance(work, JobReport):
             return work
@@ -139,12 +139,13 @@ def run(
             is_own = job.staging.job() == work.identity
             ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
         else:
-            parts = job.run(work.open_engine(how, blocked), check)
+            parts = job.run(work.open_engine(how, blocked), lease)
             if how.mine is not None:
                 rows = rows_table(row for part in parts for row in part.rows)
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)
             ledger = commit(work, parts, how.command)
         job.end()
+        lease.end()
     return JobReport(storage.url, ledger, work.found.ignored)
 
 

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
@@ -31,7 +31,7 @@ from fastvid.runtime.progress import Progress
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.lock import Heartbeat, Staging, scratch_folder
+from fastvid.sharding.job.lock import Lease, Staging, scratch_folder
 from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
@@ -275,29 +275,29 @@ class Job:
         self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
         self.parts: dict[int, Part] = {}
-        self._check: Callable[[], None] = lambda: None
+        self._lease: Lease | None = None
         part = how.mine
         self._whole = part is None
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
         self.reasons: Counter[Reason] = Counter()
-        self.heartbeat = Heartbeat(self.storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Any, check: Callable[[], None] = lambda: None) -> list[Part]:
+    def run(self, engine: Any, lease: Lease | None = None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
         `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a
         method `make_shards`: of this work, it writes shards of the given numbers and their parts of the ledger, and
-        yields the number of each that is done. `check` is called before each shard is written, and raises if another
-        job has taken over the folder.
+        yields the number of each that is done. `lease`: on the dataset; it is checked before each shard is written.
         """
-        self._check = check
+        self._lease = lease
         self._begin()
-        with contextlib.closing(engine) if engine else contextlib.nullcontext(), self.heartbeat:
+        with contextlib.closing(engine) if engine else contextlib.nullcontext():
+            if lease is not None:
+                lease.report(self._record)
             self._find_parts()
             try:
                 if hasattr(engine, "make_shards"):
@@ -308,6 +308,10 @@ class Job:
                 if self.progress.total:
                     self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
     def _record(self) -> dict[str, Any]:
         progress, parts = self.progress, list(self.parts.values())
@@ -389,7 +393,7 @@ class Job:
         """Let others make the shards that are not there yet."""
         todo = [shard for shard in self._mine if shard not in self.parts]
         for shard in engine.make_shards(self.work, self._how, todo):
-            self._check()
+            self._check_lease()
             part = read_part(self.storage, self.stems[shard])
             rejected = self._add(shard, part)
             for row in rejected:
@@ -482,7 +486,7 @@ class Job:
 
     def _pack(self, shard: int) -> None:
         """Write a complete shard and its part of the ledger. Idempotent: repeated, it writes the same bytes."""
-        self._check()
+        self._check_lease()
         part = self.work.write(shard, self._outcomes(shard))
         write_part(self.storage, part)
         self.parts[shard] = part

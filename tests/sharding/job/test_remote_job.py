@@ -117,7 +117,7 @@ def test_shards_are_indexed_without_reading_them_back(s3, bucket, folder):
     assert len([path for method, path, _ in requests if method == "PUT" and path.endswith(".tar")]) == 3
     assert not [path for method, path, _ in requests if method == "GET" and path.endswith(".tar")]
     # The commit record is written last.
-    written = [path for method, path, _ in requests if method == "PUT" and "lease" not in path]
+    written = [path for method, path, _ in requests if method == "PUT" and "progress" not in path]
     assert written[-1] == "set/dataset.json"
 
 
@@ -168,25 +168,26 @@ def test_leases_exclude_a_second_job_and_end_with_their_owner(bucket, monkeypatc
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
     store = open_storage(f"s3://{bucket}/set", options=RemoteOptions(cache=""))
-    with lock_folder(store, JobPart(0, 2)) as check, lock_folder(store, JobPart(1, 2)):
+    with lock_folder(store, JobPart(0, 2)) as lease, lock_folder(store, JobPart(1, 2)):
         for part in (JobPart(0, 2), None):
             with (
                 pytest.raises(JobError, match=r"another job is running here, on .* as process"),
                 lock_folder(store, part),
             ):
                 pass
-        check()
+        lease.check()
     with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
         pass
     assert store.list() == []
     # Another machine that lost its connection: its lease no longer changes.
-    store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 7}\n')
-    with lock_folder(store) as check:
-        store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 8}\n')
+    name, other = "ledger-parts/progress/job.json", '{"state": "running", "host": "elsewhere", "pid": 1, "beat": %d}\n'
+    store.write(name, (other % 7).encode())
+    with lock_folder(store) as lease:
+        store.write(name, (other % 8).encode())
         threading.Event().wait(1.0)
         with pytest.raises(JobError, match="another job has taken over"):
-            check()
-    assert store.list() == ["leases/job.json"]
+            lease.check()
+    assert store.list() == [name]
     store.close()
 
 
