@@ -11,15 +11,15 @@ import av
 import numpy as np
 import pytest
 
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import salvage
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
+from tests.sharding import shardtools
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import ffmpeg
 from tests.skips import soak_but
@@ -70,7 +70,7 @@ def sounding(footage, tmp_path_factory):
 
 
 def settings(limit="100%", **options):
-    return Settings(SMALL, find_ffmpeg(), Limits(), 600.0, max_bad_frames=limit, **options)
+    return shardtools.settings(SMALL, max_bad_frames=limit, **options)
 
 
 def outcome(path, how, start=None, end=None):

@@ -17,19 +17,19 @@ import pytest
 from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
+from tests.sharding import shardtools
 from tests.sharding.shardtools import REPOSITORY, encode_source, ledger, make, stub, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
 
 def settings(path="", limits=None):
-    build = find_ffmpeg()
-    return Settings(SMALL, replace(build, path=path or build.path), limits or Limits(), 600.0)
+    return shardtools.settings(SMALL, build=replace(find_ffmpeg(), path=path) if path else None, limits=limits)
 
 
 def tasks(folder, *names):
@@ -111,9 +111,8 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
         from fastvid.sharding.engines.local import LocalEngine
         from fastvid.media.ffmpeg import find_ffmpeg
         from fastvid.media.ffmpeg import Limits
-        from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.work.tasks import SourceTask
+        from fastvid.sharding.encode.profiles import PROFILES, Settings
+        from fastvid.sharding.work.tasks import SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
         list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))
@@ -179,11 +178,10 @@ def test_custom_engine_produces_the_same_bytes(tmp_path, monkeypatch):
 
 
 def test_unknown_engine_and_useless_address_raise():
-    settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0)
     with pytest.raises(UsageError, match=r"unknown engine 'slurm'[\s\S]*use one of local, ray"):
-        open_engine("slurm", settings)
+        open_engine("slurm", settings())
     with pytest.raises(UsageError, match="local engine has no address"):
-        open_engine("local", settings, address="127.0.0.1:6379")
+        open_engine("local", settings(), address="127.0.0.1:6379")
 
 
 TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)

@@ -14,9 +14,8 @@ from dataclasses import replace
 import pytest
 
 from fastvid.errors import MissingDependency, StorageError, WorkerError
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
@@ -29,9 +28,9 @@ from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import LocalStorage
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
-from tests.sharding.shardtools import command, ledger, make, tars
+from tests.sharding.shardtools import command, ledger, make, settings, tars
 
-SETTINGS = Settings(PROFILES["compact"].changed(short_side=96), find_ffmpeg(), Limits(), 600.0)
+SETTINGS = settings(PROFILES["compact"].changed(short_side=96))
 
 
 def staged(out):

@@ -15,9 +15,9 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 from fastvid.cli.main import main
 from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
@@ -27,7 +27,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests import forks
-from tests.sharding.shardtools import command, encode_source, ledger, make, tars
+from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
 from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
@@ -247,8 +247,8 @@ def test_listing_returns_names_sizes_and_tags(bucket, folder):
 
 def outcome_of(path, size=0, tag=None, **limits):
     """Return a worker's outcome for one source."""
-    settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
-    return encode_source(SourceTask(0, "x", path, "x", size=size, tag=tag), settings)
+    task = SourceTask(0, "x", path, "x", size=size, tag=tag)
+    return encode_source(task, settings(SMALL, limits=Limits(**limits)))
 
 
 def test_every_object_store_failure_has_a_reason(bucket, folder):

@@ -10,11 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import parts as window
 from fastvid.sharding.encode.flow import Streams
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode as encode_clip
@@ -23,6 +23,7 @@ from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
+from tests.sharding import shardtools
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import encode_source, ffmpeg, look, stub
 from tests.skips import soak_but
@@ -96,9 +97,7 @@ def windows(monkeypatch):
 
 
 def settings(**options):
-    return Settings(
-        options.pop("profile", SMALL), find_ffmpeg(), Limits(), options.pop("max_seconds", 600.0), **options
-    )
+    return shardtools.settings(options.pop("profile", SMALL), **options)
 
 
 def tasks_of(path, spans):
