@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -23,18 +23,11 @@ _READERS: Final = 32
 _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LEDGER_PARTS}/"}
 
 
-@dataclass(frozen=True, slots=True)
-class PartStatus:
-    """One process of a job, by its last record."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a process is, or all processes of a job."""
 
-    part: str | None
-    command: str
-    state: str
-    host: str
-    pid: int
-    started: str
-    last_sign: str
-    shards: int = 0
+    shards: int | None = None
     shards_done: int = 0
     sources: int = 0
     sources_done: int = 0
@@ -44,22 +37,27 @@ class PartStatus:
     sources_per_second: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus(Progress):
+    """One process of a job, by its last record."""
+
+    part: str | None
+    command: str
+    state: str
+    host: str
+    pid: int
+    started: str
+    last_sign: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedJob(Progress):
     """A job that has not been committed."""
 
     kind: str
     command: str | None
     state: str
-    shards: int | None
-    shards_done: int
-    sources: int
-    sources_done: int
-    packed: int  # of these, those that became samples
-    rejected: int
-    reasons: Mapping[str, int]
-    bytes: int
-    sources_per_second: float
+    packed: int  # of its sources, those that became samples
     seconds_left: float | None
     parts: Sequence[PartStatus]
 
@@ -185,7 +183,7 @@ def _part(record: Mapping[str, Any], now: datetime) -> PartStatus:
     if state == "running":
         silent = (now - datetime.fromisoformat(record["time"])).total_seconds() > LEASE_SECONDS
         state = "stale" if silent or is_dead(record["namespace"], record["pid"]) else state
-    plain = {name: record[name] for name in PartStatus.__slots__ if name in record}
+    plain = {one.name: record[one.name] for one in fields(PartStatus) if one.name in record}
     return PartStatus(**plain | {"state": state, "last_sign": record["time"]})
 
 
