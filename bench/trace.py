@@ -23,9 +23,10 @@ import fastvid
 from bench.common.harness import Record, options
 from fastvid.load.options import Workers
 from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines import local
 from fastvid.sharding.work.encode import encode_clips
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask, group_by_file
+from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
 SCHEMA: Final = "fastvid-bench-trace/1"
 GOALS: Final = {

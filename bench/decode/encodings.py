@@ -21,8 +21,7 @@ from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
 from fastvid.runtime.processes import available_cores
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES, input_options, picture_filters
+from fastvid.sharding.encode.profiles import PROFILES, Profile, input_options, picture_filters
 from fastvid.tune.measure import Corpus
 from fastvid.tune.study import compare, mean
 

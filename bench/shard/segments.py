@@ -31,7 +31,9 @@ from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.profiles import build_command, get_profile
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import build_command
+from fastvid.sharding.job.job import choose_settings
 
 SCHEMA: Final = "fastvid-bench-segments/1"
 _RATE, _WIDTH, _HEIGHT, _GOP = 25, 320, 240, 250
@@ -127,10 +129,11 @@ def rival(long: Path, starts: Sequence[float], length: float, target: Path) -> l
     """Return an ffmpeg command for each segment: fastvid's for the whole video, with a seek and a length."""
     with open_source(str(long)) as source:
         info = probe(source, Limits())
-    commands = []
+    commands, settings = [], choose_settings("compact")
     for number, start in enumerate(starts):
         url = f"file:{target}/{number:04d}.mp4"
-        command = build_command(find_ffmpeg(), get_profile("compact"), info, f"file:{long}", [(url, None)], Limits())
+        window = plan_window(info, settings.profile, [None])
+        command = build_command(settings, info, f"file:{long}", [(url, None)], window)
         # A forced rate would renumber the frames after the seek.
         forced = command.index("-r")
         del command[forced : forced + 2]

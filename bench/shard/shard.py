@@ -27,10 +27,11 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
+from fastvid.sharding.encode.parts import plan_parts, plan_window
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.encode.transcode import verify
+from fastvid.sharding.job.job import choose_settings
 from fastvid.sharding.job.ledger import read_ledger
-from fastvid.sharding.work.encode import plan_parts
 from fastvid.storage import open_storage
 from fastvid.videos.dataset import open as open_dataset
 
@@ -166,13 +167,14 @@ def copy_all(paths: Sequence[Path], folder: Path) -> None:
 
 def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
     """Return a shell command for each video: fastvid's ffmpeg command, with paths instead of file descriptors."""
-    build, chosen, limits, lines = find_ffmpeg(), get_profile(profile), Limits(), []
+    settings, lines = choose_settings(profile), []
     for number, path in enumerate(paths):
         with open_source(str(path)) as source:
-            info = probe(source, limits)
+            info = probe(source, settings.limits)
         (part,) = plan_parts(info.timing, None, None, _LONGEST)
         target_url = f"file:{target}/{number:04d}.mp4"
-        command = build_command(build, chosen, info, f"file:{path.resolve()}", [(target_url, part)], limits)
+        window = plan_window(info, settings.profile, [part])
+        command = build_command(settings, info, f"file:{path.resolve()}", [(target_url, part)], window)
         lines.append(f"exec {shlex.join(command)} 2>/dev/null")
     return lines
 

@@ -21,22 +21,22 @@ from fastvid.format.generations import Generation, ShardRecord, read_annotations
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
 from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
-from fastvid.format.tar import TarMember
+from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.describe import KEEP, TONE_MAP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
-from fastvid.runtime import faults
 from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
-from fastvid.sharding.job.run import How, Job, ShardWork, joined
+from fastvid.sharding.job.run import How, Job, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.index import unpack_found
-from fastvid.sharding.work.tasks import Outcome, Settings
+from fastvid.sharding.work.index import indexed_meta, unpack_found
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 
@@ -44,7 +44,7 @@ from fastvid.storage.urls import FileUrl, copy_file, is_remote, open_file
 _ANY_BYTES = 2**62
 
 
-class IndexFiles(ShardWork):
+class IndexFiles(SourceWork):
     """Indexes sources in place, in shards that are lists of files. `seed`: seed of the order of samples in them."""
 
     suffix = IN_PLACE_SUFFIXES[0]
@@ -84,42 +84,33 @@ class IndexFiles(ShardWork):
         self.extras = {IN_PLACE: {"root": root}}
         self.workers = _waiting_workers(found.sources)
 
-    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
-        """See `ShardWork`."""
-        stem, rows = self.stems[shard], list[Row]()
-        packed, samples, files = list[PackedSample](), list[IndexedSample](), list[ListedFile]()
-        for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
-            for source, outcome in views:
-                # The video stays where it is.
-                rows.append(self.row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {}))
-            if views[0][1].reason is not None:
-                continue
-            made = [indexed_source(source, outcome) for source, outcome in views]
-            samples.append(replace(made[0][0], streams=tuple(one.streams[0] for one, _, _ in made)))
-            files += [file for _, file, _ in made]
-            packed.append(made[0][2])
-        digests = write_in_place(self.storage, stem, samples, files, self.streams) if samples else None
-        signals = self.write_signals(stem, packed)
-        faults.reach("ledger")
-        return Part(stem, rows, packed, digests, signals=signals)
+    def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
+        """See `ShardWork`: the video stays where it is."""
+        return super().row(source, outcome, stem) | ({"bytes_out": 0} if outcome.reason is None else {})
 
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[IndexedSample, list[ListedFile]]]]:
+        """See `SourceWork`."""
+        streams, files = list[IndexedStream](), list[ListedFile]()
+        for source, outcome in views:
+            info, records, facts = unpack_found(outcome.samples[0])
+            version = facts["version"]
+            place = source.key, source.stream, source.path, version["size"], version["tag"], version["modified"]
+            files.append(ListedFile(*place))
+            member = TarMember(encode_name(source.path), source.key, "", 0, version["size"])
+            streams.append(IndexedStream(source.stream, member, info, records))
+        (source, outcome), info = views[0], streams[0].info
+        told, name = outcome.samples[0].meta, encode_name(source.id)
+        clip = {key: told.get(key) for key in ("parent", "start_seconds", "end_seconds")}
+        meta = indexed_meta(source, outcome) | clip
+        packed = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **clip)
+        yield packed, (IndexedSample(source.key, meta, tuple(streams)), files)
 
-def indexed_source(source: Source, outcome: Outcome) -> tuple[IndexedSample, ListedFile, PackedSample]:
-    """Return the sample of a source, the file that lists it, and its row for the annotations."""
-    info, records, facts = unpack_found(outcome.samples[0])
-    version, name = facts["version"], encode_name(source.id)
-    file = ListedFile(source.key, source.stream, source.path, version["size"], version["tag"], version["modified"])
-    place = {key: facts.get(key) for key in ("parent", "start_seconds", "end_seconds")}
-    meta = {
-        "source_id": name,
-        "source_sha256": outcome.source_sha256 or None,
-        "pix_fmt": facts["pix_fmt"],
-        **place,
-    }
-    member = TarMember(encode_name(source.path), source.key, "", 0, file.size)
-    sample = IndexedSample(source.key, meta, (IndexedStream(source.stream, member, info, records),))
-    row = PackedSample(name, source.key, info.num_frames, str(info.fps), info.width, info.height, **place)
-    return sample, file, row
+    def pack(self, shard: int, samples: Iterator[tuple[IndexedSample, list[ListedFile]]]) -> TarDigest | None:
+        """See `SourceWork`."""
+        made = list(samples)
+        files = [file for _, listed in made for file in listed]
+        indexed = [sample for sample, _ in made]
+        return write_in_place(self.storage, self.stems[shard], indexed, files, self.streams) if made else None
 
 
 # Added to the revision in names of shards, which `fastvid compact` uses as it is.
@@ -141,7 +132,6 @@ def reindex(
     root: str | None = None,
     shards: Collection[str] | None = None,
     workers: int | None = None,
-    limits: Limits | None = None,
 ) -> Reindexed:
     """Index videos in place again, and commit a generation with their new versions, numbers of frames and sizes.
 
@@ -166,7 +156,7 @@ def reindex(
     work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
-        parts = _index(scratch, chosen, work, workers, limits)
+        parts = _index(scratch, chosen, work, workers)
         names = {}
         for shard, part in zip(chosen, parts, strict=True):
             names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
@@ -239,10 +229,9 @@ def _index(
     records: Sequence[ShardRecord],
     work: Sequence[Sequence[Source]],
     workers: int | None,
-    limits: Limits | None,
 ) -> list[Part]:
     # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
-    settings = index_settings(limits, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
+    settings = index_settings(None, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")

@@ -30,8 +30,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import size
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, get_profile, input_options, picture_filters
+from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, Profile, get_profile, input_options, picture_filters
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.sources.sources import Source

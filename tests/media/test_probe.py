@@ -11,10 +11,9 @@ import pytest
 from fastvid.errors import SourceError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
-from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
+from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.work.tasks import SourceTask
+from tests.sharding.shardtools import HDR, encode_source, ffmpeg, look, make, turn
 
 
 def reason_of(path, limits=None):
@@ -137,7 +136,7 @@ def test_sources_larger_than_the_limit_are_refused(tmp_path):
     task = SourceTask(0, "a", str(path), "a", path.stat().st_size)
     for allowed, reason in ((path.stat().st_size, None), (path.stat().st_size - 1, Reason.TOO_LARGE)):
         settings = Settings(PROFILES["intra"], find_ffmpeg(), Limits(source_bytes=allowed), 600.0)
-        assert encode_source(task, settings, lambda phase, seconds: None).reason is reason
+        assert encode_source(task, settings).reason is reason
 
 
 def test_video_without_a_clock_keeps_all_frames(tmp_path):

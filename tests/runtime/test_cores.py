@@ -9,10 +9,10 @@ import pytest
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.runtime.processes import available_cores
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from tests.datasets import make_clip, pack
 
 CHECKER = "fastvid.sharding.verify.check_processes"

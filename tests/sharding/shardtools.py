@@ -19,9 +19,11 @@ import pyarrow.parquet as pq
 
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.encode.transcode import Transcoded, transcode
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Profile, Settings
+from fastvid.sharding.encode.transcode import transcode
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.tasks import Outcome, SourceTask
 from tests import forks
 
 REPOSITORY = Path(__file__).parents[2]
@@ -73,12 +75,23 @@ def look(path: Path | str, limits: Limits | None = None) -> SourceInfo:
         return probe(source, limits or Limits())
 
 
-def encode(path: Path | str, profile: Profile = PROFILES["compact"], parts=(None,), **options) -> Transcoded:
-    """A file through `transcode`."""
-    limits = options.pop("limits", Limits())
+def settings(profile: Profile = PROFILES["compact"], *, build=None, limits=None, max_seconds=600.0, **options):
+    """Settings of a job, with the ffmpeg and the limits that users have."""
+    return Settings(profile, build or find_ffmpeg(), limits or Limits(), max_seconds, **options)
+
+
+def encode(path: Path | str, profile: Profile = PROFILES["compact"], parts=(None,), **options) -> list[bytes]:
+    """A file through `transcode`: the MP4 of each part."""
+    how = settings(profile, **options)
     with open_source(str(path)) as source:
-        info = probe(source, limits)
-        return transcode(find_ffmpeg(), profile, source, info, list(parts), limits, **options)
+        info = probe(source, Limits())
+        return transcode(how, source, info, list(parts), plan_window(info, profile, parts))
+
+
+def encode_source(task: SourceTask, how: Settings, report=lambda _phase, _seconds: None) -> Outcome:
+    """What a worker makes of one source, or of one clip of it."""
+    (outcome,) = encode_clips([task], how, report, lambda _tasks: None)
+    return outcome
 
 
 def stub(path: Path, body: str) -> str:

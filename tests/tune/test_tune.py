@@ -13,7 +13,8 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.encode.transcode import transcode
 from fastvid.tune.measure import parse_sampling
 from fastvid.tune.study import ProfileResult, Study, compare, recommend, study
@@ -65,8 +66,10 @@ def scores(path, profile):
     """Return SSIM and PSNR of a file encoded with a profile."""
     build, limits = find_ffmpeg(), Limits()
     with open_source(str(path)) as source:
-        made = transcode(build, profile, source, probe(source, limits), [None], limits)
-    return compare(build, profile, str(path), made.videos[0], limits)
+        info = probe(source, limits)
+        how = Settings(profile, build, limits, 600.0)
+        made = transcode(how, source, info, [None], plan_window(info, profile, [None]))
+    return compare(build, profile, str(path), made[0], limits)
 
 
 @pytest.fixture(scope="module")

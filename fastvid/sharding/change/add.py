@@ -39,8 +39,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
 from fastvid.sharding.job.ledger import (
@@ -61,7 +60,6 @@ from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork
 from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import copy_file, sha256_of
 

@@ -25,10 +25,10 @@ import av
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import AudioInfo, index_m4a
 from fastvid.media.demuxer import fraction, open_demuxer
-from fastvid.media.ffmpeg import FfmpegBuild, Limits, contents
+from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.probe import OpenSource, private_copy
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.flow import Audio
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.encode.transcode import FfmpegLog, run_ffmpeg
 
 # Codecs that every M4A player supports.
@@ -81,18 +81,13 @@ class SampleAudio:
 
 
 def extract_audio(
-    build: FfmpegBuild,
-    choice: Audio,
-    source: OpenSource,
-    spans: Sequence[tuple[Fraction, Fraction]],
-    limits: Limits,
-    *,
-    patience: float = 1.0,
+    settings: Settings, source: OpenSource, spans: Sequence[tuple[Fraction, Fraction]], patience: float = 1.0
 ) -> SampleAudio:
     """Extract the audio of a source's samples.
 
     `spans`: start and end of each sample in seconds from the first frame of the video.
     """
+    choice = settings.streams.audio
     if choice == "drop":
         return SampleAudio.none(len(spans))
     try:
@@ -100,7 +95,7 @@ def extract_audio(
         if found is None:
             return SampleAudio.none(len(spans), NO_AUDIO)
         copied = choice == "copy" and found.codec in _COPIED
-        data = _write(build, source, found, spans, limits, patience, copied=copied)
+        data = _write(settings, source, found, spans, patience, copied=copied)
         checked = [_check(member, float(end - start)) for member, (start, end) in zip(data, spans, strict=True)]
     except SourceError as error:
         if error.transient:
@@ -109,7 +104,7 @@ def extract_audio(
             return SampleAudio.none(len(spans), DAMAGED)
         # FFmpeg reports an error of the disk like damage, so audio is judged by a copy. The video need not be redone.
         with private_copy(source) as copy:
-            return extract_audio(build, choice, copy, spans, limits, patience=patience)
+            return extract_audio(settings, copy, spans, patience)
     members = tuple(member if info is not None else None for member, info in zip(data, checked, strict=True))
     warnings = [ENCODED] if choice == "copy" and not copied else []
     warnings += [NO_AUDIO] if None in members else []
@@ -158,25 +153,24 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
 
 
 def _write(
-    build: FfmpegBuild,
+    settings: Settings,
     source: OpenSource,
     found: AudioSource,
     spans: Sequence[tuple[Fraction, Fraction]],
-    limits: Limits,
     patience: float,
     *,
     copied: bool,
 ) -> tuple[bytes, ...]:
-    seconds = patience * audio_seconds(source, spans, limits)
+    seconds = patience * audio_seconds(source, spans, settings.limits)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(tempfile.TemporaryFile(prefix="fastvid-")) for _ in spans]
-        command = [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
+        command = [settings.build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
         command += ["-cpuflags", "0", "-filter_complex_threads", "1"]
         command += ["-f", source.container, "-protocol_whitelist", "file", "-threads", "1", "-i", source.url]
         for file, (start, end) in zip(files, spans, strict=True):
             command += _target(found, start, end, copied=copied)
             command += [f"file:/dev/fd/{file.fileno()}"]
-        log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
+        log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, settings.limits)
         _check_log(log)
         return tuple(contents(file.fileno()) for file in files)
 

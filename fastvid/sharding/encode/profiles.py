@@ -1,4 +1,4 @@
-"""Encode profiles, and the ffmpeg command that converts any source to a profile.
+"""Encode profiles, the settings of a job, and the ffmpeg command that converts any source to a profile.
 
 Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
 range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
@@ -12,20 +12,24 @@ floating-point filters may differ between CPU models.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import Any, Final
 
 import ffmpeg
+import numpy as np
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.media.describe import HDR_TRANSFERS, TONE_MAP
+from fastvid.media.describe import HDR, HDR_TRANSFERS, TONE_MAP
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
+from fastvid.media.index_video import Proof
 from fastvid.media.probe import SourceInfo
 from fastvid.media.reasons import Reason
-from fastvid.media.timing import COLOUR
-from fastvid.sharding.encode.profile import ENCODER_OPTIONS, DecodeWindow, Profile, plan_window, written_timing
+from fastvid.media.timing import COLOUR, MAX_RATE, FrameTiming, pairs
+from fastvid.runtime.arrays import FloatArray
+from fastvid.sharding.encode.flow import PICTURES, Streams
+from fastvid.sharding.encode.salvage import allowed_frames
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
@@ -40,6 +44,250 @@ _QUIET: Final = (
 _MATRICES: Final = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
 _HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
 _HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Parameters with which samples are encoded."""
+
+    name: str
+    codec: str
+    gop: int  # frames from one key frame to the next
+    bframes: int  # non-reference frames between two reference frames
+    crf: int
+    preset: str
+    short_side: int = 256  # shorter side in pixels, a multiple of `multiple`
+    multiple: int = 16  # width and height in pixels are multiples of it
+    fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
+    # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
+    hdr: str = TONE_MAP
+
+    def __post_init__(self) -> None:
+        if self.hdr not in HDR:
+            raise UsageError(f"hdr is {self.hdr!r}", hint=f"use one of {', '.join(HDR)}")
+        if self.codec == _COPY:
+            return
+        if self.codec not in _ENCODERS:
+            raise UsageError(
+                f"unknown codec {self.codec!r} of profile {self.name!r}",
+                hint="use one of h264, hevc, vp9, mjpeg, copy",
+            )
+        if self.gop < 1 or not 0 <= self.bframes < self.gop:
+            raise UsageError(
+                f"a gop of {self.gop} with {self.bframes} B-frames is invalid", hint="choose 0 <= bframes < gop"
+            )
+        if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
+            raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}")
+        if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
+            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
+        if self.fps:
+            _check_rate(self.fps)
+
+    @property
+    def copies(self) -> bool:
+        """Whether it does not encode: the source's file or its packets are copied into the shards."""
+        return self.codec == _COPY
+
+    @property
+    def full_range(self) -> bool:
+        """Whether luma ranges from 0 to 255, as always in JPEG (JFIF 1.02), which has no field for it."""
+        return self.codec == "mjpeg"
+
+    @property
+    def encoder(self) -> str:
+        """ffmpeg's name of the encoder; empty for "copy"."""
+        return _ENCODERS.get(self.codec, "")
+
+    def runs_on(self, build: FfmpegBuild) -> bool:
+        """Return whether a build of ffmpeg has the encoder of this profile."""
+        return self.copies or self.encoder in build.encoders
+
+    def changed(self, **changes: Any) -> Profile:
+        """Return this profile with other parameters: ``short_side``, ``crf``, ``gop``, ``fps``, ``hdr``; None keeps."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        useless = next((name for name in given if name != "hdr"), None)
+        if self.copies and useless is not None:
+            raise UsageError(f"profile {self.name!r} does not encode: {useless} has no effect on it")
+        if "gop" in given:
+            given["bframes"] = min(self.bframes, given["gop"] - 1)
+        return replace(self, **given)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all parameters, as a dataset records them; without `hdr` where it is what 0.2 did."""
+        values = asdict(self)
+        return values if self.hdr != TONE_MAP else {name: values[name] for name in values if name != "hdr"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What all tasks of a job have in common."""
+
+    profile: Profile  # how samples are encoded
+    build: FfmpegBuild
+    limits: Limits
+    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
+    streams: Streams = PICTURES
+    blocked: tuple[str, ...] = ()
+    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
+    # every damaged source. See `fastvid.sharding.encode.salvage`.
+    max_bad_frames: str | None = None
+    proof: Proof | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_bad_frames is not None:
+            allowed_frames(self.max_bad_frames, 0)
+            if self.profile.copies:
+                raise UsageError(
+                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
+                    hint="remove max_bad_frames, or use --profile compact",
+                )
+
+
+def written_timing(timing: FrameTiming, profile: Profile) -> FrameTiming:
+    """Return the rate and frame count that a profile writes: the source's unless it sets a rate."""
+    if not profile.fps:
+        return timing
+    rate = Fraction(profile.fps)
+    return replace(timing, rate=rate, input_rate=None, frames=max(1, round(timing.frames * rate / timing.rate)))
+
+
+def written_seconds(info: SourceInfo, timing: FrameTiming) -> FloatArray:
+    """Return when each frame that is written is shown in the source, in seconds from the first one, float64 [N].
+
+    `timing`: see `written_timing`.
+    """
+    grid: FloatArray = np.asarray(np.arange(timing.frames) / float(timing.rate))
+    times: FloatArray = np.asarray((info.times - info.times[:1]) * float(info.time_base))
+    if timing.input_rate is None or timing.kind != "constant" or len(times) != timing.shown:
+        return grid
+    kept = times[:: int(timing.input_rate / timing.rate)]
+    return kept if (np.diff(kept) > 0).all() else grid
+
+
+_COPY: Final = "copy"
+
+
+_ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg"}
+
+
+_QSCALE: Final = (2, 31)  # of FFmpeg's MJPEG encoder
+
+
+def _check_rate(text: str) -> None:
+    try:
+        rate = Fraction(text)
+    except (ValueError, ZeroDivisionError) as error:
+        raise UsageError(
+            f"frame rate {text!r} is not a number", hint="use a number such as 25 or 30000/1001"
+        ) from error
+    if not 0 < rate <= MAX_RATE:
+        raise UsageError(f"frame rate is {text}, expected more than 0 and at most {MAX_RATE}")
+
+
+# Most macroblocks per frame at H.264 level 3.1 (ITU-T H.264 table A-1); larger frames get 5.1, which allows 36,864.
+_LEVEL_31_BLOCKS: Final = 3600
+
+
+def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    blocks = size[0] * size[1] // 256
+    x264 = {
+        "threads": 1,
+        "cpu-independent": 1,
+        "keyint": profile.gop,
+        "min-keyint": profile.gop,
+        "scenecut": 0,
+        "open-gop": 0,
+        "bframes": profile.bframes,
+        "b-adapt": 0,
+        "b-pyramid": "none",
+        # By default level and motion vector range in the header would depend on size and rate.
+        "level": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
+    }
+    # Equal headers for equal sizes, at any rate, so that one decoder can stay open for all clips.
+    header = {
+        "tick_rate": 60,
+        "fixed_frame_rate_flag": 0,
+        "sample_aspect_ratio": "1/1",
+        "video_full_range_flag": int(full_range),
+        "colour_primaries": 6,
+        "transfer_characteristics": 6,
+        "matrix_coefficients": 6,
+        "chroma_sample_loc_type": 0,
+    }
+    return {
+        "crf": profile.crf,
+        "preset": profile.preset,
+        # Turns off CABAC, deblocking and weighted prediction, the most expensive parts of decoding.
+        "tune": "fastdecode",
+        "x264-params": pairs(x264),
+        # Removes the SEI (type 6), x264's version and settings, 700 bytes per file.
+        "bsf:v": f"h264_metadata={pairs(header)},filter_units=remove_types=6",
+    }
+
+
+def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    del size, full_range
+    return {
+        "crf": profile.crf,
+        "b:v": 0,  # constant quality by crf alone
+        "deadline": "good",
+        "cpu-used": profile.preset,
+        # No hidden frames and no look-ahead, so that one packet is one frame.
+        "auto-alt-ref": 0,
+        "lag-in-frames": 0,
+        "row-mt": 0,
+        "tile-columns": 0,
+        "tile-rows": 0,
+        "frame-parallel": 0,
+    }
+
+
+def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    blocks = size[0] * size[1] // 256
+    x265 = {
+        # One thread and no wavefronts, so that the bytes depend on neither the number of cores nor their load.
+        "pools": "none",
+        "frame-threads": 1,
+        "wpp": 0,
+        "keyint": profile.gop,
+        "min-keyint": profile.gop,
+        "scenecut": 0,
+        "open-gop": 0,
+        "bframes": profile.bframes,
+        "b-adapt": 0,
+        "b-pyramid": 0,
+        "colorprim": "smpte170m",
+        "transfer": "smpte170m",
+        "colormatrix": "smpte170m",
+        "range": "full" if full_range else "limited",
+        "level-idc": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
+        "info": 0,  # no SEI with x265's settings, 2 kB per file
+        "log-level": "warning",
+    }
+    return {
+        "crf": profile.crf,
+        "preset": profile.preset,
+        "x265-params": pairs(x265),
+        "tag:v": "hvc1",
+        "bsf:v": "hevc_metadata=tick_rate=60,filter_units=remove_types=39",
+    }
+
+
+def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    del size, full_range
+    # Default Huffman tables keep headers equal, and decoders have fast paths for them.
+    # The integer transform is deterministic: faster ones differ between CPUs.
+    return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
+
+
+ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict[str, Any]]]] = {
+    "h264": _h264_options,
+    "hevc": _hevc_options,
+    "vp9": _vp9_options,
+    "mjpeg": _mjpeg_options,
+}
+"""For each codec a function that returns its encoder's options from a profile, the width and height in pixels, and
+whether luma is full range."""
 
 
 PROFILES: Final = {
@@ -95,23 +343,36 @@ def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -
     return Geometry((side, scaled), (side, cropped))
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeWindow:
+    """The part of a source that one run of ffmpeg decodes."""
+
+    first: int
+    last: int
+    key: int
+    seek: float | None  # where ffmpeg must seek, in seconds of the container's clock; None to begin at the first packet
+    trims: bool  # whether frames outside `first` to `last` can be dropped before they are filtered
+
+    def from_start(self) -> DecodeWindow:
+        """Return the same window, decoded from the first packet."""
+        return DecodeWindow(self.first, self.last, 0, None, self.trims)
+
+
 def build_command(
-    build: FfmpegBuild,
-    profile: Profile,
+    settings: Settings,
     info: SourceInfo,
     source_url: str,
     targets: Sequence[tuple[str, tuple[int, int] | None]],
-    limits: Limits,
-    window: DecodeWindow | None = None,
+    window: DecodeWindow,
 ) -> list[str]:
     """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
     `targets`: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all.
-    One pass over the source writes all of them. `limits`: limits on the size of frames.
+    One pass over the source writes all of them.
     """
-    window = window or plan_window(info, profile, [frames for _, frames in targets])
+    build, profile = settings.build, settings.profile
     seeks = window.seek is not None
-    picture = ffmpeg.input(source_url, **input_options(build, info, limits, window.seek))["V:0"]
+    picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
     by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))
     if by_times:
         # Parts are counted from the first frame, ffmpeg's clock from the first packet of any stream.
@@ -122,14 +383,14 @@ def build_command(
     if window.trims:
         picture = picture.filter("trim", start_pts=window.first, end_pts=window.last)
     picture = picture_filters(build, profile, info, picture)
-    geometry = upright_geometry(info, profile)
+    geometry, timing = upright_geometry(info, profile), written_timing(info.timing, profile)
     branches = picture.split() if len(targets) > 1 else None
     outputs = []
     for number, (url, frames) in enumerate(targets):
         branch = picture if branches is None else branches[number]
         if frames is not None:
-            branch = _cut(branch, written_timing(info.timing, profile).rate, *frames)
-        most = 2 * written_timing(info.timing, profile).frames + 16
+            branch = _cut(branch, timing.rate, *frames)
+        most = 2 * timing.frames + 16
         options = output_options(profile, geometry.cropped, frames=most, full_range=profile.full_range)
         outputs.append(ffmpeg.output(branch, url, **options, **({"copyts": None} if by_times else {})))
     command: list[str] = ffmpeg.merge_outputs(*outputs).get_args()
@@ -146,15 +407,14 @@ def _cut(picture: Any, rate: Fraction, first: int, last: int) -> Any:
     return picture.filter("setpts", f"PTS-{first}")
 
 
-def build_check(build: FfmpegBuild, info: SourceInfo, source_url: str, limits: Limits) -> list[str]:
+def build_check(settings: Settings, info: SourceInfo, source_url: str) -> list[str]:
     """Return the ffmpeg command that decodes a source and writes nothing."""
-    source = ffmpeg.input(
-        source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=limits.max_pixels
-    )
+    most = settings.limits.max_pixels
+    source = ffmpeg.input(source_url, f=info.container, protocol_whitelist="file", threads=1, max_pixels=most)
     # Renumber the frames, far apart for a clock of any rate: the null muxer reports equal times as errors.
     picture = source["V:0"].filter("settb", "1").filter("setpts", "N*1000000")
     command: list[str] = ffmpeg.output(picture, "-", f="null", fps_mode="passthrough").get_args()
-    return [build.path, *_QUIET, *command]
+    return [settings.build.path, *_QUIET, *command]
 
 
 def input_options(build: FfmpegBuild, info: SourceInfo, limits: Limits, seek: float | None = None) -> dict[str, Any]:

@@ -113,14 +113,10 @@ def longest_run(gops: Sequence[tuple[int, int]]) -> range:
 
 def clean_cut(times: Sequence[int], most: int) -> int:
     """Return the largest number of first packets, at most `most`, that are all shown before all others."""
-    earliest, found = max(times, default=0) + 1, 0
-    latest = list(accumulate(times, max))
-    for count in range(len(times) - 1, 0, -1):
-        earliest = min(earliest, times[count])
-        if count <= most and latest[count - 1] < earliest:
-            found = count
-            break
-    return found
+    latest = np.maximum.accumulate(np.asarray(times, np.int64))
+    earliest = np.minimum.accumulate(np.asarray(times[::-1], np.int64))[::-1]
+    clean = np.flatnonzero(latest[:-1] < earliest[1:]) + 1
+    return int(max(clean[clean <= most], default=0))
 
 
 @contextmanager
@@ -281,9 +277,9 @@ def _write(source: OpenSource, found: _Search, target: str, *, sound: bool) -> N
         tick = fraction(picture.time_base) or Fraction(1, 1000)
         begins, ends = found.start * tick, max(found.times) * tick
         kept = [picture, *(container.streams.audio[:1] if sound else [])]
-        options = {"fflags": "+bitexact", "movie_timescale": str(_MOVIE_TICKS)}
-        if source.container != "mov":
-            del options["movie_timescale"]
+        options = {"fflags": "+bitexact"}
+        if source.container == "mov":
+            options["movie_timescale"] = str(_MOVIE_TICKS)
         try:
             with av.open(target, "w", format=_MUXERS[source.container], container_options=options) as muxer:
                 made: dict[int, Any] = {}

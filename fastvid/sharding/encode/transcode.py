@@ -23,7 +23,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from typing import IO, Any, Final
@@ -38,7 +38,6 @@ from fastvid.media.checks import Finding, Promised, check_stream
 from fastvid.media.demuxer import open_demuxer
 from fastvid.media.ffmpeg import (
     STATISTICS,
-    FfmpegBuild,
     Limits,
     confine_child,
     contents,
@@ -49,22 +48,10 @@ from fastvid.media.ffmpeg import (
 from fastvid.media.probe import OpenSource, SourceInfo
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import tagged
-from fastvid.runtime.arrays import UInt8Array
+from fastvid.runtime.arrays import UInt8Array, UInt32Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
-from fastvid.sharding.encode.profile import DecodeWindow, Profile
-from fastvid.sharding.encode.profiles import build_check, build_command, output_options
-
-
-@dataclass(frozen=True, slots=True)
-class Verified:
-    """Properties of an encoded sample that passed the check."""
-
-    num_frames: int  # number of displayed frames
-    width: int  # width in pixels
-    height: int  # height in pixels
-    num_keys: int
-    num_droppable: int
+from fastvid.sharding.encode.profiles import DecodeWindow, Profile, Settings, build_check, build_command, output_options
 
 
 def verify(
@@ -76,7 +63,7 @@ def verify(
     size: tuple[int, int] | None = None,
     full_range: bool | None = None,
     on_frame: Callable[[int, Any], None] | None = None,
-) -> Verified:
+) -> StreamInfo:
     """Decode every frame of an encoded sample; check what the job asked for, then what the format promises.
 
     `frames`: minimum and maximum number of frames. `rate`: required frames per second. `size`: required width and
@@ -89,34 +76,31 @@ def verify(
         track = read_track(memoryview(data))
     except FormatError as error:
         raise _failure(f"the packet index cannot be built: {error.message}") from error
-    flags = records["flags"]
-    keys = int(((flags & PacketFlag.KEY) != 0).sum())
-    droppable = int(((flags & PacketFlag.DROPPABLE) != 0).sum())
-    found = Verified(info.num_frames, info.width, info.height, keys, droppable)
     full = profile.full_range if full_range is None else full_range
     stream = Promised(track, replace(info, fps=rate), full, profile.multiple)
-    wrong = chain(_structure(info, found, profile, frames, size), check_stream(data, stream, on_frame))
+    wrong = chain(_structure(info, records["flags"], profile, frames, size), check_stream(data, stream, on_frame))
     for _, message in wrong:
         raise _failure(message)
-    return found
+    return info
 
 
 def _structure(
-    info: StreamInfo, found: Verified, profile: Profile, frames: tuple[int, int], size: tuple[int, int] | None
+    info: StreamInfo, flags: UInt32Array, profile: Profile, frames: tuple[int, int], size: tuple[int, int] | None
 ) -> Iterator[Finding]:
     """Yield what differs from the structure that the profile writes."""
+    count, keys = info.num_frames, np.count_nonzero(flags & PacketFlag.KEY)
     if info.flags & StreamFlag.WHOLE:
         yield "index", "its packets cannot be decoded selectively"
-    if not frames[0] <= found.num_frames <= frames[1]:
-        yield "index", f"{found.num_frames} frames, expected {frames[0]} to {frames[1]}"
-    if found.num_keys != -(-found.num_frames // profile.gop):
-        yield "index", f"{found.num_keys} key frames in {found.num_frames} frames, expected one in {profile.gop}"
-    if profile.bframes and found.num_frames > 2 and not found.num_droppable:
+    if not frames[0] <= count <= frames[1]:
+        yield "index", f"{count} frames, expected {frames[0]} to {frames[1]}"
+    if keys != -(-count // profile.gop):
+        yield "index", f"{keys} key frames in {count} frames, expected one in {profile.gop}"
+    if profile.bframes and count > 2 and not (flags & PacketFlag.DROPPABLE).any():
         yield "index", "every frame is a reference frame"
-    if size is not None and (found.width, found.height) != size:
-        yield "shape", f"{found.width}x{found.height} pixels, expected {size[0]}x{size[1]}"
-    if size is None and min(found.width, found.height) != profile.short_side:
-        yield "shape", f"{found.width}x{found.height} pixels, expected {profile.short_side} on the shorter side"
+    if size is not None and (info.width, info.height) != size:
+        yield "shape", f"{info.width}x{info.height} pixels, expected {size[0]}x{size[1]}"
+    if size is None and min(info.width, info.height) != profile.short_side:
+        yield "shape", f"{info.width}x{info.height} pixels, expected {profile.short_side} on the shorter side"
 
 
 def _failure(message: str) -> SourceError:
@@ -142,49 +126,37 @@ _COMPONENT: Final = re.compile(r"\[(?:[^\]@]*[:/])?([\w,.-]+)(?: @ [^\]]*)?\]")
 _MPEG4_SLACK: Final = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Transcoded:
-    """Result of one run of ffmpeg."""
-
-    videos: tuple[bytes, ...]
-    decoded: int  # number of frames decoded from the source
-    seconds: float
-
-
 def transcode(
-    build: FfmpegBuild,
-    profile: Profile,
+    settings: Settings,
     source: OpenSource,
     info: SourceInfo,
     parts: Sequence[tuple[int, int] | None],
-    limits: Limits,
-    *,
-    window: DecodeWindow | None = None,
+    window: DecodeWindow,
     patience: float = 1.0,
-) -> Transcoded:
+) -> list[bytes]:
     """Encode a source, or parts of it, in one pass.
 
     `parts`: frames of each MP4, see `build_command`.
     """
-    seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(temporary_file()) for _ in parts]
         targets = [(f"file:/dev/fd/{file.fileno()}", part) for file, part in zip(files, parts, strict=True)]
-        command = build_command(build, profile, info, source.url, targets, limits, window)
-        started = time.monotonic()
-        log = run_ffmpeg(command, [source.descriptor, *(file.fileno() for file in files)], seconds, limits)
-        took = time.monotonic() - started
-        decoded = _check_log(log, info, whole=all(part is None for part in parts))
-        return Transcoded(tuple(contents(file.fileno()) for file in files), decoded, took)
+        command = build_command(settings, info, source.url, targets, window)
+        descriptors = [source.descriptor, *(file.fileno() for file in files)]
+        log = run_ffmpeg(command, descriptors, patience * decode_seconds(settings, info), settings.limits)
+        _check_log(log, info, whole=all(part is None for part in parts))
+        return [contents(file.fileno()) for file in files]
 
 
-def decode_fully(
-    build: FfmpegBuild, source: OpenSource, info: SourceInfo, limits: Limits, *, patience: float = 1.0
-) -> int:
-    """Decode a source without writing anything; check it like `transcode` and return the number of frames."""
-    seconds = patience * limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
-    log = run_ffmpeg(build_check(build, info, source.url, limits), [source.descriptor], seconds, limits)
-    return _check_log(log, info, whole=True)
+def decode_fully(settings: Settings, source: OpenSource, info: SourceInfo, patience: float = 1.0) -> None:
+    """Decode a source without writing anything, and check it like `transcode`."""
+    command, seconds = build_check(settings, info, source.url), patience * decode_seconds(settings, info)
+    _check_log(run_ffmpeg(command, [source.descriptor], seconds, settings.limits), info, whole=True)
+
+
+def decode_seconds(settings: Settings, info: SourceInfo) -> float:
+    """Return the time limit of one decode of a source, in seconds."""
+    return settings.limits.transcode_seconds(frames=info.timing.shown, pixels=info.width * info.height)
 
 
 class FfmpegLog:
@@ -273,8 +245,8 @@ def _too_slow(seconds: float) -> SourceError:
     return SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
 
 
-def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
-    """Return the number of decoded frames if ffmpeg reported no problem."""
+def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> None:
+    """Raise a SourceError if ffmpeg reported a problem."""
     complaints = [text for line in log.lines if (text := _video_error(line, info.others)) is not None]
     said = "; ".join(list(dict.fromkeys(complaints or log.last))[:_EXCERPT_LINES])[:_EXCERPT_CHARS]
     if log.status < 0:
@@ -303,7 +275,6 @@ def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> int:
     slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0
     if whole and decoded < info.timing.shown - slack:
         raise SourceError(f"only {decoded} of {info.timing.shown} frames decode", reason=Reason.DAMAGED)
-    return decoded
 
 
 def _video_error(line: str, others: frozenset[str]) -> str | None:
@@ -326,41 +297,34 @@ _SECONDS_PER_MEGAPIXEL: Final = {"dis": 2.0, "tvl1": 180.0}
 _MEAN_LEVELS: Final = 3.0
 
 
-def flow_seconds(settings: FlowSettings, limits: Limits, *, frames: int, pixels: int) -> float:
+def flow_seconds(settings: Settings, how: FlowSettings, shape: StreamInfo) -> float:
     """Return the wall-time limit for the flow of a sample, in seconds."""
-    seconds = _SECONDS_PER_MEGAPIXEL[settings.method] * frames * max(pixels / 1e6, 0.25)
-    return min(limits.max_seconds, limits.seconds + seconds)
+    megapixels = max(shape.width * shape.height / 1e6, 0.25)
+    seconds = _SECONDS_PER_MEGAPIXEL[how.method] * shape.num_frames * megapixels
+    return min(settings.limits.max_seconds, settings.limits.seconds + seconds)
 
 
 def encode_flow(
-    build: FfmpegBuild,
-    profile: Profile,
-    settings: FlowSettings,
-    video: bytes,
-    shape: Verified,
-    rate: Fraction,
-    limits: Limits,
-    *,
-    patience: float = 1.0,
+    settings: Settings, how: FlowSettings, video: bytes, shape: StreamInfo, rate: Fraction, patience: float = 1.0
 ) -> bytes:
     """Encode the flow stream of an encoded sample, in the same profile.
 
     `rate`: frames per second. Returns an MP4 with the same number of frames and width, and twice the height.
     """
-    seconds = patience * flow_seconds(settings, limits, frames=shape.num_frames, pixels=shape.width * shape.height)
+    profile, seconds = settings.profile, patience * flow_seconds(settings, how, shape)
     size = (shape.width, 2 * shape.height)
     means: list[float] = []
 
     def pictures() -> Iterator[bytes]:
         chroma = bytes([128]) * (size[0] * size[1] // 2)
-        for levels in estimate_flow(_luma(video), settings):
+        for levels in estimate_flow(_luma(video), how):
             means.append(float(levels.mean()))
             yield levels.tobytes()
             yield chroma
 
     with tempfile.TemporaryFile(prefix="fastvid-") as file:
-        command = _command(build, profile, size, rate, shape.num_frames, f"file:/dev/fd/{file.fileno()}")
-        log = run_ffmpeg(command, [file.fileno()], seconds, limits, stdin=pictures())
+        command = _flow_command(settings, size, rate, shape.num_frames, f"file:/dev/fd/{file.fileno()}")
+        log = run_ffmpeg(command, [file.fileno()], seconds, settings.limits, stdin=pictures())
         if log.status:
             last = "; ".join(log.last)
             raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
@@ -369,7 +333,7 @@ def encode_flow(
     count = (shape.num_frames, shape.num_frames)
 
     def note_mean(_: int, frame: Any) -> None:
-        decoded.append(_mean(frame))
+        decoded.append(float(_plane(frame).mean()))
 
     verify(data, profile, frames=count, rate=rate, size=size, full_range=True, on_frame=note_mean)
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
@@ -381,11 +345,10 @@ def encode_flow(
     return data
 
 
-def _command(
-    build: FfmpegBuild, profile: Profile, size: tuple[int, int], rate: Fraction, frames: int, target: str
-) -> list[str]:
+def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, frames: int, target: str) -> list[str]:
+    profile = settings.profile
     pix_fmt = "yuvj420p" if profile.full_range else "yuv420p"
-    command = [build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
+    command = [settings.build.path, "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-y"]
     command += ["-f", "rawvideo", "-pixel_format", pix_fmt, "-video_size", f"{size[0]}x{size[1]}"]
     command += ["-framerate", str(rate), "-threads", "1", "-i", "pipe:0", "-map", "0:v:0"]
     # Tagged full range on both sides, so that no build of ffmpeg inserts a conversion.
@@ -407,7 +370,3 @@ def _luma(video: bytes) -> Iterator[UInt8Array]:
 def _plane(frame: Any) -> UInt8Array:
     plane: Any = frame.planes[0]  # supports the buffer protocol, but PyAV's stubs do not say so
     return np.ndarray((frame.height, frame.width), np.uint8, plane, 0, (plane.line_size, 1))
-
-
-def _mean(frame: Any) -> float:
-    return float(_plane(frame).mean())

@@ -42,7 +42,8 @@ from fastvid.runtime.processes import (
     piece_size,
     unpack,
 )
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask, group_by_file
+from fastvid.sharding.encode.profiles import Settings
+from fastvid.sharding.work.tasks import Outcome, SourceTask, group_by_file
 
 
 class Engine(Protocol):
@@ -110,11 +111,6 @@ class Child:
         assert self._process.stdout is not None
         self._input, self.output = self._process.stdin, self._process.stdout
         self._inbox = Inbox()
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send a message. If the child has died, do nothing: `receive` raises EOFError."""
@@ -224,7 +220,7 @@ class LocalEngine:
         outcomes: list[Outcome] = []
         with selectors.DefaultSelector() as selector:
             for worker in self._pool:
-                selector.register(worker.child.output, selectors.EVENT_READ, worker)
+                selector.register(worker.output, selectors.EVENT_READ, worker)
             while True:
                 # Assign before yielding, so that workers are busy while the job stores the outcomes.
                 self._assign(waiting, selector)
@@ -233,9 +229,8 @@ class LocalEngine:
                 busy = [worker for worker in self._pool if worker.tasks]
                 if not busy:
                     return
-                pause = max(0.0, min(worker.deadline for worker in busy) - time.monotonic())
                 try:
-                    self._poll(selector, pause, outcomes)
+                    self._poll(selector, max(0.0, min(worker.left for worker in busy)), outcomes)
                 except WorkerError:
                     # Flush finished outcomes so that a resumed job does not repeat them.
                     yield from outcomes
@@ -244,7 +239,7 @@ class LocalEngine:
     def close(self) -> None:
         """See `fastvid.sharding.engines.local.Engine`."""
         for worker in self._pool:
-            worker.child.kill()
+            worker.kill()
         self._pool = []
 
     def _assign(self, waiting: Iterator[list[SourceTask]], selector: selectors.BaseSelector) -> None:
@@ -258,7 +253,7 @@ class LocalEngine:
             else:
                 worker = _WorkerProcess(self.settings)
                 self._pool.append(worker)
-                selector.register(worker.child.output, selectors.EVENT_READ, worker)
+                selector.register(worker.output, selectors.EVENT_READ, worker)
             worker.assign(tasks)
 
     def _poll(self, selector: selectors.BaseSelector, pause: float, outcomes: list[Outcome]) -> None:
@@ -266,21 +261,21 @@ class LocalEngine:
         for key, _ in selector.select(pause):
             worker: _WorkerProcess = key.data
             try:
-                for outcome in worker.receive():
+                for outcome in worker.outcomes():
                     outcomes.append(outcome)
                     self._startup_deaths = 0
             except (FormatError, EOFError):
                 outcomes += self._remove(worker, selector, stuck=False)
-        for worker in [worker for worker in self._pool if worker.overdue]:
+        for worker in [worker for worker in self._pool if worker.tasks and worker.left < 0]:
             outcomes += self._remove(worker, selector, stuck=True)
 
     def _remove(self, worker: _WorkerProcess, selector: selectors.BaseSelector, *, stuck: bool) -> list[Outcome]:
         """Remove a worker that has died or is stuck; return the outcomes of the tasks that it worked on."""
-        selector.unregister(worker.child.output)
+        selector.unregister(worker.output)
         self._pool.remove(worker)
         if not stuck:
-            worker.child.wait(_EXIT_SECONDS)
-        status, error = worker.child.kill()
+            worker.wait(_EXIT_SECONDS)
+        status, error = worker.kill()
         how = how_it_ended(status)
         if worker.phase == "start":
             self._startup_deaths += 1
@@ -300,25 +295,20 @@ class LocalEngine:
         return [Outcome(index, reason=reason, message=message, transient=True, seconds=spent) for index in blamed]
 
 
-class _WorkerProcess:
+class _WorkerProcess(Child):
     """One worker process, its unfinished tasks by index, those that it works on, and its phase."""
 
     def __init__(self, settings: Settings) -> None:
-        self.child = Child("fastvid.sharding.engines.worker")
+        super().__init__("fastvid.sharding.engines.worker")
         self.tasks: dict[int, SourceTask] = {}
         self.current: frozenset[int] = frozenset()
         self.phase, self.allowed, self.since = "start", _START_SECONDS, time.monotonic()
-        self.child.send(asdict(settings))
+        self.send(asdict(settings))
 
     @property
-    def deadline(self) -> float:
-        """The end of the phase's time limit, on the monotonic clock."""
-        return self.since + self.allowed
-
-    @property
-    def overdue(self) -> bool:
-        """Whether it has tasks and is past its deadline."""
-        return bool(self.tasks) and time.monotonic() > self.deadline
+    def left(self) -> float:
+        """Seconds until the end of the phase's time limit."""
+        return self.since + self.allowed - time.monotonic()
 
     def assign(self, tasks: Sequence[SourceTask]) -> None:
         """Send tasks of one file to the worker, which must be idle."""
@@ -326,12 +316,11 @@ class _WorkerProcess:
         self.current = frozenset(self.tasks)
         if self.phase != "start":
             self.phase, self.allowed = "wait", _START_SECONDS
-        self.child.send({"tasks": [asdict(task) for task in tasks]})
+        self.send({"tasks": [asdict(task) for task in tasks]})
 
-    def receive(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Iterator[Outcome]:
         """Process the messages that have arrived; yield the outcomes that are complete."""
-        header: dict[str, Any]
-        for header, blobs in self.child.receive():
+        for header, blobs in self.receive():
             if not self.tasks:
                 raise FormatError("the worker sent data after its last outcome")
             if "phase" in header:

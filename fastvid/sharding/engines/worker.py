@@ -14,10 +14,11 @@ from typing import Final
 
 from fastvid.media.ffmpeg import confine
 from fastvid.runtime.processes import pack
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Parent
 from fastvid.sharding.work.encode import encode_clips
 from fastvid.sharding.work.index import index_clips, index_member
-from fastvid.sharding.work.tasks import Settings, SourceTask, parse_record
+from fastvid.sharding.work.tasks import SourceTask, parse_record
 
 _FETCH_THREADS: Final = "2"
 

@@ -30,22 +30,22 @@ from fastvid.format.schema import (
 )
 from fastvid.format.selection import with_facts
 from fastvid.format.shard import index_shard
-from fastvid.format.tar import TarDigest
+from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
-from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
 from fastvid.runtime.values import sha256
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.job import JobReport, index_settings, run, shard_records
-from fastvid.sharding.job.ledger import PackedSample, Part, Row, problem_row
+from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import digest
-from fastvid.sharding.job.run import How, Job, ShardWork
+from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import TarSample, find_tars, name_samples, read_tar, sample_keys
-from fastvid.sharding.work.index import unpack_found
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
+from fastvid.sharding.work.index import indexed_meta, unpack_found
+from fastvid.sharding.work.tasks import Outcome, SourceTask
 from fastvid.storage import LocalStorage, Storage, open_storage
 
 
@@ -57,7 +57,7 @@ class IndexedTar:
     path: str
     version: tuple[int, int]  # its size in bytes and modification time in nanoseconds
     samples: Sequence[TarSample] = ()  # its samples, in order
-    problem: str = ""
+    problem: tuple[Reason, str] | None = None
 
 
 def open_tar(storage: LocalStorage, stem: str, path: str) -> IndexedTar:
@@ -67,10 +67,11 @@ def open_tar(storage: LocalStorage, stem: str, path: str) -> IndexedTar:
     try:
         return IndexedTar(stem, path, version, read_tar(storage.map(f"{stem}.tar")))
     except FormatError as error:
-        return IndexedTar(stem, path, version, problem=error.message)
+        problem = Reason.BROKEN_CONTAINER, f"the tar is broken: {error.message}"
+        return IndexedTar(stem, path, version, problem=problem)
 
 
-class IndexShards(ShardWork):
+class IndexShards(SourceWork):
     """Indexes the videos of tars, which are its shards.
 
     `tars`: the tars; keys are unique among the samples of all. `chosen`: of those to index, the keys that a dataset
@@ -85,32 +86,30 @@ class IndexShards(ShardWork):
         tars: Sequence[IndexedTar],
         settings: Settings,
         *,
-        chosen: Mapping[str, Sequence[str] | None] | None = None,
+        chosen: Mapping[str, Sequence[str]] | None = None,
         classes: Sequence[str] = (),
     ) -> None:
-        self._folder = storage
-        self._wanted = dict.fromkeys(tar.stem for tar in tars) if chosen is None else chosen
+        self._folder, self._chosen = storage, chosen
         keys = sample_keys({tar.stem: tar.samples for tar in tars})
-        self._sources: dict[tuple[str, int], Source] = {}
+        self._inside: dict[str, tuple[Source, TarMember | None]] = {}
+        shards: dict[str, list[Source]] = {}
+        sources = [Source(os.path.basename(tar.path), tar.path, problem=tar.problem) for tar in tars if tar.problem]
         for tar in tars:
+            shards[tar.stem] = []
             for sample in tar.samples:
                 path = tar.path if sample.video is None else f"{tar.path}/{sample.video.name}"
-                self._sources[tar.stem, sample.first] = sample.source(*keys[tar.stem, sample.first], path)
-        self._tars = [tar for tar in tars if tar.stem in self._wanted]
-        # A worker reads the tar, whose folder tells a missing disk from a missing file.
-        shards = [
-            [
-                replace(self._sources[tar.stem, sample.first], path=str(storage.path(f"{tar.stem}.tar")))
-                for sample in tar.samples
-                if sample.problem is None
-            ]
-            for tar in self._tars
-        ]
-        sources = tuple(self._sources.values())
-        super().__init__(storage, SourceList(sources, tuple(classes), {}), settings, shards)
-        self.stems = [tar.stem for tar in self._tars]
+                source = sample.source(*keys[tar.stem, sample.first], path)
+                self._inside[source.id] = source, sample.video
+                if sample.problem is None:
+                    # A worker reads the tar, whose folder tells a missing disk from a missing file.
+                    shards[tar.stem].append(replace(source, path=str(storage.path(f"{tar.stem}.tar"))))
+        sources += [source for source, _ in self._inside.values()]
+        stems = [stem for stem in shards if chosen is None or stem in chosen]
+        found = SourceList(tuple(sources), tuple(classes), {})
+        super().__init__(storage, found, settings, [shards[stem] for stem in stems])
+        self.stems = stems
         tried = [source for shard in self.shards for source in shard]
-        notes = [(encode_name(s.id), s.key, s.member, s.label, dict(s.columns)) for s in sources]
+        notes = [(encode_name(s.id), s.key, s.member, s.label, dict(s.columns)) for s, _ in self._inside.values()]
         self.identity = {
             "format": ".".join(map(str, FORMAT_VERSION)),
             "profile": self.profile,
@@ -132,59 +131,43 @@ class IndexShards(ShardWork):
         records = shard_records(parts, self.profile)
         return {"tars": [[record.name, record.bytes, record.sha256] for record in records], "profile": FOREIGN}
 
-    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
-        """Write the sidecars of a tar; its part has no digest if there is nothing to index."""
-        tar = self._tars[shard]
-        if tar.problem:
-            broken = Source(os.path.basename(tar.path), tar.path)
-            row = problem_row(broken, Reason.BROKEN_CONTAINER, f"the tar is broken: {tar.problem}")
-            return Part(tar.stem, [row], (), None)
-        rows: list[Row] = []
-        packed: list[PackedSample] = []
-        found: list[IndexedSample] = []
-        for sample in tar.samples:
-            source, problem = self._sources[tar.stem, sample.first], sample.problem
-            outcome = next(outcomes) if problem is None else Outcome(-1, reason=problem[0], message=problem[1])
-            row = self.row(source, outcome, tar.stem)
-            # The video stays unchanged; the blobs of the outcome are its index.
-            row["bytes_out"] = source.size if outcome.reason is None else None
-            rows.append(row)
-            if outcome.reason is None:
-                found.append(_indexed(sample, source, outcome))
-                info = found[-1].streams[0].info
-                facts = (info.num_frames, str(info.fps), info.width, info.height)
-                packed.append(PackedSample(encode_name(source.id), source.key, *facts))
-        wanted = self._wanted[tar.stem]
-        if wanted is not None:
-            _check_keys(tar, [sample.key for sample in packed], wanted)
+    def row(self, source: Source, outcome: Outcome, stem: str) -> Row:
+        """See `ShardWork`. The video stays unchanged; the blobs of the outcome are its index."""
+        row = super().row(self._inside[source.id][0], outcome, stem)
+        return row | {"bytes_out": source.size if outcome.reason is None else None}
+
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, IndexedSample]]:
+        """See `SourceWork`."""
+        ((source, outcome),) = views
+        info, records, _ = unpack_found(outcome.samples[0])
+        member = self._inside[source.id][1]
+        assert member is not None
+        sample = IndexedSample(
+            source.key, indexed_meta(source, outcome), (IndexedStream("rgb", member, info, records),)
+        )
+        facts = (info.num_frames, str(info.fps), info.width, info.height)
+        yield PackedSample(encode_name(source.id), source.key, *facts), sample
+
+    def pack(self, shard: int, samples: Iterator[IndexedSample]) -> TarDigest | None:
+        """Write the sidecars of a tar, unless there is nothing to index."""
+        stem, found = self.stems[shard], list(samples)
+        if self._chosen is not None:
+            _check_keys(stem, [sample.key for sample in found], self._chosen[stem])
         if not found:
-            return Part(tar.stem, rows, (), None)
-
-        view = self._folder.map(f"{tar.stem}.tar")
+            return None
+        view = self._folder.map(f"{stem}.tar")
         tar_sha256 = sha256(view)
-        samples = index_shard(self._folder, tar.stem, samples=found, tar_sha256=tar_sha256)
-        faults.reach("ledger")
-        return Part(tar.stem, rows, packed, TarDigest(len(view), tar_sha256, len(samples)))
+        index_shard(self._folder, stem, samples=found, tar_sha256=tar_sha256)
+        return TarDigest(len(view), tar_sha256, len(found))
 
 
-def _indexed(sample: TarSample, source: Source, outcome: Outcome) -> IndexedSample:
-    assert sample.video is not None
-    info, records, facts = unpack_found(outcome.samples[0])
-    meta = {
-        "source_id": encode_name(source.id),
-        "source_sha256": outcome.source_sha256,
-        "pix_fmt": facts["pix_fmt"],
-    }
-    return IndexedSample(source.key, meta, (IndexedStream("rgb", sample.video, info, records),))
-
-
-def _check_keys(tar: IndexedTar, keys: Sequence[str], wanted: Sequence[str]) -> None:
+def _check_keys(stem: str, keys: Sequence[str], wanted: Sequence[str]) -> None:
     if keys != wanted:
         lost = sorted(set(wanted) - set(keys))
         raise FormatError(
             f"the tar contains {len(keys)} samples, the dataset lists {len(wanted)}"
             + (f"; {lost[0]!r} can no longer be indexed" if lost else ""),
-            shard=tar.stem,
+            shard=stem,
             hint="index the tars again into a new folder",
         )
 
@@ -246,7 +229,6 @@ def rebuild(
     *,
     shards: Collection[str] | None = None,
     workers: int | None = None,
-    limits: Limits | None = None,
 ) -> tuple[str, ...]:
     """Recompute the sidecars of shards of a dataset from their tars, and upgrade a dataset of fastvid 0.1.
 
@@ -280,9 +262,9 @@ def rebuild(
         tars = [open_tar(storage, stem, str(storage.path(f"{stem}.tar"))) for stem in foreign]
         for tar in tars:
             if tar.problem and tar.stem in chosen:
-                raise FormatError(tar.problem, shard=tar.stem)
+                raise FormatError(tar.problem[1], shard=tar.stem)
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
-        settings, how = index_settings(limits), How(workers=workers, command="index")
+        settings, how = index_settings(None), How(workers=workers, command="index")
         work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.

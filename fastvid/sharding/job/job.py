@@ -26,8 +26,7 @@ from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job.ledger import (
     Part,
     block,
@@ -44,7 +43,6 @@ from fastvid.sharding.job.restore import annotation_row
 from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import SourceList
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import Storage, open_storage
 
 # Hex digits of the job's identity that form the dataset's id.
@@ -131,7 +129,7 @@ def run(
 
     `prepare` returns the work, or the report if there is nothing to do; it is called while the folder is locked.
     """
-    with lock_folder(storage, how.mine) as check:
+    with lock_folder(storage, how.mine, how.command) as lease:
         work = prepare()
         if isinstance(work, JobReport):
             return work
@@ -141,12 +139,13 @@ def run(
             is_own = job.staging.job() == work.identity
             ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
         else:
-            parts = job.run(work.open_engine(how, blocked), check)
+            parts = job.run(work.open_engine(how, blocked), lease)
             if how.mine is not None:
                 rows = rows_table(row for part in parts for row in part.rows)
                 return JobReport(storage.url, rows, work.found.ignored, how.mine)
             ledger = commit(work, parts, how.command)
         job.end()
+        lease.end()
     return JobReport(storage.url, ledger, work.found.ignored)
 
 

@@ -23,7 +23,7 @@ from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.sources.sources import Source, public_path
-from fastvid.sharding.work.tasks import Outcome
+from fastvid.sharding.work.tasks import Outcome, parse_record
 from fastvid.storage import Storage
 
 _METADATA: Final = b"fastvid"
@@ -184,27 +184,14 @@ def part_stems(storage: Storage) -> set[str]:
 
 def write_part(storage: Storage, part: Part) -> None:
     """Write the record of a finished shard atomically."""
-    extra = {
-        "samples": [asdict(sample) for sample in part.samples],
-        "digest": None if part.digest is None else asdict(part.digest),
-        "encoder": dict(part.encoder),
-        "signals": part.signals,
-    }
+    extra = {name: value for name, value in asdict(part).items() if name not in ("stem", "rows")}
     storage.write(part_name(part.stem), to_parquet(_table(part.rows, extra)))
 
 
 def read_part(storage: Storage, stem: str) -> Part:
     """Return the part that `write_part` wrote."""
     table, extra = _read(storage, part_name(stem))
-    digest = extra["digest"]
-    return Part(
-        stem=stem,
-        rows=table.to_pylist(),
-        samples=[PackedSample(**sample) for sample in extra["samples"]],
-        digest=None if digest is None else TarDigest(**digest),
-        encoder=extra["encoder"],
-        signals=extra.get("signals", ""),
-    )
+    return parse_record(extra | {"stem": stem, "rows": table.to_pylist()}, Part, part_name(stem))
 
 
 def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, Any]) -> pa.Table:

@@ -1,13 +1,13 @@
-"""What keeps jobs apart and lets them resume: locks and leases, records of progress, scratch folders, and staging.
+"""What keeps jobs apart and lets them resume: locks, leases that report progress, scratch folders, and staging.
 
 A whole job excludes all others from a dataset's folder, a part only itself and whole jobs. On a local or shared disk,
-kernel locks are used; the kernel releases those of a killed process. An object store has no locks, so each job writes
-an object, a lease, and updates it every few seconds; a lease that has not changed for longer belongs to a dead job.
+kernel locks are used; the kernel releases those of a killed process. An object store has no locks, so there the record
+of a job, which it renews every few seconds, is its lease; one that has not changed for longer belongs to a dead job.
 
-Every process of a job records its progress for ``fastvid status`` in a small file next to the ledger's parts. Nothing
-depends on it. Encoded samples wait there until their shard is complete, so that a killed job loses only what was being
-encoded; if the dataset is in an object store, they wait in a local scratch folder, which the next run on this machine
-finds. Another machine encodes them again.
+The record says how far the process is, for ``fastvid status``. On a disk nothing depends on it. Encoded samples wait
+next to it until their shard is complete, so that a killed job loses only what was being encoded; if the dataset is in
+an object store, they wait in a local scratch folder, which the next run on this machine finds. Another machine encodes
+them again.
 """
 
 from __future__ import annotations
@@ -39,33 +39,38 @@ from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
 
-Check = Callable[[], None]
-"""Raises JobError if another job has taken over the folder."""
-
 BEAT_SECONDS: Final = 20.0
-"""Interval between updates of a lease."""
+"""Interval between updates of a record."""
 
 LEASE_SECONDS: Final = 90.0
-"""A lease unchanged for so long has expired: up to four updates may be lost to a slow store."""
+"""A record unchanged for so long has expired: up to four updates may be lost to a slow store."""
 
+PROGRESS: Final = f"{LEDGER_PARTS}/progress/"
+"""Where the records of a dataset's jobs are."""
+
+_FIRST_SECONDS: Final = 2.0  # until the second update, which has the results of earlier runs
 _POLL_SECONDS: Final = 1.0
 _JOB_LOCK: Final = ".job.lock"
-_LEASES: Final = "leases/"
 # Errors of network file systems mounted without locks.
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
-def lock_folder(storage: Storage, part: JobPart | None = None) -> contextlib.AbstractContextManager[Check]:
-    """Lock the folder, or one part of its job, until the block ends.
-
-    Yields a function that raises JobError if another job has taken over, as happens to a job on an object store
-    that was suspended for longer than a lease lasts.
-    """
-    return _locked(storage, part) if isinstance(storage, LocalStorage) else _leased(storage, part)
+@contextlib.contextmanager
+def lock_folder(storage: Storage, part: JobPart | None = None, command: str = "") -> Iterator[Lease]:
+    """Lock the folder, or one part of its job, until the block ends. `command`: what locks it."""
+    lease, state = Lease(storage, part, command), "failed"
+    with _locked(storage, part) if isinstance(storage, LocalStorage) else contextlib.nullcontext():
+        try:
+            if not isinstance(storage, LocalStorage):
+                lease.take(part)
+            yield lease
+            state = "finished"
+        finally:
+            lease.release(state)
 
 
 @contextlib.contextmanager
-def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
+def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[None]:
     folder = storage.path(LEDGER_PARTS)
     job = folder / _JOB_LOCK
     with contextlib.ExitStack() as stack:
@@ -77,7 +82,7 @@ def _locked(storage: LocalStorage, part: JobPart | None) -> Iterator[Check]:
         if own is not None:
             stack.enter_context(_lock(own, shared=False))
         try:
-            yield lambda: None
+            yield
         finally:
             with contextlib.suppress(OSError):
                 _clear(storage, folder, held, own)
@@ -117,64 +122,45 @@ def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-@contextlib.contextmanager
-def _leased(storage: Storage, part: JobPart | None) -> Iterator[Check]:
-    own = f"{_LEASES}{_own_name(part)}"
-    lease = _JobLease(storage, own)
-    lease.take()
-    try:
-        # Write the own lease before looking for others: of two jobs that begin at once, at least one sees the other.
-        whole = f"{_LEASES}{_own_name(None)}"
-        others = [name for name in storage.list(_LEASES) if name != own and (part is None or name == whole)]
-        _wait_until_dead(storage, others)
-        if part is None:
-            for name in others:
-                storage.delete(name)
-        yield lease.check
-    finally:
-        lease.release()
+class Lease:
+    """A process's record in a folder, renewed by a thread. In an object store it is what keeps other jobs away."""
 
+    def __init__(self, storage: Storage, part: JobPart | None, command: str) -> None:
+        self.storage, self.name = storage, f"{PROGRESS}{_own_name(part)}"
+        process = {"host": socket.gethostname(), "namespace": namespace(), "pid": os.getpid()}
+        told = {"command": command, "part": None if part is None else str(part), "started": utc_now()}
+        self._fixed = {"owner": uuid.uuid4().hex, **process, **told}
+        self._excludes = not isinstance(storage, LocalStorage)
+        self._progress: Callable[[], Mapping[str, Any]] | None = None
+        self._content: bytes | None = None  # of the record, once it is written
+        self._number, self._lost, self._since = 0, False, time.monotonic()
+        self._writing, self._over = threading.Lock(), threading.Event()
+        self._beats: threading.Thread | None = None
 
-class _Beats(threading.Thread):
-    """Calls a function every BEAT_SECONDS until it is stopped, at first after `first` seconds."""
-
-    def __init__(self, name: str, beat: Callable[[], None], first: float | None = None) -> None:
-        super().__init__(name=name, daemon=True)
-        self._beat, self._first, self._over = beat, first, threading.Event()
-
-    def run(self) -> None:
-        """See `threading.Thread`."""
-        wait = BEAT_SECONDS if self._first is None else self._first
-        while not self._over.wait(wait):
-            self._beat()
-            wait = BEAT_SECONDS
-
-    def stop(self) -> None:
-        """Wait until the last call has ended."""
-        self._over.set()
-        self.join()
-
-
-class _JobLease:
-    """One lease and the thread that renews it."""
-
-    def __init__(self, storage: Storage, name: str) -> None:
-        self.storage, self.name = storage, name
-        self._owner, self._number = uuid.uuid4().hex, 0
-        self._content = b""
-        self._lost, self._since = False, time.monotonic()
-        self._beats = _Beats("fastvid-lease", self._renew)
-
-    def take(self) -> None:
-        """Acquire the lease, also from a dead job."""
-        content, expected = self._next(), None
+    def take(self, part: JobPart | None) -> None:
+        """Acquire the lease, also from a dead job, when no other job excludes this one."""
+        expected = None
+        content = self._next("running")
         while not self.storage.swap(self.name, content, expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
         self._content, self._since = content, time.monotonic()
-        self._beats.start()
+        self._start()
+        # The own record is there before others are looked for: of two jobs that begin at once, one sees the other.
+        whole = f"{PROGRESS}{_own_name(None)}"
+        others = [name for name in self.storage.list(PROGRESS) if name != self.name and (part is None or name == whole)]
+        _wait_until_dead(self.storage, others)
+        if part is None:
+            for name in others:
+                self.storage.delete(name)
+
+    def report(self, progress: Callable[[], Mapping[str, Any]]) -> None:
+        """Record from now on what a function says, see `fastvid.sharding.job.status.PartStatus`."""
+        self._progress = progress
+        self._write("running")
+        self._start()
 
     def check(self) -> None:
-        """Raise JobError if another job has taken over the lease."""
+        """Raise JobError if another job has taken over, as from a job that was suspended for longer than a lease."""
         if self._lost:
             raise JobError(
                 "another job has taken over here, because this one did not renew its lease in time",
@@ -182,33 +168,61 @@ class _JobLease:
                 hint="let the other job continue; finished work is kept",
             )
 
-    def release(self) -> None:
-        """Release the lease, if it still belongs to this job."""
-        self._beats.stop()
-        try:
-            if not self._lost and self.storage.exists(self.name) and self.storage.read(self.name) == self._content:
-                self.storage.delete(self.name)
-        except StorageError as error:
-            _LOG.warning("a lease could not be released and lasts %.0f s more: %s", LEASE_SECONDS, error)
+    def end(self) -> None:
+        """Delete the records of all processes of a job that is committed."""
+        self._stop()
+        for name in self.storage.list(PROGRESS):
+            self.storage.delete(name)
+        self._content = self._progress = None
+
+    def release(self, state: str) -> None:
+        """Record the end of the process if it reported progress; otherwise delete what it wrote."""
+        self._stop()
+        if self._progress is not None:
+            self._write(state)
+        elif self._content is not None and not self._lost:
+            try:
+                if _read(self.storage, self.name) == self._content:
+                    self.storage.delete(self.name)
+            except StorageError as error:
+                _LOG.warning("a lease could not be released and lasts %.0f s more: %s", LEASE_SECONDS, error)
+
+    def _start(self) -> None:
+        if self._beats is None:
+            self._beats = threading.Thread(target=self._renew, name="fastvid-lease", daemon=True)
+            self._beats.start()
+
+    def _stop(self) -> None:
+        self._over.set()
+        if self._beats is not None:
+            self._beats.join()
 
     def _renew(self) -> None:
-        if self._lost:
-            return
-        content = self._next()
-        try:
-            self._lost = not self.storage.swap(self.name, content, self._content)
-            self._content, self._since = content, time.monotonic()
-        except StorageError as error:
-            _LOG.warning("the lease of this job could not be renewed: %s", error)
-            self._lost = time.monotonic() - self._since > LEASE_SECONDS
+        wait = min(_FIRST_SECONDS, BEAT_SECONDS)
+        while not self._over.wait(wait):
+            self._write("running")
+            wait = BEAT_SECONDS
 
-    def _next(self) -> bytes:
+    def _write(self, state: str) -> None:
+        with self._writing:
+            if self._lost:
+                return
+            content = self._next(state)
+            try:
+                if self._excludes:
+                    self._lost = not self.storage.swap(self.name, content, self._content)
+                else:
+                    self.storage.write(self.name, content)
+                self._content, self._since = content, time.monotonic()
+            except StorageError as error:
+                _LOG.warning("the record of this job could not be renewed: %s", error)
+                self._lost = self._excludes and time.monotonic() - self._since > LEASE_SECONDS
+
+    def _next(self, state: str) -> bytes:
         self._number += 1
-        return (json.dumps({"owner": self._owner, **_this_process(), "beat": self._number}) + "\n").encode()
-
-
-def _this_process() -> dict[str, Any]:
-    return {"host": socket.gethostname(), "namespace": namespace(), "pid": os.getpid()}
+        told = {} if self._progress is None else self._progress()
+        record = {**self._fixed, "beat": self._number, "state": state, "time": utc_now(), **told}
+        return (json.dumps(record, sort_keys=True) + "\n").encode()
 
 
 def _own_name(part: JobPart | None) -> str:
@@ -248,9 +262,9 @@ def _read(storage: Storage, name: str) -> bytes | None:
 
 
 def _is_dead(content: bytes) -> bool:
-    """Return whether the lease names a process that has certainly ended."""
+    """Return whether the record is of a process that has certainly ended."""
     record = _parse(content)
-    return is_dead(record.get("namespace"), record.get("pid"))
+    return record.get("state") != "running" or is_dead(record.get("namespace"), record.get("pid"))
 
 
 def _parse(content: bytes) -> dict[str, Any]:
@@ -259,44 +273,6 @@ def _parse(content: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return record if isinstance(record, dict) else {}
-
-
-PROGRESS: Final = f"{LEDGER_PARTS}/progress"
-
-
-_FIRST_SECONDS: Final = 2.0  # the second record, which has the results of earlier runs
-
-
-class Heartbeat:
-    """Records the progress of one process of a job, while the block runs and once at its end.
-
-    `command`: what runs it. `progress`: what its record says beyond that, see `fastvid.sharding.job.status.PartStatus`.
-    """
-
-    def __init__(
-        self, storage: Storage, command: str, part: JobPart | None, progress: Callable[[], Mapping[str, Any]]
-    ) -> None:
-        self._storage, self._progress = storage, progress
-        self._name = f"{PROGRESS}/{_own_name(part)}"
-        self._fixed = {"command": command, "part": None if part is None else str(part), **_this_process()}
-        self._beats = _Beats("fastvid-heartbeat", lambda: self._write("running"), first=_FIRST_SECONDS)
-
-    def __enter__(self) -> Heartbeat:
-        self._fixed["started"] = utc_now()
-        self._write("running")
-        self._beats.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._beats.stop()
-        self._write("finished" if kind is None else "failed")
-
-    def _write(self, state: str) -> None:
-        record = {**self._fixed, "state": state, "time": utc_now(), **self._progress()}
-        try:
-            self._storage.write(self._name, (json.dumps(record, sort_keys=True) + "\n").encode())
-        except StorageError as error:
-            _LOG.warning("progress could not be recorded for `fastvid status`: %s", error)
 
 
 def utc_now() -> str:

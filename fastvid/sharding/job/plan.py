@@ -19,8 +19,8 @@ from fastvid.errors import UsageError
 from fastvid.format.schema import FORMAT_VERSION
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import sha256
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.tasks import Settings
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:

@@ -77,17 +77,9 @@ class _Cluster:
                 time.sleep(_LOOK_SECONDS)
                 continue
             for call in self.ray.wait(list(self._running), timeout=_LOOK_SECONDS)[0]:
-                shard, cpus = self._running.pop(call)
-                lost = self._answer(call, shard)
-                if lost is None:
-                    yield {"shard": shard}
-                elif os.path.exists(lost):
-                    raise WorkerError(
-                        f"{lost} does not exist on a node of the cluster",
-                        hint="mount the sources at the same path on all nodes",
-                    )
-                else:
-                    self._give(shard, cpus, check=False)
+                shard, _ = self._running.pop(call)
+                self._await(call, shard)
+                yield {"shard": shard}
 
     def _give_waiting(self, nodes: Sequence[int]) -> None:
         """Start as many tasks as `nodes`, which have so many CPUs, can work on."""
@@ -97,18 +89,16 @@ class _Cluster:
         # Every node with CPUs has room for a task, also if it has to make that of a larger node that died.
         cpus = max(1, min([most // max(left, 1), *(number for number in nodes if number)]))
         while self._waiting and free >= cpus:
-            self._give(self._waiting.popleft(), cpus)
+            shard = self._waiting.popleft()
+            call = self._make.options(num_cpus=cpus).remote(self._job, shard, cpus, __version__)
+            self._running[call] = shard, cpus
             free -= cpus
 
-    def _give(self, shard: int, cpus: int, *, check: bool = True) -> None:
-        make = self._make.options(num_cpus=cpus)
-        self._running[make.remote(self._job, shard, cpus, version=__version__, check=check)] = shard, cpus
-
-    def _answer(self, call: Any, shard: int) -> Any:
-        """Return what a task answers; raise the task's own error, or that the cluster has failed."""
+    def _await(self, call: Any, shard: int) -> None:
+        """Raise the error of a task that has ended, or that the cluster has failed."""
         errors = self.ray.exceptions
         try:
-            return self.ray.get(call)
+            self.ray.get(call)
         except errors.RayTaskError as error:
             if isinstance(error.cause, FastvidError):
                 raise error.cause from error

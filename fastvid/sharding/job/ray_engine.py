@@ -36,13 +36,12 @@ from fastvid.format.schema import LEDGER_PARTS
 from fastvid.media.ffmpeg import VARIABLE, find_ffmpeg
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import same_streams
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Child, LocalEngine
 from fastvid.sharding.job.lock import Staging, scratch_folder
 from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.run import How, Job, ShardWork
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import open_storage
-from fastvid.storage.urls import is_remote
 
 _LOG = logging.getLogger(__name__)
 
@@ -116,10 +115,8 @@ class RayEngine:
             self._child = None
 
 
-def make_shard(
-    job: tuple[ShardWork, How], shard: int, workers: int, *, version: str = __version__, check: bool = True
-) -> str | None:
-    """Make a shard on this node; or return the path of a source that is not here, if `check`.
+def make_shard(job: tuple[ShardWork, How], shard: int, workers: int, version: str = __version__) -> None:
+    """Make a shard on this node.
 
     `version`: that of the job's fastvid. `workers`: sources processed in parallel.
     """
@@ -131,15 +128,11 @@ def make_shard(
     settings = work.settings = settings_here(work.settings, node)
     if work.scratch is not None:
         work.scratch = scratch_folder(work.storage, work.scratch.root.parent)
-    here = (source.path for source in work.shards[shard] if not is_remote(source.path))
-    lost = next((path for path in here if not os.path.exists(path)), None) if check else None
-    if lost is None:
-        try:
-            with contextlib.closing(LocalEngine(settings, workers)) as engine:
-                Job(work, replace(how, part=JobPart(shard, len(work.shards)))).make(engine)
-        except StorageError as error:
-            raise error.at(node=node) from error
-    return lost
+    try:
+        with contextlib.closing(LocalEngine(settings, workers)) as engine:
+            Job(work, replace(how, part=JobPart(shard, len(work.shards)))).make(engine)
+    except StorageError as error:
+        raise error.at(node=node) from error
 
 
 def _check_folder(work: ShardWork, node: str) -> None:

@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, islice
@@ -23,18 +23,20 @@ from fastvid.errors import JobError
 from fastvid.format.generations import Generation
 from fastvid.format.schema import LEDGER_PARTS, PICTURES, shard_stem
 from fastvid.format.shard import sample_members, write_shard
+from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import Reason
 from fastvid.runtime import faults
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.progress import Progress
+from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.lock import Heartbeat, Staging, scratch_folder
+from fastvid.sharding.job.lock import Lease, Staging, scratch_folder
 from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import LocalStorage, Storage
 
 _LOG = logging.getLogger(__name__)
@@ -160,7 +162,34 @@ def _rejected(outcome: Outcome, bad: Outcome) -> Outcome:
     return replace(outcome, samples=(), reason=reason, message=f"another camera of its episode: {bad.message}")
 
 
-class EncodeShards(ShardWork):
+class SourceWork(ShardWork):
+    """Makes samples of the outcomes of its sources: subclasses say what of which, and how a shard is written."""
+
+    @abstractmethod
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, Any]]:
+        """Yield the samples of packed sources, one source for each stream, each with what `pack` takes."""
+
+    @abstractmethod
+    def pack(self, shard: int, samples: Iterator[Any]) -> TarDigest | None:
+        """Write the file of a shard, and its sidecars; None if it has no samples, which leaves its number unused."""
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
+        """See `ShardWork`."""
+        stem, rows, packed = self.stems[shard], list[Row](), list[PackedSample]()
+
+        def samples() -> Iterator[Any]:
+            for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
+                rows.extend(self.row(source, outcome, stem) for source, outcome in views)
+                for sample, made in self.made(views) if views[0][1].reason is None else ():
+                    packed.append(sample)
+                    yield made
+
+        digest = self.pack(shard, samples())
+        faults.reach("ledger")
+        return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
+
+
+class EncodeShards(SourceWork):
     """Encodes sources into new tars. `seed`: seed of the order of samples in the shards."""
 
     def __init__(
@@ -193,37 +222,24 @@ class EncodeShards(ShardWork):
         self.encoder, self.profile = self.identity["encoder"], self.identity["profile"]
         self.streams, self.extras = settings.streams.video, settings.streams.to_json()
 
-    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:
-        """See `ShardWork`."""
-        stem = self.stems[shard]
-        rows: list[Row] = []
-        packed: list[PackedSample] = []
-        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
-        record = dataset_record(made, self.profile, self.encoder)
-        members = with_record(self._members(shard, outcomes, rows, packed), record)
-        first = next(members, None)
-        # If all sources of a shard are rejected, there is no tar and its number stays unused.
-        digest = (
-            None
-            if first is None
-            else write_shard(self.storage, stem, chain([first], members), streams=self.streams, scratch=self.scratch)
-        )
-        faults.reach("ledger")
-        return Part(stem, rows, packed, digest, self.encoder, self.write_signals(stem, packed))
+    def made(self, views: Sequence[View]) -> Iterator[tuple[PackedSample, tuple[str, Mapping[str, bytes]]]]:
+        """See `SourceWork`."""
+        for source, sample in self._samples(views):
+            meta = sample.meta
+            place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
+            facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
+            packed = PackedSample(encode_name(source.id), sample.key, *facts, *place)
+            row = annotation_row(packed, source, self._labels)
+            yield packed, (sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes))
 
-    def _members(
-        self, shard: int, outcomes: Iterator[Outcome], rows: list[Row], packed: list[PackedSample]
-    ) -> Iterator[tuple[str, Mapping[str, bytes]]]:
-        """Yield the samples of a shard in the order of its slots, and append their ledger rows."""
-        for views in joined(self.shards[shard], outcomes, self.sources_per_sample):
-            rows += [self.row(source, outcome, self.stems[shard]) for source, outcome in views]
-            for source, sample in self._samples(views) if views[0][1].reason is None else ():
-                meta = sample.meta
-                place = (meta.get(name) for name in ("parent", "start_seconds", "end_seconds", "bad_frames"))
-                facts = (sample.num_frames, meta["fps"], meta["width"], meta["height"])
-                packed.append(PackedSample(encode_name(source.id), sample.key, *facts, *place))
-                row = annotation_row(packed[-1], source, self._labels)
-                yield sample.key, annotate_members(sample_members(meta, sample.streams), row, self._classes)
+    def pack(self, shard: int, samples: Iterator[tuple[str, Mapping[str, bytes]]]) -> TarDigest | None:
+        """See `SourceWork`."""
+        first = next(samples, None)
+        if first is None:
+            return None
+        made = Generation(self._generation, (), self.streams, self._classes, extras=self.extras)
+        members = with_record(chain([first], samples), dataset_record(made, self.profile, self.encoder))
+        return write_shard(self.storage, self.stems[shard], members, streams=self.streams, scratch=self.scratch)
 
     def _samples(self, views: Sequence[View]) -> Iterator[tuple[Source, EncodedSample]]:
         """Yield the samples of packed sources, each with the source that it is named after."""
@@ -259,29 +275,29 @@ class Job:
         self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
         self.parts: dict[int, Part] = {}
-        self._check: Callable[[], None] = lambda: None
+        self._lease: Lease | None = None
         part = how.mine
         self._whole = part is None
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
         self.progress = Progress(sum(len(self.shards[number]) for number in self._mine))
         self.reasons: Counter[Reason] = Counter()
-        self.heartbeat = Heartbeat(self.storage, how.command, part, self._record)
         self._first = list(accumulate(map(len, self.shards), initial=0))
         self._missing: Counter[int] = Counter()
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Any, check: Callable[[], None] = lambda: None) -> list[Part]:
+    def run(self, engine: Any, lease: Lease | None = None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
         `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a
         method `make_shards`: of this work, it writes shards of the given numbers and their parts of the ledger, and
-        yields the number of each that is done. `check` is called before each shard is written, and raises if another
-        job has taken over the folder.
+        yields the number of each that is done. `lease`: on the dataset; it is checked before each shard is written.
         """
-        self._check = check
+        self._lease = lease
         self._begin()
-        with contextlib.closing(engine) if engine else contextlib.nullcontext(), self.heartbeat:
+        with contextlib.closing(engine) if engine else contextlib.nullcontext():
+            if lease is not None:
+                lease.report(self._record)
             self._find_parts()
             try:
                 if hasattr(engine, "make_shards"):
@@ -292,6 +308,10 @@ class Job:
                 if self.progress.total:
                     self.progress.finish()
         return [self.parts[shard] for shard in self._mine]
+
+    def _check_lease(self) -> None:
+        if self._lease is not None:
+            self._lease.check()
 
     def _record(self) -> dict[str, Any]:
         progress, parts = self.progress, list(self.parts.values())
@@ -373,7 +393,7 @@ class Job:
         """Let others make the shards that are not there yet."""
         todo = [shard for shard in self._mine if shard not in self.parts]
         for shard in engine.make_shards(self.work, self._how, todo):
-            self._check()
+            self._check_lease()
             part = read_part(self.storage, self.stems[shard])
             rejected = self._add(shard, part)
             for row in rejected:
@@ -460,17 +480,13 @@ class Job:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""
         if not self._missing[shard]:
             self._packing.append(packer.submit(self._pack, shard))
-        waiting = []
-        for future in self._packing:
-            if future.done():
-                future.result()
-            else:
-                waiting.append(future)
-        self._packing = waiting
+        for future in [future for future in self._packing if future.done()]:
+            future.result()
+            self._packing.remove(future)
 
     def _pack(self, shard: int) -> None:
         """Write a complete shard and its part of the ledger. Idempotent: repeated, it writes the same bytes."""
-        self._check()
+        self._check_lease()
         part = self.work.write(shard, self._outcomes(shard))
         write_part(self.storage, part)
         self.parts[shard] = part

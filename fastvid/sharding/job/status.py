@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from fastvid.errors import StorageError
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
 from fastvid.runtime.processes import is_dead
-from fastvid.sharding.job.lock import LEASE_SECONDS
+from fastvid.sharding.job.lock import LEASE_SECONDS, PROGRESS
 from fastvid.storage import Storage, open_storage
 
 # Records read in parallel; with 1,000 parts and 30 ms a request, all are read in a second.
@@ -23,8 +23,22 @@ _READERS: Final = 32
 _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LEDGER_PARTS}/"}
 
 
-@dataclass(frozen=True, slots=True)
-class PartStatus:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a process is, or all processes of a job."""
+
+    shards: int | None = None
+    shards_done: int = 0
+    sources: int = 0
+    sources_done: int = 0
+    rejected: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    sources_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus(Progress):
     """One process of a job, by its last record."""
 
     part: str | None
@@ -34,32 +48,16 @@ class PartStatus:
     pid: int
     started: str
     last_sign: str
-    shards: int
-    shards_done: int
-    sources: int
-    sources_done: int
-    rejected: int
-    reasons: Mapping[str, int]
-    bytes: int
-    sources_per_second: float
 
 
-@dataclass(frozen=True, slots=True)
-class UnfinishedJob:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnfinishedJob(Progress):
     """A job that has not been committed."""
 
     kind: str
     command: str | None
     state: str
-    shards: int | None
-    shards_done: int
-    sources: int
-    sources_done: int
-    packed: int  # of these, those that became samples
-    rejected: int
-    reasons: Mapping[str, int]
-    bytes: int
-    sources_per_second: float
+    packed: int  # of its sources, those that became samples
     seconds_left: float | None
     parts: Sequence[PartStatus]
 
@@ -109,9 +107,7 @@ def read_status(folder: str) -> FolderStatus:
     job = None
     for kind, prefix in _JOBS.items():
         if f"{prefix}job.json" in names:
-            job = _read_job(
-                storage, kind, [name.removeprefix(prefix) for name in names if name.startswith(prefix)], now
-            )
+            job = _read_job(storage, kind, names, now)
             break
     return FolderStatus(storage.url, f"{now:%Y-%m-%dT%H:%M:%SZ}", _read_dataset(storage), job)
 
@@ -136,14 +132,15 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
     identity = _read_json(storage, f"{prefix}job.json")
     if identity is None:
         return None  # it has just been committed
-    paths = [f"{prefix}{name}" for name in names if name.startswith("progress/")]
+    paths = [name for name in names if name.startswith(PROGRESS)]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="status") as readers:
         records = [record for record in readers.map(lambda path: _read_json(storage, path), paths) if record]
     records = _last_division(records)
     parts = [_part(record, now) for record in records]
     parts.sort(key=lambda part: int((part.part or "0").partition("/")[0]))
-    shards = records[0]["all_shards"] if records else None
-    shards_done = sum("/" not in name and name.endswith(".parquet") for name in names)
+    shards = records[0].get("all_shards") if records else None
+    made = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    shards_done = sum("/" not in name and name.endswith(".parquet") for name in made)
     running = [part for part in parts if part.state == "running"]
     sources = int(identity.get("sources", {}).get("number", 0))
     done, rejected = sum(part.sources_done for part in parts), sum(part.rejected for part in parts)
@@ -186,7 +183,7 @@ def _part(record: Mapping[str, Any], now: datetime) -> PartStatus:
     if state == "running":
         silent = (now - datetime.fromisoformat(record["time"])).total_seconds() > LEASE_SECONDS
         state = "stale" if silent or is_dead(record["namespace"], record["pid"]) else state
-    plain = {name: record[name] for name in PartStatus.__slots__ if name in record}
+    plain = {one.name: record[one.name] for one in fields(PartStatus) if one.name in record}
     return PartStatus(**plain | {"state": state, "last_sign": record["time"]})
 
 

@@ -17,8 +17,7 @@ from fastvid.format.generations import Generation, read_generation
 from fastvid.format.schema import DATASET_JSON, LEROBOT
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.index_video import Proof
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job.job import UNDIVIDED, JobReport, check_amounts, choose_settings, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Row
@@ -37,7 +36,7 @@ from fastvid.sharding.lerobot.read import (
     read_signals_of,
 )
 from fastvid.sharding.sources.sources import Source
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
 
 # What the JSON says of a stream that was copied beside cameras that were encoded.

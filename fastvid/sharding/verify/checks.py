@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import groupby
-from tarfile import BLOCKSIZE
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from fastvid.decode.pyav import PyAvDecoder
-from fastvid.errors import FastvidError, SourceError
+from fastvid.errors import FastvidError
 from fastvid.format.generations import ShardRecord
-from fastvid.format.in_place import Root, read_files
-from fastvid.format.packets import PacketTable
+from fastvid.format.in_place import IndexedSample, IndexedStream, Root, index_sample, pack_index, read_files
 from fastvid.format.schema import AUDIO, FOREIGN, PACKET_DTYPE, StreamFlag, from_parquet, member_suffix
-from fastvid.format.shard import Shard, index_shard
-from fastvid.format.tar import TarMember, read_members, wds2idx
+from fastvid.format.selection import facts_parquet
+from fastvid.format.shard import Shard
+from fastvid.format.tar import TarMember, read_members, sample_groups, wds2idx
 from fastvid.media.checks import Finding, Indexed, check_packets, check_sample
 from fastvid.media.describe import KEEP
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import check_index
 from fastvid.media.prove import index_video
+from fastvid.runtime.arrays import RecordArray
 from fastvid.runtime.values import sha256
 from fastvid.sharding.encode.audio import count_samples
-from fastvid.storage import Storage, open_storage
+from fastvid.storage import open_storage
 from fastvid.storage.urls import open_file
 
 # Packet fields that are read from the container and the headers; the checksum is computed from the bytes.
@@ -84,12 +83,12 @@ class ShardAudit:
         self.findings.problems.append(Problem(check, message, self.stem, key, stream))
 
     @contextmanager
-    def noting(self, check: str, why: str = "", key: str = "", stream: str = "") -> Iterator[None]:
+    def noting(self, check: str, key: str = "", stream: str = "") -> Iterator[None]:
         """Add an error that the block raises as a problem of a check."""
         try:
             yield
         except FastvidError as error:
-            self.note(check, why + error.message, key, stream)
+            self.note(check, error.message, key, stream)
 
     def note_all(self, findings: Iterable[Finding], key: str, stream: str) -> None:
         """Add the problems of a stream."""
@@ -113,23 +112,27 @@ class ShardAudit:
     def look(self, view: memoryview) -> None:
         """Check the contents of the tar."""
         members = list(read_members(view))
-        groups = [(key, list(group)) for key, group in groupby(members, key=lambda member: member.key)]
-        if len(groups) != self.task.record.samples:
-            self.note("tar", f"tar contains {len(groups)} samples, the generation says {self.task.record.samples}")
+        groups, task = sample_groups(members), self.task
+        if len(groups) != task.record.samples:
+            self.note("tar", f"tar contains {len(groups)} samples, the generation says {task.record.samples}")
         shard = self.sidecar(len(groups))
-        if self.task.files:
+        rows = [row for row in task.rows if row < len(groups)]
+        if task.files:
             self.tar_index(members)
-            self._index(view, groups, shard, range(len(groups)))
-        elif self.task.alone:
-            self._index(view, groups, shard, [row for row in self.task.rows if row < len(groups)])
-        self._samples(view, groups, shard)
+            self._compare_facts([self._index(view, *groups[row], shard, row) for row in range(len(groups))])
+        elif task.alone:
+            for row in rows:
+                self._index(view, *groups[row], shard, row)
+        decoder = PyAvDecoder()
+        for row in rows:
+            self._decode(view, *groups[row], shard, row, decoder)
 
     def sidecar(self, samples: int) -> Shard | None:
         """Return the packet sidecar, or None if it is unusable."""
         self.findings.checked["pkt"] += self.task.files or self.task.alone
         task, streams = self.task, len(self.task.streams)
         with self.noting("pkt"):
-            shard = Shard(self.storage, self.stem, task.record.sha256, streams=tuple(task.streams), root=task.root)
+            shard = Shard(self.storage, self.stem, task.record.sha256, streams=task.streams, root=task.root)
             shard.check()
             if (shard.num_samples, shard.num_streams) == (samples, streams):
                 return shard
@@ -154,9 +157,32 @@ class ShardAudit:
                 line = next((n for n, (a, b) in pairs if a != b), min(len(found), len(expected)) + 1)
                 self.note("idx", f"tar index differs from the tar at line {line}")
 
-    def _compare_facts(self, expected: pa.Table) -> None:
-        """Compare `.parquet` with the tar."""
-        found = self.facts()
+    def _index(
+        self, view: memoryview, key: str, members: list[TarMember], shard: Shard | None, row: int
+    ) -> IndexedSample | None:
+        """Index a sample of the tar again, compare it with the index row, and return it; None if that is impossible."""
+        self.findings.checked["index"] += 1
+        self.findings.checked["packets"] += shard is not None
+        try:
+            again = index_sample(view, key, members, self.task.streams)
+        except FastvidError as error:
+            self.note("index", f"sample cannot be indexed: {error.message}", key)
+            return None
+        self.findings.facts[row] = (key, str(again.meta.get("source_id")), again.streams[0].info.num_frames)
+        if shard is not None:
+            for stream in again.streams:
+                self.note_all(_compare(view, stream, shard, row), key, stream.name)
+        return again
+
+    def _compare_facts(self, samples: Sequence[IndexedSample | None]) -> None:
+        """Compare `.parquet` with the samples of the tar."""
+        self.findings.checked["parquet"] += 1
+        fresh = [sample for sample in samples if sample is not None]
+        if len(fresh) < len(samples):
+            self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
+            return
+        rows = pack_index(fresh, self.task.streams, self.task.record.sha256)[1]
+        found, expected = self.facts(), from_parquet(facts_parquet(fresh, rows), file=self.stem)
         if found is None:
             return
         if found.num_rows != expected.num_rows:
@@ -174,104 +200,29 @@ class ShardAudit:
                     "parquet", f"{column} is {_short(a)}, but {_short(b)} in the tar", expected["key"][row].as_py()
                 )
 
-    def _index(
-        self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None, rows: Iterable[int]
+    def _decode(
+        self, view: memoryview, key: str, members: list[TarMember], shard: Shard | None, row: int, decoder: PyAvDecoder
     ) -> None:
-        """Recompute index rows from the tar and compare them."""
-        fresh: tuple[Shard, pa.Table] | None = None
-        if self.task.files:
-            self.findings.checked["parquet"] += 1
-            try:
-                fresh = self._recompute(view)
-                self._compare_facts(fresh[1])
-            except FastvidError:
-                # One broken sample prevents indexing of the whole shard; below, each sample is indexed alone.
-                self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
-        for row in rows:
-            key, members = groups[row]
-            self.findings.checked["index"] += 1
-            self.findings.checked["packets"] += shard is not None
-            try:
-                again, facts = fresh or self._recompute(_piece(view, groups, row))
-            except FastvidError as error:
-                self.note("index", f"sample cannot be indexed: {error.message}", key)
-                continue
-            at = row if fresh else 0
-            fact = at * len(self.task.streams)
-            self.findings.facts[row] = (key, facts["source_id"][fact].as_py(), facts["num_frames"][fact].as_py())
-            if shard is not None:
-                for stream in self.task.streams:
-                    member = next(member for member in members if member.suffix == member_suffix(stream))
-                    self.note_all(_compare(view, member, (shard, row), (again, at), stream), key, stream)
-
-    def _recompute(self, view: memoryview) -> tuple[Shard, pa.Table]:
-        """Compute the index and the facts of a tar."""
-        scratch = _TarStorage(view)
-        index_shard(cast(Storage, scratch), self.stem, streams=self.task.streams)
-        name = f"{self.stem}.parquet"
-        facts = from_parquet(scratch.written[name], file=name)
-        return Shard(cast(Storage, scratch), self.stem, streams=tuple(self.task.streams)), facts
-
-    def _audio(self, data: memoryview) -> Iterator[Finding]:
-        """Decode the audio of a sample."""
-        self.findings.checked["audio"] += 1
-        try:
-            if not count_samples(data):
-                yield "audio", "no audio sample decodes"
-        except SourceError as error:
-            yield "audio", error.message
-
-    def _samples(self, view: memoryview, groups: list[tuple[str, list[TarMember]]], shard: Shard | None) -> None:
-        decoder = PyAvDecoder()
-        for row in self.task.rows:
-            if row >= len(groups):
-                continue
-            key, members = groups[row]
-            by_suffix = {member.suffix: member for member in members}
-            if (sound := by_suffix.get(member_suffix(AUDIO))) is not None:
-                self.note_all(self._audio(view[sound.offset : sound.offset + sound.size]), key, "audio")
-            for stream in self.task.streams:
-                member = by_suffix.get(member_suffix(stream))
-                if member is None:
-                    continue  # reported by the index check
-                found = index_row(shard, row, stream) if shard is not None else ""
-                indexed = None if isinstance(found, str) else found  # a problem is reported by the index check
-                data = view[member.offset : member.offset + member.size]
-                self.note_all(check_sample(key, stream, data, indexed, decoder), key, stream)
-                self.findings.checked["decode"] += 1
-                if indexed is not None:
-                    self.findings.checked["plan"] += 1
-                    if indexed.info.flags & StreamFlag.CONFORMS:
-                        self.findings.checked.update(("timing", "shape", "colour"))
-            self.findings.samples += 1
-
-
-class _TarStorage:
-    """A storage with one tar; files written to it are in `written`."""
-
-    copies = True
-
-    def __init__(self, tar: memoryview) -> None:
-        self.written: dict[str, bytes] = {}
-        self._tar = tar
-
-    def map(self, name: str) -> memoryview:
-        return self._tar if name.endswith(".tar") else memoryview(self.written[name])
-
-    def write(self, name: str, data: bytes) -> None:
-        self.written[name] = data
-
-    def keep(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-    def discard(self, name: str) -> bool:  # noqa: ARG002
-        return False
-
-
-def _piece(view: memoryview, groups: list[tuple[str, list[TarMember]]], row: int) -> memoryview:
-    """Return one sample of a tar as a separate tar, including long names."""
-    start = _end(groups[row - 1][1][-1]) if row else 0
-    return memoryview(bytes(view[start : _end(groups[row][1][-1])]) + bytes(2 * BLOCKSIZE))
+        """Decode the streams of a sample."""
+        by_suffix = {member.suffix: view[member.offset : member.offset + member.size] for member in members}
+        if (sound := by_suffix.get(member_suffix(AUDIO))) is not None:
+            self.findings.checked["audio"] += 1
+            with self.noting("audio", key, "audio"):
+                if not count_samples(sound):
+                    self.note("audio", "no audio sample decodes", key, "audio")
+        for stream in self.task.streams:
+            data = by_suffix.get(member_suffix(stream))
+            if data is None:
+                continue  # reported by the index check
+            found = index_row(shard, row, stream) if shard is not None else ""
+            indexed = None if isinstance(found, str) else found  # a problem is reported by the index check
+            self.note_all(check_sample(key, stream, data, indexed, decoder), key, stream)
+            self.findings.checked["decode"] += 1
+            if indexed is not None:
+                self.findings.checked["plan"] += 1
+                if indexed.info.flags & StreamFlag.CONFORMS:
+                    self.findings.checked.update(("timing", "shape", "colour"))
+        self.findings.samples += 1
 
 
 def index_row(shard: Shard, row: int, stream: str) -> Indexed | str:
@@ -282,49 +233,38 @@ def index_row(shard: Shard, row: int, stream: str) -> Indexed | str:
         return error.message
 
 
-def _compare(
-    view: memoryview, member: TarMember, stored: tuple[Shard, int], expected: tuple[Shard, int], stream: str
-) -> Iterator[Finding]:
+def _compare(view: memoryview, fresh: IndexedStream, shard: Shard, row: int) -> Iterator[Finding]:
     """Compare a stream's index row with the tar."""
-    old, new = index_row(*stored, stream), index_row(*expected, stream)
-    if isinstance(old, str) or isinstance(new, str):
-        yield "index", f"index row is broken: {old if isinstance(old, str) else new}"
+    stored = index_row(shard, row, fresh.name)
+    if isinstance(stored, str):
+        yield "index", f"index row is broken: {stored}"
         return
-    for message in _differences(old, new):
+    for name in type(fresh.info).__dataclass_fields__:
+        old, new = getattr(stored.info, name), getattr(fresh.info, name)
+        if old != new:
+            yield "index", f"{name} is {_short(old)}, but {_short(new)} in the tar"
+    for message in _packet_differences(stored.table.records, fresh.records):
         yield "index", message
-    place = stored[0].member(stored[1], stream)
+    member, place = fresh.member, shard.member(row, fresh.name)
     if place != (member.offset, member.size):
         yield "index", f"member is indexed at {place[0]}+{place[1]}, but is at {member.offset}+{member.size}"
-    yield from _packets(view[member.offset : member.offset + member.size], old)
+    yield from _packets(view[member.offset : member.offset + member.size], stored)
 
 
 def _packets(data: memoryview, indexed: Indexed) -> Iterator[Finding]:
     return check_packets(lambda at, size: data[at : at + size], indexed.table.records)
 
 
-def _differences(stored: Indexed, expected: Indexed) -> Iterator[str]:
-    for name in type(stored.info).__dataclass_fields__:
-        old, new = getattr(stored.info, name), getattr(expected.info, name)
-        if old != new:
-            yield f"{name} is {_short(old)}, but {_short(new)} in the tar"
-    yield from _packet_differences(stored.table, expected.table)
-
-
-def _packet_differences(table: PacketTable, fresh: PacketTable) -> Iterator[str]:
-    if len(table) != len(fresh):
-        yield f"{len(table)} packets are indexed, the tar contains {len(fresh)}"
+def _packet_differences(stored: RecordArray, fresh: RecordArray) -> Iterator[str]:
+    if len(stored) != len(fresh):
+        yield f"{len(stored)} packets are indexed, the tar contains {len(fresh)}"
         return
-    differs: npt.NDArray[np.bool_] = table.records[_STRUCTURE] != fresh.records[_STRUCTURE]
+    differs: npt.NDArray[np.bool_] = stored[_STRUCTURE] != fresh[_STRUCTURE]
     if differs.any():
         packet = int(np.argmax(differs))
-        old, new = table.records[packet], fresh.records[packet]
+        old, new = stored[packet], fresh[packet]
         fields = ", ".join(f"{name} {old[name]} for {new[name]}" for name in _STRUCTURE if old[name] != new[name])
         yield f"{int(differs.sum())} packets are indexed wrongly; packet {packet} with {fields}"
-
-
-def _end(member: TarMember) -> int:
-    """Return the offset of the next header."""
-    return member.offset + -(-member.size // BLOCKSIZE) * BLOCKSIZE
 
 
 def _short(value: Any) -> str:
@@ -379,7 +319,7 @@ class _ForeignAudit(_StoredAudit):
                 self._again(bytes(data), stored, key, stream)
 
     def _again(self, data: bytes, stored: Indexed, key: str, stream: str) -> None:
-        with self.noting("decode", "", key, stream):
+        with self.noting("decode", key, stream):
             found = index_video(data, Limits(), hdr=KEEP)
             if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
                 self.note("index", "indexing the video again gives a different index", key, stream)
@@ -410,7 +350,7 @@ class _InPlaceAudit(_StoredAudit):
         if (listed.key, listed.stream, stored.info.num_frames) != (key, stream, fact["num_frames"]):
             self.note("parquet", "facts, list and index row differ", key, stream)
             return
-        with self.noting("decode", "", key, stream):
+        with self.noting("decode", key, stream):
             assert shard.root is not None
             file = FileReader(*open_file(shard.root.locate(listed.file)), listed.version)
             self.note_all(check_index(file, stored.info, stored.table.records, Limits()), key, stream)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,8 +17,6 @@ import pyarrow as pa
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
-from fastvid.format.schema import FOREIGN
-from fastvid.format.shard import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
 from fastvid.sharding.verify.check_processes import check_all
@@ -133,30 +131,19 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     from fastvid.sharding.in_place import reindex
     from fastvid.sharding.job.index import rebuild
 
-    storage = open_storage(url)
-    _, generation = read_generation(storage, report.generation)
-    foreign = {shard.name for shard in generation.shards if shard.profile.get("name") == FOREIGN}
-    listed = {shard.name for shard in generation.shards if shard.is_in_place}
+    _, generation = read_generation(open_storage(url), report.generation)
     checks: dict[str, set[str]] = {}
     for problem in report.problems:
         checks.setdefault(problem.shard, set()).add(problem.check)
-    stems = [
-        shard.name
-        for shard in generation.shards
-        if checks.get(shard.name, set()) & _SIDECAR_CHECKS and not checks[shard.name] & {"tar", "files"}
-    ]
     done = []
-    for stem in stems:
-        try:
-            if stem in listed:
-                reindex(url, shards=[stem])
-            elif stem in foreign:
-                rebuild(url, shards=[stem])
-            else:
-                index_shard(storage, stem, streams=generation.streams)
-        except FastvidError:
-            continue  # the sample that cannot be indexed is in the report
-        done.append(stem)
+    for shard in generation.shards:
+        found = checks.get(shard.name, set())
+        if not found & _SIDECAR_CHECKS or found & {"tar", "files"}:
+            continue
+        # The sample that cannot be indexed is in the report.
+        with suppress(FastvidError):
+            (reindex if shard.is_in_place else rebuild)(url, shards=[shard.name])
+            done.append(shard.name)
     return tuple(done)
 
 

@@ -39,12 +39,14 @@ from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
 from fastvid.runtime import faults
+from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import sha256
+from fastvid.sharding.encode.profiles import Settings
+from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import (
     EncodedSample,
     Outcome,
     Report,
-    Settings,
     SourceTask,
     attempt,
     check_version,
@@ -108,6 +110,12 @@ def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void
     if sample.streams["times"]:
         info = replace(info, times=Times(sample.streams["times"], info.num_frames))
     return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
+
+
+def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:
+    """What the facts of a sample say of a video that was indexed where it is."""
+    name, facts = encode_name(source.id), outcome.samples[0].meta
+    return {"source_id": name, "source_sha256": outcome.source_sha256 or None, "pix_fmt": facts["pix_fmt"]}
 
 
 def _read(task: SourceTask, most: int) -> bytes:

@@ -12,6 +12,7 @@ no name: whatever happens to this process, nothing is left behind.
 
 from __future__ import annotations
 
+import io
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -22,15 +23,11 @@ from typing import IO, Any, Final, TypeVar
 
 import msgspec
 
-from fastvid.errors import FastvidError, FormatError, SourceError, StorageError, UsageError
-from fastvid.media.ffmpeg import FfmpegBuild, Limits, no_space, temporary_file
-from fastvid.media.index_video import Proof
+from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
+from fastvid.media.ffmpeg import Limits, no_space, temporary_file
 from fastvid.media.probe import OpenSource, open_source
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.processes import pack, unpack
-from fastvid.sharding.encode.flow import PICTURES, Streams
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.salvage import allowed_frames
 from fastvid.sharding.sources.inside import put_together
 from fastvid.storage import RemoteOptions
 from fastvid.storage.protocol import CHANGED, Version
@@ -45,31 +42,6 @@ def parse_record(value: object, kind: type[Record], what: str) -> Record:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
         raise FormatError(f"{what} does not parse: {error}") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What all tasks of a job have in common."""
-
-    profile: Profile  # how samples are encoded
-    build: FfmpegBuild
-    limits: Limits
-    max_seconds: float  # longer videos are split into parts of at most this length, in seconds
-    streams: Streams = PICTURES
-    blocked: tuple[str, ...] = ()
-    # the most frames that may be left out of a damaged source, such as "100" or "5%" of its frames; None rejects
-    # every damaged source. See `fastvid.sharding.encode.salvage`.
-    max_bad_frames: str | None = None
-    proof: Proof | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_bad_frames is not None:
-            allowed_frames(self.max_bad_frames, 0)
-            if self.profile.copies:
-                raise UsageError(
-                    "profile 'copy' takes whole files over, so it cannot leave out damaged frames",
-                    hint="remove max_bad_frames, or use --profile compact",
-                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,35 +183,30 @@ _ANSWER_SECONDS: Final = 180.0
 
 
 @contextmanager
-def open_task(task: SourceTask, limits: Limits, report: Callable[[str, float], None]) -> Iterator[OpenSource]:
+def open_task(task: SourceTask, limits: Limits, report: Report) -> Iterator[OpenSource]:
     """Open the source of a task, fetched first if it lies elsewhere; reports the phases ``fetch``, ``probe``."""
-    if task.inside:
-        report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(task.size))
-        with temporary_file() as file:
-            put_together(task.path, task.member, task.inside, file)
-            size = os.fstat(file.fileno()).st_size
-            _check_size(size, limits)
-            report("probe", task.patience * limits.read_seconds(size))
-            with open_source(f"/proc/self/fd/{file.fileno()}") as source:
-                yield replace(source, private=True)
-        return
-    if not is_remote(task.path):
+    if not task.inside and not is_remote(task.path):
         report("probe", task.patience * limits.read_seconds(task.size))
         with open_source(task.path, task.member) as source:
             _check_size(source.size, limits)
             yield source
         return
     with temporary_file() as file:
-        if task.member is None:
-            size = _fetch(task, _Scratch(file), limits, report)
+        if task.inside:
+            report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(task.size))
+            put_together(task.path, task.member, task.inside, file)
+        elif task.member is None:
+            _fetch(task, _Scratch(file), limits, report)
         else:
-            size = _fetch_range(task, task.member, _Scratch(file), limits, report)
+            _fetch_range(task, task.member, _Scratch(file), limits, report)
+        size = os.fstat(file.fileno()).st_size
+        _check_size(size, limits)
         report("probe", task.patience * limits.read_seconds(size))
         with open_source(f"/proc/self/fd/{file.fileno()}") as source:
             yield replace(source, private=True)
 
 
-def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Callable[[str, float], None]) -> bytes:
+def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report: Report) -> bytes:
     """Read the sound of a task from its tar.
 
     `place`: first byte and bytes of the sound.
@@ -258,10 +225,8 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
     return data
 
 
-def _fetch_range(
-    task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Callable[[str, float], None]
-) -> int:
-    """Fetches a member of a tar; returns its bytes."""
+def _fetch_range(task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Report) -> None:
+    """Fetch a member of a tar."""
     url, (offset, size) = FileUrl.parse(task.path), place
     _check_size(size, limits)
     report("fetch", _ANSWER_SECONDS + task.patience * limits.read_seconds(size))
@@ -271,10 +236,9 @@ def _fetch_range(
             piece = memoryview(bytearray(min(PIECE_BYTES, size - start)))
             storage.read_into(url.name, [(offset + start, piece)])
             file.write(piece)
-    return size
 
 
-def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[str, float], None]) -> int:
+def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Report) -> None:
     url = FileUrl.parse(task.path)
 
     def check(version: Version) -> None:
@@ -284,7 +248,7 @@ def _fetch(task: SourceTask, file: _Scratch, limits: Limits, report: Callable[[s
 
     report("fetch", _ANSWER_SECONDS)
     with source_errors(task):
-        return open_root(url, _OPTIONS).download(url.name, file, check).size
+        open_root(url, _OPTIONS).download(url.name, file, check)
 
 
 def _check_size(size: int, limits: Limits) -> None:
@@ -330,29 +294,17 @@ def _bare_tag(tag: str) -> str:
     return tag.removeprefix("W/").strip('"')
 
 
-class _Scratch:
+class _Scratch(io.FileIO):
     """A file whose writes fail with SourceError, so that nobody takes a full disk for a fault of the server."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        super().__init__(file.fileno(), "r+", closefd=False)
 
     def write(self, data: Any) -> int:
+        view, done = memoryview(data), 0
         try:
-            # Past the file's buffer: an error shows where it happens.
-            view, done = memoryview(data), 0
             while done < len(view):
-                done += os.write(self._file.fileno(), view[done:])
+                done += super().write(view[done:])
         except OSError as error:
             raise no_space(error) from error
         return done
-
-    def seek(self, position: int) -> int:
-        return os.lseek(self._file.fileno(), position, os.SEEK_SET)
-
-    def truncate(self) -> int:
-        position = os.lseek(self._file.fileno(), 0, os.SEEK_CUR)
-        os.ftruncate(self._file.fileno(), position)
-        return position
-
-    def fileno(self) -> int:
-        return self._file.fileno()

@@ -42,8 +42,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, Spatial
 from fastvid.load.clips.views import Views, check_views
 from fastvid.runtime.processes import World
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.encode.profiles import Profile, get_profile
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.storage import open_storage

@@ -25,16 +25,15 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.receipts import audit_removals, read_receipts, receipt_file, steps_left
 from fastvid.sharding.change.takedown import SourceSelection, take_down
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import block, read_blocked, read_ledger
 from fastvid.sharding.page.page import render_page
 from fastvid.sharding.page.summary import summarize
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, open_storage
-from tests.sharding.shardtools import ffmpeg, ledger, make
+from tests.sharding.shardtools import encode_source, ffmpeg, ledger, make
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 SECRET, COPY = "walk/secret_person.mp4", "jump/hidden_twin.mp4"
@@ -280,7 +279,7 @@ class TestReturn:
         done = encode_source(task, settings, lambda phase, _: phases.append(phase))
         assert (done.reason, done.samples, done.source_sha256) == ("blocked", (), digest)
         assert phases == ["probe"]  # the phase in which the file is hashed
-        assert encode_source(task, replace(settings, blocked=()), lambda *_: None).reason is None
+        assert encode_source(task, replace(settings, blocked=())).reason is None
 
     def test_a_list_that_two_extend_at_once_has_both_entries(self, store, monkeypatch):
         swap, others = LocalStorage.swap, ["b" * 64]

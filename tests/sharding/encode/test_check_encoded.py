@@ -9,7 +9,7 @@ from fastvid.format.mp4 import index_mp4
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import verify
-from tests.sharding.shardtools import encode, ffmpeg, make, turn
+from tests.sharding.shardtools import encode, make
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
@@ -18,7 +18,7 @@ SMALL = PROFILES["compact"].changed(short_side=96)
 def good(tmp_path_factory):
     folder = tmp_path_factory.mktemp("verify")
     path = folder / "good.mp4"
-    path.write_bytes(encode(make(folder / "a.mp4", size="160x96", frames=40), SMALL).videos[0])
+    path.write_bytes(encode(make(folder / "a.mp4", size="160x96", frames=40), SMALL)[0])
     return path
 
 
@@ -31,8 +31,7 @@ def failure(data, profile=SMALL, frames=(40, 40), rate=25):
 
 def test_valid_sample_passes(good):
     found = verify(good.read_bytes(), SMALL, frames=(40, 40), rate=25)
-    assert (found.num_frames, found.width, found.height, found.num_keys) == (40, 160, 96, 2)
-    assert found.num_droppable == 33  # of 40: one key and four references in the first GOP, one and one in the second
+    assert (found.num_frames, found.width, found.height) == (40, 160, 96)
 
 
 def test_wrong_number_of_frames_fails(good):
@@ -45,39 +44,6 @@ def test_wrong_size_structure_or_file_fails(good):
     assert "key frames" in failure(data, SMALL.changed(gop=16))
     assert "index" in failure(data[:1000])
     assert "index" in failure(b"")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-colorspace", "bt709"), "tagged"),
-        (("-color_range", "pc"), "tagged"),
-        (("-bsf:v", "h264_metadata=matrix_coefficients=1"), "frame 0 is tagged limited range, bt709 matrix"),
-        (("-bsf:v", "h264_metadata=video_full_range_flag=1"), "frame 0 is tagged full range, smpte170m matrix"),
-    ],
-)
-def test_wrong_tags_fail_in_container_and_stream(options, message, good, tmp_path):
-    path = tmp_path / "tagged.mp4"
-    ffmpeg("-i", str(good), "-c", "copy", *options, str(path))
-    assert message in failure(path.read_bytes())
-
-
-def test_display_matrix_fails(good, tmp_path):
-    assert "display rotation of -90 degrees" in failure(turn(good, tmp_path / "turned.mp4").read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("-output_ts_offset", "0.2", "-use_editlist", "0"), "ticks after the start"),
-        (("-bsf:v", "setts=duration=512:pts=PTS+512*gt(PTS\\,5120):dts=DTS"), "the frame rate is not constant"),
-        (("-aspect", "4:3"), "pixels are 4/5 times as wide as high"),
-    ],
-)
-def test_a_clock_or_pixels_that_a_dataset_does_not_promise_are_seen(options, message, good, tmp_path):
-    path = tmp_path / "changed.mp4"
-    ffmpeg("-i", str(good), "-c", "copy", *options, str(path))
-    assert message in failure(path.read_bytes())
 
 
 def test_another_rate_than_the_job_promises_is_seen(good):

@@ -16,16 +16,14 @@ from hypothesis import strategies as st
 from fastvid.errors import SourceError, UsageError
 from fastvid.format.bitstream import nal_units
 from fastvid.format.mp4 import index_mp4
-from fastvid.format.packets import PacketTable
 from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Profile
-from fastvid.sharding.encode.profiles import PROFILES, build_command, get_profile, plan_geometry
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
-from tests.sharding.shardtools import HDR, encode, ffmpeg, make, turn
+from fastvid.sharding.encode.parts import plan_window
+from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
+from fastvid.sharding.work.tasks import SourceTask
+from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings, turn
 
 COMPACT = PROFILES["compact"]
 ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy"}
@@ -50,22 +48,6 @@ def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect)
     assert min(scaled) == 256
 
 
-@pytest.mark.parametrize(
-    ("size", "aspect", "expected"),
-    [
-        ((340, 256), 1, (336, 256)),
-        ((1920, 1080), 1, (448, 256)),
-        ((1080, 1920), 1, (256, 448)),
-        ((720, 576), Fraction(64, 45), (448, 256)),
-        ((1, 1), 1, (256, 256)),
-        ((4, 4), 1, (256, 256)),
-        ((256, 256), 1, (256, 256)),
-    ],
-)
-def test_common_sizes_get_the_expected_geometry(size, aspect, expected):
-    assert plan_geometry(*size, Fraction(aspect), COMPACT).cropped == expected
-
-
 def test_invalid_profiles_raise():
     with pytest.raises(UsageError, match=r"use one of compact, copy, hevc, intra, mjpeg, vp9"):
         get_profile("fast")
@@ -81,7 +63,7 @@ def test_invalid_profiles_raise():
 def encoded(tmp_path_factory):
     """A rotating hand of 70 frames in each profile, 96 pixels high."""
     source = make(tmp_path_factory.mktemp("source") / "a.mp4", size="160x96", frames=70)
-    return {name: encode(source, profile.changed(short_side=96)).videos[0] for name, profile in ENCODING.items()}
+    return {name: encode(source, profile.changed(short_side=96))[0] for name, profile in ENCODING.items()}
 
 
 @pytest.mark.parametrize("name", ["compact", "hevc"])
@@ -138,44 +120,22 @@ def test_headers_are_equal_for_equal_sizes_of_any_source(tmp_path):
         make(tmp_path / "c.avi", "-c:v", "mpeg4", size="80x48", frames=1, rate="12"),
         make(tmp_path / "d.mpg", "-c:v", "mpeg1video", size="160x96", frames=12, rate="50"),
     ]
-    headers = {index_mp4(encode(path, COMPACT.changed(short_side=96)).videos[0])[0].extradata for path in sources}
+    headers = {index_mp4(encode(path, COMPACT.changed(short_side=96))[0])[0].extradata for path in sources}
     assert len(headers) == 1
-
-
-@pytest.mark.parametrize("name", sorted(ENCODING))
-def test_planned_packets_decode_to_the_frames_of_the_whole_stream(encoded, name):
-    data = encoded[name]
-    info, records = index_mp4(data)
-    with av.open(io.BytesIO(data)) as container:
-        whole = [frame.to_ndarray() for frame in container.decode(video=0)]
-    context = av.CodecContext.create(info.codec.label, "r")
-    context.extradata = info.extradata or None
-    context.thread_count = 1
-    for wanted in ([0], [5, 33, 66], [31, 32], [69]):
-        plan = PacketTable(records).plan(wanted)
-        shown = {}
-        for row in records[plan.packets]:
-            packet = av.Packet(data[row["offset"] : row["offset"] + row["size"]])
-            packet.pts = int(row["frame"])
-            shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(packet)}
-        shown |= {frame.pts: frame.to_ndarray() for frame in context.decode(None)}
-        context.flush_buffers()
-        for frame in wanted:
-            np.testing.assert_array_equal(shown[frame], whole[frame])
 
 
 @pytest.mark.parametrize("name", sorted(ENCODING))
 def test_bytes_are_equal_on_a_second_run_and_without_simd(name, tmp_path):
     # An odd size, ten bits and 4:4:4 exercise every branch of the scaler.
     source = make(tmp_path / "a.mkv", "-pix_fmt", "yuv444p10le", "-c:v", "ffv1", size="131x97", frames=12)
-    first = encode(source, PROFILES[name].changed(short_side=96)).videos[0]
-    assert encode(source, PROFILES[name].changed(short_side=96)).videos[0] == first
-    build, target = find_ffmpeg(), tmp_path / "plain.mp4"
+    first = encode(source, PROFILES[name].changed(short_side=96))[0]
+    assert encode(source, PROFILES[name].changed(short_side=96))[0] == first
+    target = tmp_path / "plain.mp4"
     with open_source(str(source)) as opened:
         info = probe(opened, Limits())
-        command = build_command(
-            build, PROFILES[name].changed(short_side=96), info, opened.url, [(f"file:{target}", None)], Limits()
-        )
+        how = settings(PROFILES[name].changed(short_side=96))
+        window = plan_window(info, how.profile, [None])
+        command = build_command(how, info, opened.url, [(f"file:{target}", None)], window)
         plain = [command[0], "-cpuflags", "0", *command[1:]]
         subprocess.run(plain, check=True, capture_output=True, pass_fds=[opened.descriptor])
     assert target.read_bytes() == first
@@ -210,18 +170,19 @@ def test_every_matrix_and_range_becomes_bt601_limited(options, rtol, tmp_path):
     red, green, blue = 0xE0 / 255, 0x80 / 255, 0x20 / 255
     luma = 0.299 * red + 0.587 * green + 0.114 * blue
     expected = (16 + 219 * luma, 128 + 224 * (blue - luma) / 1.772, 128 + 224 * (red - luma) / 1.402)
-    found = middle(encode(path, COMPACT.changed(short_side=96, crf=1)).videos[0])
+    found = middle(encode(path, COMPACT.changed(short_side=96, crf=1))[0])
     np.testing.assert_allclose(found, expected, atol=rtol)
 
 
 def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     path = make(tmp_path / "a.mp4", "-vf", f"format=yuv420p10le,{HDR}", frames=3)
-    luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96)).videos[0])
+    luma, _, _ = middle(encode(path, COMPACT.changed(short_side=96))[0])
     assert 16 < luma < 235
     with open_source(str(path)) as opened:
         info = probe(opened, Limits())
+        how, window = settings(build=replace(find_ffmpeg(), zscale=False)), plan_window(info, COMPACT, [None])
         with pytest.raises(SourceError) as caught:
-            build_command(replace(find_ffmpeg(), zscale=False), COMPACT, info, opened.url, [("x", None)], Limits())
+            build_command(how, info, opened.url, [("x", None)], window)
     assert caught.value.reason == Reason.HDR
 
 
@@ -230,7 +191,7 @@ def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
     flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
     halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
     ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
-    data = encode(turn(flat, turned), COMPACT.changed(short_side=96)).videos[0]
+    data = encode(turn(flat, turned), COMPACT.changed(short_side=96))[0]
     with av.open(io.BytesIO(data)) as container:
         frame = next(container.decode(video=0))
         assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)
@@ -243,10 +204,10 @@ def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
 @pytest.mark.parametrize(("rate", "fps", "frames"), [("25", "10", 16), ("25", "50", 80), ("30000/1001", "25", 33)])
 def test_profile_rate_repeats_or_drops_frames(rate, fps, frames, tmp_path):
     path = make(tmp_path / "a.mp4", size="160x96", frames=40, rate=rate)
-    settings = Settings(COMPACT.changed(short_side=96, fps=fps), find_ffmpeg(), Limits(), 600.0)
+    how = settings(COMPACT.changed(short_side=96, fps=fps))
     for start, end, expected in ((None, None, frames), (0.4, 0.8, round(Fraction(fps) * Fraction("0.4")))):
         task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
-        outcome = encode_source(task, settings, lambda *_: None)
+        outcome = encode_source(task, how)
         assert outcome.message == ""
         sample = outcome.samples[0]
         assert abs(sample.num_frames - expected) <= 1

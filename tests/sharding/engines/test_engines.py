@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -19,20 +18,18 @@ from fastvid.errors import UsageError, WorkerError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.engines import local
 from fastvid.sharding.engines.local import ENGINES, LocalEngine, open_engine
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.run import retry_alone
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask
-from tests.sharding.shardtools import REPOSITORY, ledger, make, stub, tars
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
+from tests.sharding import shardtools
+from tests.sharding.shardtools import REPOSITORY, encode_source, ledger, make, stub, tars
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 
 
 def settings(path="", limits=None):
-    build = find_ffmpeg()
-    return Settings(SMALL, replace(build, path=path or build.path), limits or Limits(), 600.0)
+    return shardtools.settings(SMALL, build=replace(find_ffmpeg(), path=path) if path else None, limits=limits)
 
 
 def tasks(folder, *names):
@@ -66,9 +63,9 @@ def test_every_task_gets_one_outcome_and_workers_are_reused(folder):
             0: None, 1: Reason.NOT_VIDEO, 2: None, 3: None,
         }  # fmt: skip
         assert [sample.key for sample in outcomes[2].samples] == ["b.mp4"]
-        before = {worker.child.pid for worker in engine._pool}
+        before = {worker._process.pid for worker in engine._pool}
         assert [outcome.reason for outcome in engine.run(tasks(folder, "a.mp4"))] == [None]
-        assert {worker.child.pid for worker in engine._pool} == before
+        assert {worker._process.pid for worker in engine._pool} == before
     assert all(gone(pid) for pid in before)
 
 
@@ -114,8 +111,8 @@ def test_killed_job_kills_its_workers_and_their_ffmpeg(folder):
         from fastvid.sharding.engines.local import LocalEngine
         from fastvid.media.ffmpeg import find_ffmpeg
         from fastvid.media.ffmpeg import Limits
-        from fastvid.sharding.encode.profiles import PROFILES
-        from fastvid.sharding.work.tasks import Settings, SourceTask
+        from fastvid.sharding.encode.profiles import PROFILES, Settings
+        from fastvid.sharding.work.tasks import SourceTask
         build = replace(find_ffmpeg(), path={program!r})
         engine = LocalEngine(Settings(PROFILES["compact"], build, Limits(), 600.0), workers=1)
         list(engine.run([SourceTask(0, "a", {str(folder / "a.mp4")!r}, "a")]))
@@ -141,35 +138,6 @@ def test_workers_that_cannot_start_raise(folder, monkeypatch):
         list(engine.run(tasks(folder, *["a.mp4"] * 10)))
 
 
-def test_finished_outcomes_are_yielded_before_startup_failures_raise(folder, monkeypatch):
-    class Both(selectors.DefaultSelector):
-        """Wait until both workers have sent messages, and return the first worker first."""
-
-        def select(self, timeout=None):
-            while len(ready := super().select(timeout)) < 2:
-                time.sleep(0.01)
-            return sorted(ready, key=lambda key: key[0].data.child.pid != first)
-
-    def receive(worker):
-        if worker.child.pid != first:
-            raise EOFError
-        while not (outcomes := list(real(worker))):
-            pass
-        return outcomes
-
-    real = local._WorkerProcess.receive
-    monkeypatch.setattr(local, "_MAX_STARTUP_DEATHS", 1)
-    with closing(LocalEngine(settings(), workers=2)) as engine:
-        list(engine.run(tasks(folder, "a.mp4")))
-        first = engine._pool[0].child.pid
-        monkeypatch.setattr(selectors, "DefaultSelector", Both)
-        monkeypatch.setattr(local._WorkerProcess, "receive", receive)
-        running, got = engine.run(tasks(folder, "b.mp4", "c.mp4")), []
-        with pytest.raises(WorkerError, match="1 workers in a row died on startup"):
-            got.extend(outcome.index for outcome in running)
-    assert got == [0]
-
-
 def test_worker_memory_is_limited(folder):
     # Far less than libavcodec and x264 need: the source is rejected with a reason, and the next one is still tried.
     with closing(LocalEngine(settings(limits=Limits(memory_bytes=2 << 20)), workers=1)) as engine:
@@ -189,7 +157,7 @@ class Backwards:
     def run(self, tasks):
         assert self.address == "here"
         for task in reversed(list(tasks)):
-            yield encode_source(task, self.settings, lambda phase, seconds: None)
+            yield encode_source(task, self.settings)
 
     def close(self):
         pass
@@ -210,11 +178,10 @@ def test_custom_engine_produces_the_same_bytes(tmp_path, monkeypatch):
 
 
 def test_unknown_engine_and_useless_address_raise():
-    settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0)
     with pytest.raises(UsageError, match=r"unknown engine 'slurm'[\s\S]*use one of local, ray"):
-        open_engine("slurm", settings)
+        open_engine("slurm", settings())
     with pytest.raises(UsageError, match="local engine has no address"):
-        open_engine("local", settings, address="127.0.0.1:6379")
+        open_engine("local", settings(), address="127.0.0.1:6379")
 
 
 TASK = SourceTask(3, "a.mp4", "/a.mp4", "a", size=1)

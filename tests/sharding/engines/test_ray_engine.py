@@ -13,27 +13,24 @@ from dataclasses import replace
 
 import pytest
 
-from fastvid.errors import MissingDependency, WorkerError
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.errors import MissingDependency, StorageError, WorkerError
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import open_engine
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import read_part
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.ray_engine import make_shard
 from fastvid.sharding.job.run import EncodeShards, How
 from fastvid.sharding.lerobot.jobs import index_lerobot
 from fastvid.sharding.sources.tars import gather_sources
-from fastvid.sharding.work.tasks import Settings
 from fastvid.storage import LocalStorage
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.raytools import ENVIRONMENT, Cluster
-from tests.sharding.shardtools import command, ledger, make, tars
+from tests.sharding.shardtools import command, ledger, make, settings, tars
 
-SETTINGS = Settings(PROFILES["compact"].changed(short_side=96), find_ffmpeg(), Limits(), 600.0)
+SETTINGS = settings(PROFILES["compact"].changed(short_side=96))
 
 
 def staged(out):
@@ -124,16 +121,6 @@ def begun(tmp_path, settings=SETTINGS):
     return work
 
 
-def test_a_task_makes_a_whole_shard_and_returns_nothing_of_it(tmp_path):
-    make(tmp_path / "raw" / "a.mp4", frames=3)
-    (tmp_path / "raw" / "bad.mp4").write_bytes(b"no video")
-    run_job(tmp_path / "raw", tmp_path / "local", profile=SETTINGS.profile)
-    assert make_shard((begun(tmp_path), How()), 0, 1) is None
-    part = read_part(LocalStorage(tmp_path / "out"), "data-000000")
-    assert {row["source_id"]: row["reason"] for row in part.rows} == {"a.mp4": None, "bad.mp4": "not-video"}
-    assert tars(tmp_path / "out") == tars(tmp_path / "local")
-
-
 def test_nodes_that_differ_from_the_job_say_so_before_they_work(tmp_path):
     path = make(tmp_path / "raw" / "a.mp4", frames=3)
     make(tmp_path / "raw" / "b.mp4", frames=3)
@@ -145,7 +132,8 @@ def test_nodes_that_differ_from_the_job_say_so_before_they_work(tmp_path):
     with pytest.raises(WorkerError, match=r"runs 0\.0\.1"):
         make_shard((work, How()), 0, 1, version="0.0.1")
     os.remove(path)
-    assert make_shard((work, How()), 0, 1) == str(path)
+    with pytest.raises(StorageError, match=f"file does not exist.*{path}.*node="):
+        make_shard((work, How()), 0, 1)
     Staging(work.storage).begin({"seed": 9}, replace=True)
     with pytest.raises(WorkerError, match=f"cannot reach {work.storage.url}: the job is not there") as caught:
         make_shard((work, How()), 0, 1)

@@ -24,7 +24,7 @@ from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage
-from tests import forks, makers
+from tests import makers
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, turn
 
@@ -202,39 +202,6 @@ def test_verify_finds_damage_and_repairs_sidecars(mine):
     damaged = fastvid.open(out)
     with pytest.raises(FormatError, match="not the one that was indexed"):
         [damaged[sample].frames([0]) for sample in range(len(damaged))]
-
-
-def test_clips_of_annotations_are_parts_of_their_files(folder, tmp_path):
-    table = tmp_path / "clips.csv"
-    table.write_text("path,start,end,label\nc/compact.mp4,0.4,1.2,x\nc/compact.mp4,1.2,2.0,y\nv/vp9.mp4,1,2,y\n")
-    out = tmp_path / "set"
-    report = index_videos([str(folder)], out, annotations=f"csv:{table}", workers=1)
-    assert (report.packed, report.rejected) == (3, {})
-    dataset = fastvid.open(out)
-    assert sorted(dataset.num_frames.tolist()) == [20, 20, 25]
-    for sample in range(3):
-        row = {name: dataset.column(name)[sample].as_py() for name in ("parent", "start_seconds", "end_seconds")}
-        first = round(row["start_seconds"] * 25)
-        assert tools.wrong_frames(dataset, sample, folder / row["parent"], first=first) == []
-    assert verify_dataset(str(out), workers=1).problems == []
-
-
-def index(folder, out, *options, fault=""):
-    return forks.fastvid("index", folder, "--out", out, *options, fault=fault)
-
-
-def test_a_killed_run_resumes_to_the_same_dataset(folder, tmp_path):
-    whole = tmp_path / "whole"
-    assert index(folder, whole).returncode == 0
-    for fault in ("source:3", "ledger:1", "sidecar:1", "manifest:1", "committed:1"):
-        out = tmp_path / fault
-        killed = index(folder, out, "--workers", "1", fault=fault)
-        assert killed.returncode != 0 or fault.startswith("source"), killed.stderr
-        done = index(folder, out, "--workers", "1")
-        assert done.returncode == 0, done.stderr
-        for name in sorted(path.name for path in whole.glob("*.*") if path.suffix in (".files", ".pkt")):
-            assert (out / name).read_bytes() == (whole / name).read_bytes(), (fault, name)
-        assert not (out / "ledger-parts").exists()
 
 
 def test_parts_make_the_same_dataset(mine):

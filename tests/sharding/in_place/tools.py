@@ -29,7 +29,11 @@ def planned(dataset, sample, frames):
     """Return the digest of each frame, decoded from its own planned packets."""
     (index,), (row,) = dataset.locate([sample])
     shard = dataset.shard(int(index))
-    info, table, reader = shard.info(int(row)), shard.table(int(row)), shard.reader(int(row))
+    return digests_by_plan(shard.info(int(row)), shard.table(int(row)), shard.reader(int(row)), frames)
+
+
+def digests_by_plan(info, table, reader, frames):
+    """Return the digest of each frame of a stream, decoded from its own planned packets."""
     box = Box(0, 0, info.height & ~1, info.width & ~1)
     found = []
     for frame in frames:

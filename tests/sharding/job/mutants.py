@@ -29,7 +29,6 @@ from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
 from fastvid.runtime.processes import available_cores
 from tests.makers import BLACK, ENCODINGS, encode, ffmpeg, paint
-from tests.sharding.job.test_shard_mutations import flip, splice, truncate
 from tests.sharding.shardtools import REPOSITORY
 
 FRAMES, SIZE = 30, (96, 160)
@@ -157,8 +156,40 @@ def is_damaged(shown: np.ndarray, intact: np.ndarray) -> bool:
     return any(difference(picture, intact).min() > SAME_LEVELS for picture in shown)
 
 
+def truncate(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    """Truncate the file anywhere, or just before its end."""
+    del other
+    return data[: rng.randrange(1, len(data)) if rng.random() < 0.8 else max(1, len(data) - rng.randrange(1, 200))]
+
+
+def flip(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    """Flip one or many bits, anywhere or in the headers."""
+    del other
+    changed = bytearray(data)
+    end = len(data) if rng.random() < 0.6 else min(len(data), 4096)
+    for _ in range(rng.choice((1, 3, 10, 100, 1000))):
+        changed[rng.randrange(end)] ^= 1 << rng.randrange(8)
+    return bytes(changed)
+
+
+def splice(rng: random.Random, data: bytes, other: bytes) -> bytes:
+    """Join two files, or remove, repeat, overwrite or move a piece of one."""
+    first, second = sorted(rng.randrange(len(data)) for _ in range(2))
+    piece = data[first:second]
+    return rng.choice(
+        (
+            lambda: data[:second] + other[rng.randrange(len(other)) :],
+            lambda: data[:first] + data[second:],
+            lambda: data[:second] + piece + data[second:],
+            lambda: data[:first] + bytes(second - first) + data[second:],
+            lambda: data[:first] + rng.randbytes(second - first) + data[second:],
+            lambda: data[second:] + data[:second],
+        )
+    )()
+
+
 def mutate(rng: random.Random, base: Base, other: Base) -> bytes:
-    """Return a copy that is truncated, flipped or spliced, see `test_shard_mutations`."""
+    """Return a copy that is truncated, flipped or spliced."""
     return rng.choice((truncate, flip, flip, splice))(rng, base.data, other.data)
 
 

@@ -8,12 +8,9 @@ import subprocess
 
 import pytest
 
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
-from tests.sharding.shardtools import command, ledger, make, tars
+from fastvid.sharding.work.tasks import SourceTask
+from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
 from tests.storage.faulty import FaultyServer
 
 OPTIONS = ["--short-side", "128", "--samples-per-shard", "2", "--workers", "1"]
@@ -126,10 +123,9 @@ def test_full_disk_during_download_rejects_no_source(folder, disk, monkeypatch):
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     resize(disk, 4)
     monkeypatch.setattr("tempfile.tempdir", str(disk))
-    settings = Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0)
     with FaultyServer() as server:
         server.files["v.mp4"] = (folder / "v5.mp4").read_bytes()
         task = SourceTask(0, "v", f"{server.url}/v.mp4", "v")
-        outcome = encode_source(task, settings, lambda _phase, _seconds: None)
+        outcome = encode_source(task, settings())
     assert (outcome.reason, outcome.transient) == (Reason.NO_SPACE, True)
     assert str(disk) in outcome.message

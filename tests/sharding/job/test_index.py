@@ -14,20 +14,18 @@ import webdataset
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Planes
-from fastvid.decode.swscale import RgbConverter
+from fastvid.decode.clips import reader_of
 from fastvid.errors import ChecksumError, FormatError, JobError, SourceError, UsageError
 from fastvid.format.packets import PacketTable
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media import prove
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.prove import index_video
+from fastvid.media.probe import HEAD_BYTES, sniff
+from fastvid.media.prove import index_video, play
 from fastvid.media.reasons import Reason
 from fastvid.sharding.job.index import index_tars, rebuild
 from fastvid.sharding.verify.verify import verify_dataset
-from tests.makers import opened
+from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, ledger, make, tar_of
 
 X265 = ("-c:v", "libx265", "-preset", "ultrafast", "-x265-params")
@@ -49,32 +47,12 @@ FOOTAGE = {
 def check(data):
     """Compare plans of a video with a full decode by FFmpeg's demuxer; return the index."""
     found = index_video(data, Limits(), hdr="keep")
-    info = found.info.decoded
-    table = PacketTable(found.records, whole=bool(info.flags & StreamFlag.WHOLE))
-    box = Box(0, 0, info.height & ~1, info.width & ~1)
-    whole, converter = [], RgbConverter()
-    with opened(io.BytesIO(data)) as container:
-        for frame in container.decode(video=0):
-            if frame.format.name not in ("yuv420p", "yuvj420p"):
-                frame = converter.to_420(frame, info)
-            sides = ((box.height, box.width), *((box.height // 2, box.width // 2),) * 2)
-            whole.append([p[:h, :w] for p, (h, w) in zip(planes(frame), sides, strict=True)])
-    assert table.num_frames == info.num_frames == len(whole)
-    decoder, rng = PyAvDecoder(), np.random.default_rng(0)
-    picks = [[0], [len(whole) - 1], *rng.integers(0, len(whole), (4, 4)).tolist()]
-    for wanted in picks:
-        size = (box.height, box.width)
-        clip = read_clip(ClipRequest(0, np.asarray(wanted), box, size), info, table, reader_of(data))
-        output = Planes.packed(np.empty(Planes.nbytes(len(wanted), box), np.uint8), len(wanted), box)
-        assert decoder.decode([clip], [output]) == [None]
-        for place, number in enumerate(wanted):
-            for mine, theirs in zip((output.y, output.u, output.v), whole[number], strict=True):
-                np.testing.assert_array_equal(mine[place], theirs)
+    table = PacketTable(found.records, whole=is_whole(found))
+    whole = play(data, sniff(data[:HEAD_BYTES]), Limits()).digests
+    assert table.num_frames == found.info.num_frames == len(whole)
+    picks = sorted({0, len(whole) - 1, *np.random.default_rng(0).integers(0, len(whole), 16).tolist()})
+    assert tools.digests_by_plan(found.info.decoded, table, reader_of(data), picks) == [whole[n] for n in picks]
     return found
-
-
-def planes(frame):
-    return [np.ndarray((p.height, p.width), np.uint8, p, 0, (p.line_size, 1)).copy() for p in frame.planes]
 
 
 def is_whole(found):
@@ -176,10 +154,7 @@ def clips(tmp_path_factory):
     kinds = {
         "a.mp4": ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10"),
         "b.webm": ("-c:v", "libvpx", "-pix_fmt", "yuv420p", "-g", "10"),
-        "c.avi": (
-            "-c:v",
-            "mpeg4",
-        ),
+        "c.avi": ("-c:v", "mpeg4"),
     }
     return {
         name: make(folder / name, *options, size="80x48", frames=20).read_bytes() for name, options in kinds.items()

@@ -1,4 +1,4 @@
-"""The whole command: verdicts, exit codes, and resuming after a kill at any point."""
+"""The whole command: verdicts, exit codes, parts, and resuming."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
+from fastvid.sharding.job.plan import JobPart
 from fastvid.storage import LocalStorage
 from tests.sharding.shardtools import REPOSITORY, command, ledger, make, other_build, tars
 
@@ -103,16 +104,6 @@ def test_shards_and_tables_are_readable_by_standard_tools(undisturbed):
     for sample in samples:
         meta, name = json.loads(sample["json"]), sample["__key__"].partition("/")[0]
         assert (classes[int(sample["cls"])], meta["class"], meta["label"]) == (name, name, int(sample["cls"]))
-
-
-def test_job_killed_between_commit_and_cleanup_is_complete(folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    assert command(folder, "--out", out, *OPTIONS, "--workers", 2, fault="committed").returncode == -9
-    assert (out / "dataset.json").exists()
-    again = command(folder, "--out", out, *OPTIONS)
-    assert again.returncode == 3
-    assert again.stdout == undisturbed[1].stdout.replace(str(undisturbed[0]), str(out))
-    assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
 
 
 def test_staged_samples_are_reused_unless_damaged(folder, undisturbed, tmp_path):
@@ -300,3 +291,79 @@ def test_wrong_arguments_are_named(folder, tmp_path):
         with pytest.raises(UsageError, match=message):
             run_job(str(folder), str(tmp_path / "out"), **arguments)
     assert not (tmp_path / "out").exists()
+
+
+def same(out, undisturbed):
+    assert tars(out) == tars(undisturbed[0])
+    assert ledger(out) == ledger(undisturbed[0])
+    assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
+
+
+def test_killed_part_resumes_as_itself_or_with_another_division(folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--part", "0/2", "--workers", 1, fault="encode:3").returncode == -9
+    again = command(folder, "--out", out, *OPTIONS, "--part", "0/2")
+    assert "resuming the unfinished job" in again.stderr
+    for part in range(3):
+        assert command(folder, "--out", out, *OPTIONS, "--part", f"{part}/3").returncode in (0, 3)
+    assert command(folder, "--out", out, *OPTIONS).returncode == 3
+    same(out, undisturbed)
+
+
+def test_part_without_shards_does_nothing(folder, tmp_path):
+    done = command(folder, "--out", tmp_path / "out", *OPTIONS, "--part", "7/8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("part 7/8; run the command without --part to write the dataset\n")
+    assert tars(tmp_path / "out") == {}
+
+
+def test_tar_lost_after_its_part_finished_is_rebuilt(folder, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    assert command(folder, "--out", out, *OPTIONS, "--part", "0/2").returncode in (0, 3)
+    lost = min(tars(out))
+    (out / lost).write_bytes((out / lost).read_bytes()[:-512])
+    merged = command(folder, "--out", out, *OPTIONS)
+    assert merged.returncode == 3
+    assert f"{lost} does not match its part" in merged.stderr
+    same(out, undisturbed)
+
+
+def test_only_parts_may_share_a_folder(tmp_path):
+    store = LocalStorage(tmp_path / "out")
+    with lock_folder(store, JobPart(0, 2)):
+        with (
+            lock_folder(store, JobPart(1, 2)),
+            pytest.raises(JobError, match="another job"),
+            lock_folder(store, JobPart(1, 2)),
+        ):
+            pass
+        with pytest.raises(JobError, match="another job"), lock_folder(store):
+            pass
+    with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
+        pass
+    with lock_folder(store):
+        pass
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_lock_is_released_when_its_process_is_killed(tmp_path):
+    code = (
+        "import os, sys; from fastvid.sharding.job.lock import lock_folder\n"
+        "from fastvid.sharding.job.plan import JobPart\n"
+        "from fastvid.storage import LocalStorage\n"
+        "with lock_folder(LocalStorage(sys.argv[1]), JobPart(0, 2)): os.kill(os.getpid(), 9)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(REPOSITORY)}
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], env=environment, check=False).returncode == -9
+    assert list((tmp_path / "ledger-parts").glob(".part-*.lock"))
+    with lock_folder(LocalStorage(tmp_path), JobPart(0, 2)):
+        pass
+    with lock_folder(LocalStorage(tmp_path)):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("text", ["2/2", "1", "-1/2", "1/0", "a/b", "1/2/3", "٣/٤", ""])
+def test_invalid_parts_are_refused(text):
+    with pytest.raises(UsageError, match="invalid part"):
+        JobPart.parse(text)

@@ -15,7 +15,7 @@ pytest.importorskip("obstore", reason="obstore is not installed: the extra objec
 from fastvid.cli.main import main
 from fastvid.errors import JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job import lock
@@ -24,11 +24,10 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import JobPart
 from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests import forks
-from tests.sharding.shardtools import command, ledger, make, tars
+from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
 from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
@@ -118,7 +117,7 @@ def test_shards_are_indexed_without_reading_them_back(s3, bucket, folder):
     assert len([path for method, path, _ in requests if method == "PUT" and path.endswith(".tar")]) == 3
     assert not [path for method, path, _ in requests if method == "GET" and path.endswith(".tar")]
     # The commit record is written last.
-    written = [path for method, path, _ in requests if method == "PUT" and "lease" not in path]
+    written = [path for method, path, _ in requests if method == "PUT" and "progress" not in path]
     assert written[-1] == "set/dataset.json"
 
 
@@ -169,25 +168,26 @@ def test_leases_exclude_a_second_job_and_end_with_their_owner(bucket, monkeypatc
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
     store = open_storage(f"s3://{bucket}/set", options=RemoteOptions(cache=""))
-    with lock_folder(store, JobPart(0, 2)) as check, lock_folder(store, JobPart(1, 2)):
+    with lock_folder(store, JobPart(0, 2)) as lease, lock_folder(store, JobPart(1, 2)):
         for part in (JobPart(0, 2), None):
             with (
                 pytest.raises(JobError, match=r"another job is running here, on .* as process"),
                 lock_folder(store, part),
             ):
                 pass
-        check()
+        lease.check()
     with lock_folder(store), pytest.raises(JobError, match="another job"), lock_folder(store, JobPart(0, 2)):
         pass
     assert store.list() == []
     # Another machine that lost its connection: its lease no longer changes.
-    store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 7}\n')
-    with lock_folder(store) as check:
-        store.write("leases/job.json", b'{"owner": "x", "host": "elsewhere", "pid": 1, "beat": 8}\n')
+    name, other = "ledger-parts/progress/job.json", '{"state": "running", "host": "elsewhere", "pid": 1, "beat": %d}\n'
+    store.write(name, (other % 7).encode())
+    with lock_folder(store) as lease:
+        store.write(name, (other % 8).encode())
         threading.Event().wait(1.0)
         with pytest.raises(JobError, match="another job has taken over"):
-            check()
-    assert store.list() == ["leases/job.json"]
+            lease.check()
+    assert store.list() == [name]
     store.close()
 
 
@@ -247,8 +247,8 @@ def test_listing_returns_names_sizes_and_tags(bucket, folder):
 
 def outcome_of(path, size=0, tag=None, **limits):
     """Return a worker's outcome for one source."""
-    settings = Settings(SMALL, find_ffmpeg(), Limits(**limits), 600.0)
-    return encode_source(SourceTask(0, "x", path, "x", size=size, tag=tag), settings, lambda _phase, _seconds: None)
+    task = SourceTask(0, "x", path, "x", size=size, tag=tag)
+    return encode_source(task, settings(SMALL, limits=Limits(**limits)))
 
 
 def test_every_object_store_failure_has_a_reason(bucket, folder):
@@ -347,21 +347,6 @@ def test_job_reads_and_writes_google_buckets(folder, undisturbed, tmp_path, monk
         done = command("gs://some-bucket/raw", "--out", "gs://some-bucket/set", *OPTIONS)
         assert done.returncode == 3, done.stderr
         assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
-
-
-def test_large_files_are_read_by_range_of_one_version(web, tmp_path, monkeypatch):
-    monkeypatch.setattr("fastvid.storage.objects.PIECE_BYTES", 100_000)
-    (web.folder / "large").mkdir()
-    data = os.urandom(1_234_567)
-    (web.folder / "large" / "x.bin").write_bytes(data)
-    storage = open_storage(web.url, options=RemoteOptions(cache="", concurrency=4))
-    with (tmp_path / "x").open("wb") as file:
-        version = storage.download("large/x.bin", file, lambda version: None)
-    storage.close()
-    assert (tmp_path / "x").read_bytes() == data
-    assert version.size == len(data)
-    requests = web.requests("large", 13)
-    assert [status for _, _, status, _ in requests] == [206] * 13
 
 
 class WholeFiles(SimpleHTTPRequestHandler):

@@ -10,7 +10,6 @@ import pytest
 
 from fastvid.errors import JobError, SourceError, StorageError
 from fastvid.format.tar import read_members
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import audio
 from fastvid.sharding.encode.flow import Streams
@@ -21,8 +20,8 @@ from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.outages import MOST_IN_A_ROW, OutageDetector
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work import encode as work
-from fastvid.sharding.work.tasks import Outcome, Settings, SourceTask
-from tests.sharding.shardtools import command, ffmpeg, ledger, make, tars
+from fastvid.sharding.work.tasks import Outcome, SourceTask
+from tests.sharding.shardtools import command, encode_source, ffmpeg, ledger, make, settings, tars
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 OPTIONS = {"profile": SMALL, "samples_per_shard": 2, "workers": 1}
@@ -168,8 +167,8 @@ def test_dangling_link_is_a_missing_source(tmp_path):
 
 
 def encode(path, streams=None):
-    settings = Settings(SMALL, find_ffmpeg(), Limits(), 600.0, *([streams] if streams else []))
-    return work.encode_source(SourceTask(0, "a", str(path), "a"), settings, lambda _phase, _seconds: None)
+    how = settings(SMALL, **({"streams": streams} if streams else {}))
+    return encode_source(SourceTask(0, "a", str(path), "a"), how)
 
 
 @pytest.mark.parametrize("reason", [Reason.DAMAGED, Reason.TRUNCATED, Reason.NO_FRAMES, Reason.BROKEN_CONTAINER])

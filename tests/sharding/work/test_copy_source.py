@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import tarfile
 
@@ -10,16 +9,15 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode.clips import read_clip, reader_of
-from fastvid.decode.pyav import PyAvDecoder
-from fastvid.decode.request import Box, ClipRequest, Planes
 from fastvid.errors import JobError, UsageError
 from fastvid.format.schema import PacketFlag, StreamFlag
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.prove import play
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.index import rebuild
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.verify.verify import verify_dataset
-from tests.makers import opened
+from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, ledger, make
 
 X264 = ("-c:v", "libx264", "-pix_fmt", "yuv420p", "-g", "10")
@@ -47,34 +45,18 @@ KINDS = {
 FRAMES = 36
 
 
-def frames_of(source) -> list[list[np.ndarray]]:
-    """Every frame that a player shows: its planes."""
-    with opened(source) as container:
-        return [
-            [np.ndarray((p.height, p.width), np.uint8, p, 0, (p.line_size, 1)).copy() for p in frame.planes]
-            for frame in container.decode(video=0)
-        ]
+def content(dataset, key):
+    """The bytes of a sample's video."""
+    (shard,), (row,) = dataset.locate([dataset.find(key)])
+    shard = dataset.shard(int(shard))
+    start, size = shard.member(int(row))
+    return bytes(shard.storage.map(shard.data)[start : start + size])
 
 
-def check(dataset, key, wanted):
-    """Holds planned frames of a sample against those of a player, bit by bit."""
-    video = dataset[key]
-    assert video.num_frames == len(wanted)
-    shards, rows = dataset.locate([dataset.find(key)])
-    shard = dataset.shard(int(shards[0]))
-    start, size = shard.member(int(rows[0]))
-    data = bytes(shard.storage.map(shard.data)[start : start + size])
-    info = video.info.decoded
-    sides = (info.height, info.width)
-    box, rng = Box(0, 0, *sides), np.random.default_rng(0)
-    for frames in ([0], [len(wanted) - 1], *rng.integers(0, len(wanted), (4, 3)).tolist()):
-        clip = read_clip(ClipRequest(0, np.asarray(frames), box, sides), info, video.table, reader_of(data))
-        out = Planes.packed(np.empty(Planes.nbytes(len(frames), box), np.uint8), len(frames), box)
-        assert PyAvDecoder().decode([clip], [out]) == [None]
-        for place, number in enumerate(frames):
-            for mine, theirs in zip((out.y, out.u, out.v), wanted[number], strict=True):
-                np.testing.assert_array_equal(mine[place], theirs)
-    return data
+def check(dataset, key, path, first=0):
+    """Hold planned frames of a sample against those of a player of its source, bit by bit; return its video."""
+    assert tools.wrong_frames(dataset, dataset.find(key), path, most=14, first=first) == []
+    return content(dataset, key)
 
 
 @pytest.fixture(scope="module")
@@ -103,17 +85,14 @@ def test_every_source_is_taken_over(copied, raw):
 def test_frames_by_plan_are_those_of_a_player_of_the_source(name, copied, raw):
     dataset = fastvid.open(copied[1])
     keys = dict(zip(dataset.column("source_id").to_pylist(), dataset.keys.to_pylist(), strict=True))
-    wanted = frames_of(str(raw / name))
-    data = check(dataset, keys[name], wanted)
+    data, video = check(dataset, keys[name], raw / name), dataset[keys[name]]
+    assert video.num_frames == len(tools.played(raw / name))
     _, as_it_is, whole = KINDS.get(name, (None, True, False))
     assert (data == (raw / name).read_bytes()) == as_it_is
-    video = dataset[keys[name]]
     assert bool(video.info.flags & StreamFlag.WHOLE) == whole
     assert not video.info.flags & StreamFlag.CONFORMS
     # Another player, which knows nothing of the index, shows the same.
-    shown = frames_of(io.BytesIO(data))
-    assert len(shown) == len(wanted)
-    assert all((a == b).all() for one, two in zip(shown, wanted, strict=True) for a, b in zip(one, two, strict=True))
+    assert play(data, "mov", Limits()).digests == tools.played(raw / name)
 
 
 def test_the_json_says_why_it_does_not_conform_and_the_ledger_too(copied):
@@ -154,10 +133,9 @@ def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
     dataset = fastvid.open(tmp_path / "out")
     hidden = 0
     for video, source in zip(dataset, dataset.column("source_id").to_pylist(), strict=True):
-        wanted = frames_of(str(raw / source.split("#")[0]))
         # 25 frames a second: 0.52 s is frame 13, 1.0 s frame 25.
-        data = check(dataset, video.key, wanted[13:25])
-        assert len(frames_of(io.BytesIO(data))) == 12, source
+        data = check(dataset, video.key, raw / source.split("#")[0], 13)
+        assert video.num_frames == len(play(data, "mov", Limits()).digests) == 12, source
         hidden += bool((video.table.records["flags"] & PacketFlag.HIDDEN).any())
     assert hidden > 5
     assert dataset.column("start_seconds").to_pylist() == pytest.approx([0.52] * len(names), abs=0.002)
@@ -173,17 +151,17 @@ def test_slow_frames_and_jumps_of_the_clock_are_no_damage(tmp_path):
     assert (report.packed, report.rejected) == (2, {})
     dataset = fastvid.open(tmp_path / "out")
     for video, source in zip(dataset, dataset.column("source_id").to_pylist(), strict=True):
-        check(dataset, video.key, frames_of(str(made[source])))
+        assert video.num_frames == len(tools.played(made[source]))
+        check(dataset, video.key, made[source])
 
 
 def test_long_videos_become_parts_without_loss(raw, tmp_path):
     report = run_job(str(raw / "x264.mkv"), str(tmp_path / "out"), profile="copy", workers=1, max_seconds=0.5)
     assert report.packed == 1
     dataset = fastvid.open(tmp_path / "out")
-    wanted = frames_of(str(raw / "x264.mkv"))
     assert [video.num_frames for video in dataset] == [12, 12, 12]
     for number, video in enumerate(dataset):
-        check(dataset, video.key, wanted[12 * number : 12 * number + 12])
+        check(dataset, video.key, raw / "x264.mkv", 12 * number)
     assert dataset.column("start_seconds").to_pylist() == pytest.approx([0, 0.48, 0.96], abs=0.002)
 
 
@@ -232,9 +210,8 @@ def test_real_files(name, frames, whole, footage, tmp_path):
     report = run_job(str(path), str(tmp_path / "out"), profile="copy", workers=1)
     assert report.rejected == {}
     (video,) = fastvid.open(tmp_path / "out")
-    wanted = frames_of(str(path))
-    assert len(wanted) == frames
-    check(fastvid.open(tmp_path / "out"), video.key, wanted)
+    assert video.num_frames == len(tools.played(path)) == frames
+    check(fastvid.open(tmp_path / "out"), video.key, path)
     assert whole is None or bool(video.info.flags & StreamFlag.WHOLE) == whole
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 

@@ -15,7 +15,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from tests.fields import paff
 from tests.makers import paint
-from tests.sharding.encode.test_compare_parts import pack
+from tests.sharding.encode.test_parts import pack
 from tests.sharding.encode.test_transcode import numbers
 from tests.sharding.shardtools import ffmpeg, look
 

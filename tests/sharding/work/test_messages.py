@@ -12,8 +12,8 @@ from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.runtime.processes import HEADER_BYTES, pack, piece_size, unpack
-from fastvid.sharding.encode.profiles import PROFILES
-from fastvid.sharding.work.tasks import EncodedSample, Outcome, Settings, SourceTask, parse_record
+from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask, parse_record
 
 samples = st.builds(
     EncodedSample,

@@ -10,23 +10,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fastvid.cli.main import main
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.media.reasons import Reason
-from fastvid.runtime.values import size
-from fastvid.sharding.encode import profile as window
+from fastvid.sharding.encode import parts as window
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.run import retry_alone
 from fastvid.sharding.work import encode as encode_clip
 from fastvid.sharding.work import encode as work
-from fastvid.sharding.work.encode import encode_clips, encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.encode import encode_clips
+from fastvid.sharding.work.tasks import SourceTask
 from tests.makers import encode as write
 from tests.makers import paint
+from tests.sharding import shardtools
 from tests.sharding.encode.test_transcode import numbers
-from tests.sharding.shardtools import ffmpeg, look, stub
+from tests.sharding.shardtools import encode_source, ffmpeg, look, stub
 from tests.skips import soak_but
 
 SMALL = PROFILES["compact"].changed(short_side=96)
@@ -98,9 +97,7 @@ def windows(monkeypatch):
 
 
 def settings(**options):
-    return Settings(
-        options.pop("profile", SMALL), find_ffmpeg(), Limits(), options.pop("max_seconds", 600.0), **options
-    )
+    return shardtools.settings(options.pop("profile", SMALL), **options)
 
 
 def tasks_of(path, spans):
@@ -117,7 +114,7 @@ def together(tasks, how):
 
 
 def alone(tasks, how):
-    return [replace(encode_source(task, how, lambda *_: None), seconds=0.0) for task in tasks]
+    return [replace(encode_source(task, how), seconds=0.0) for task in tasks]
 
 
 def random_spans(seed, length, count=7):
@@ -129,7 +126,7 @@ def random_spans(seed, length, count=7):
 @pytest.mark.parametrize("name", soak_but([*SEEKS, *STARTS], *QUICK))
 def test_clips_show_the_frames_of_the_full_decode(name, footage, windows, monkeypatch):
     path, how = footage(name), settings()
-    (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how, lambda *_: None).samples
+    (whole,) = encode_source(SourceTask(0, "w", str(path), "w"), how).samples
     shown = numbers(whole.streams["rgb"])
     info = look(path)
     assert bool(len(info.keys)) == (name in SEEKS)
@@ -212,14 +209,6 @@ def test_file_is_opened_hashed_and_probed_once_for_all_its_clips(footage, monkey
     assert set(counts.values()) == {1}
 
 
-def test_summary_counts_the_bytes_of_a_file_once(footage, tmp_path, capsys):
-    path = footage("mp4")
-    (tmp_path / "rows.csv").write_text(f"path,start,end\n{path.name},0,1\n{path.name},1,2\n{path.name},2,3\n")
-    out = tmp_path / "out"
-    assert main(["shard", str(path), "--annotations", f"csv:{tmp_path / 'rows.csv'}", "--out", str(out)]) == 0
-    assert f" from {size(path.stat().st_size)} (" in capsys.readouterr().out
-
-
 def test_file_in_a_store_is_fetched_once_for_all_its_clips(s3, footage):
     from fastvid.storage import open_storage
 
@@ -259,22 +248,6 @@ def test_sound_of_a_clip_does_not_depend_on_the_others(audio, footage, tmp_path)
     group = together(tasks, how)
     assert all(one.samples[0].streams["audio"] for one in group)
     assert [one.to_bytes() for one in alone(tasks, how)] == [one.to_bytes() for one in group]
-
-
-def test_copied_clips_share_one_decode(footage, monkeypatch):
-    tasks, how = tasks_of(footage("mp4"), random_spans(3, FRAMES / 25)), settings(profile=PROFILES["copy"])
-    expected = [one.to_bytes() for one in alone(tasks, how)]
-    calls, real = [], encode_clip.decode_fully
-
-    def decode_fully(*arguments, **options):
-        calls.append(1)
-        return real(*arguments, **options)
-
-    monkeypatch.setattr(encode_clip, "decode_fully", decode_fully)
-    group = together(tasks, how)
-    assert [one.to_bytes() for one in group] == expected
-    assert len(calls) == 1
-    assert [one.reason for one in group] == [None] * len(tasks)
 
 
 @pytest.mark.parametrize(("crashes", "run"), [(5, range(16)), (16, range(16, 20))])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sharding.encode.test_compare_parts import pack
+from tests.sharding.encode.test_parts import pack
 from tests.sharding.shardtools import ffmpeg
 
 # Milliseconds of frame N, on average about 40: a constant rate drops about 28 of 70 frames, or 4.

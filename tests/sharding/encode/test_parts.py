@@ -8,16 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode import profiles
-from fastvid.sharding.encode.profile import plan_window
+from fastvid.sharding.encode.parts import plan_window
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.work import encode as encode_clip
-from fastvid.sharding.work.encode import encode_source
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.encode.test_transcode import numbers
-from tests.sharding.shardtools import HDR, ffmpeg, look, make, turn
+from tests.sharding.shardtools import HDR, encode_source, ffmpeg, look, make, settings, turn
 
 SMALL = PROFILES["compact"].changed(short_side=96)
 CHANGES = {
@@ -30,9 +28,8 @@ START = "setpts=PTS-STARTPTS"
 
 
 def pack(path, start=None, end=None, profile=SMALL, **options):
-    settings = Settings(profile, find_ffmpeg(), Limits(), options.pop("max_seconds", 600.0), **options)
     task = SourceTask(0, "a", str(path), "a", path.stat().st_size, start, end)
-    return encode_source(task, settings, lambda phase, seconds: None)
+    return encode_source(task, settings(profile, **options))
 
 
 def halves(source, target, change, suffix, codec, clock=""):

@@ -1,6 +1,11 @@
-"""Compare the first and last frame of each cut part with the source's own frames, decoded without filters.
+"""Parts of a source: of which frames they consist, what ffmpeg decodes for them, and whether they are the right ones.
 
-A part that begins at the wrong frame has the right number of frames, so counting does not notice it.
+`plan_window` chooses what is decoded for some frames: from the first packet, or from a key frame before them. The
+frames that are written, and so their bytes, are the same either way: filters select frames by their times, never by
+counting from where decoding began.
+
+`compare_parts` compares the first and last frame of each cut part with the source's own frames, decoded without
+filters. A part that begins at the wrong frame has the right number of frames, so counting does not notice it.
 """
 
 from __future__ import annotations
@@ -8,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import av
@@ -22,8 +27,141 @@ from fastvid.errors import SourceError
 from fastvid.media.demuxer import open_demuxer, side_data, video_stream
 from fastvid.media.probe import OpenSource, SourceInfo
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profile import Profile, source_seconds
-from fastvid.sharding.encode.profiles import Geometry, source_matrix, upright_geometry
+from fastvid.media.timing import FrameTiming, clip_frames
+from fastvid.runtime.arrays import FloatArray
+from fastvid.sharding.encode.profiles import (
+    DecodeWindow,
+    Geometry,
+    Profile,
+    source_matrix,
+    upright_geometry,
+    written_timing,
+)
+
+
+def plan_parts(
+    timing: FrameTiming,
+    start: float | None,
+    end: float | None,
+    max_seconds: float,
+    seconds: FloatArray | None = None,
+) -> list[tuple[int, int] | None]:
+    """The frames of each sample of a source, as half-open ranges at the written rate; None for all frames.
+
+    A long video is split into the fewest parts of equal length that keep the bound. `seconds`: when each frame is
+    shown, float64 [N]; by default at the written rate.
+    """
+    total, rate = timing.frames, timing.rate
+    seconds = np.arange(total) / float(rate) if seconds is None else seconds
+    first, last = clip_frames(seconds, float(1 / rate), start, end)
+    most = max(1, int(Fraction(max_seconds) * rate))
+    count = -(-(last - first) // most)
+    if count == 1:
+        return [None] if (first, last) == (0, total) else [(first, last)]
+    cuts = [first + (last - first) * number // count for number in range(count + 1)]
+    return list(pairwise(cuts))
+
+
+def numbered_part(info: SourceInfo, timing: FrameTiming, first: int, count: int) -> tuple[int, int] | None:
+    """Return frames that are given by their numbers in the source, as `plan_parts` does."""
+    if info.timing.input_rate is None or timing.rate != info.timing.input_rate:
+        raise SourceError(
+            f"frames cannot be numbered at a {info.timing.kind} rate that is written as {float(timing.rate):g} per"
+            " second",
+            reason=Reason.OUT_OF_RANGE,
+        )
+    if first + count > timing.frames:
+        raise SourceError(
+            f"frames {first} to {first + count} are not in a video of {timing.frames}", reason=Reason.OUT_OF_RANGE
+        )
+    return None if (first, count) == (0, timing.frames) else (first, first + count)
+
+
+# FFmpeg seeks this much earlier in formats that it seeks by decode times (3 / 23 s, ffmpeg's ffmpeg_demux.c).
+_SEEK_MARGIN_SECONDS: Final = 3 / 23
+# Frames next to a part that resampling may read.
+_RESAMPLED_MARGIN: Final = 2
+# What starting ffmpeg once more costs, in pixels decoded: 0.1 s at 250 megapixels per second on a slow core.
+_START_PIXELS: Final = 25_000_000
+# Encoders that run at the same time in one pass: each keeps tens of frames.
+_MOST_PARTS: Final = 16
+
+Part = tuple[int, int]
+
+
+def plan_window(info: SourceInfo, profile: Profile, parts: Sequence[Part | None]) -> DecodeWindow:
+    """Return what ffmpeg must decode for parts of a source.
+
+    `parts`: frames at the rate that is written, half-open; None for all.
+    """
+    shown = info.timing.shown
+    ranges = [part for part in parts if part is not None]
+    if len(ranges) < len(parts):
+        return DecodeWindow(0, shown, 0, None, trims=False)
+    first, last = min(first for first, _ in ranges), max(last for _, last in ranges)
+    written = written_timing(info.timing, profile)
+    one_to_one = written.input_rate is not None
+    if written.input_rate is not None:
+        step = int(written.input_rate / written.rate)
+        begin, end = first * step, min(shown, (last - 1) * step + 1)
+    else:
+        shows = np.rint(source_seconds(info) * float(written.rate))
+        begin = max(0, int(np.searchsorted(shows, first)) - _RESAMPLED_MARGIN)
+        end = min(shown, int(np.searchsorted(shows, last)) + _RESAMPLED_MARGIN)
+    trims = one_to_one and not info.interlaced
+    # At its end, resampling goes by the duration of the stream, which depends on how the times were made.
+    whole_end = not one_to_one and end >= shown
+    if whole_end or not len(info.keys) or not _on_grid(info):
+        return DecodeWindow(begin, end, 0, None, trims)
+    number = int(np.searchsorted(info.keys, info.times[begin], side="right")) - 1
+    if number <= 0:
+        return DecodeWindow(begin, end, 0, None, trims)
+    key, tick = info.keys[number], float(info.time_base)
+    seek = float(key) * tick + min(float(info.times[begin] - key) * tick, _SEEK_MARGIN_SECONDS)
+    return DecodeWindow(begin, end, int(np.searchsorted(info.times, key)), seek, trims)
+
+
+def plan_runs(info: SourceInfo, profile: Profile, clips: Sequence[Sequence[Part | None]]) -> list[range]:
+    """Divide the clips of a source into runs of ffmpeg, each of consecutive clips.
+
+    Clips share a run if decoding on to the next one costs less than another run for it.
+    """
+    start = _START_PIXELS / max(1, info.width * info.height)
+    runs: list[range] = []
+    parts, end = 0, 0
+    for number, clip in enumerate(clips):
+        window = plan_window(info, profile, clip)
+        onward = max(0, window.first - end)
+        # A clip that begins before the run's end is decoded already, but for its rest.
+        afresh = start + window.first - window.key
+        fits = bool(runs) and None not in (*clip, *clips[runs[-1].start]) and parts + len(clip) <= _MOST_PARTS
+        if fits and onward <= afresh:
+            runs[-1] = range(runs[-1].start, number + 1)
+            parts, end = parts + len(clip), max(end, window.last)
+        else:
+            runs.append(range(number, number + 1))
+            parts, end = len(clip), window.last
+    return runs
+
+
+def source_seconds(info: SourceInfo) -> FloatArray:
+    """Return when each source frame is shown, in seconds from the first one, float64 [N], as filters see it."""
+    if info.timing.input_rate is not None:
+        return np.arange(info.timing.shown) / float(info.timing.input_rate)
+    return np.asarray((info.times - info.times[0]) * float(info.time_base))
+
+
+def _on_grid(info: SourceInfo) -> bool:
+    """Return whether ffmpeg's filters count the frames from their times as the forced rate counts them."""
+    rate = info.timing.input_rate
+    if rate is None:
+        return True
+    per_tick = info.time_base * rate
+    # av_rescale_q: to the nearest integer, halves away from zero.
+    ticks = info.times - info.times[0]
+    counted = (2 * ticks * per_tick.numerator + per_tick.denominator) // (2 * per_tick.denominator)
+    return bool((counted == np.arange(len(ticks))).all())
+
 
 Thumbnail = npt.NDArray[np.float64]
 
