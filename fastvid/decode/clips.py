@@ -10,6 +10,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -72,7 +73,7 @@ def read_clip(
     starts, runs = coalesce(packet_offsets(records), sizes, gap)
     if limit is not None and sum(runs[-1]) > limit:
         raise FormatError("packet table points outside the sample's bytes", hint="run `fastvid index` to rebuild it")
-    total = sum(length for _, length in runs)
+    total = sum(map(itemgetter(1), runs))
     size = total + INPUT_PADDING
     data = np.empty(size, dtype=np.uint8).data if scratch is None else scratch.take(size)
     data[total:] = _PADDING

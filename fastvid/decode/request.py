@@ -5,9 +5,12 @@ Shape letters: T frames of a clip, H and W output size, h and w crop size, P pac
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from itertools import pairwise
+from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -285,35 +288,54 @@ class Decoder(Protocol):
         ...
 
 
-class FrameOrder:
-    """Checks that a decoder returns the frames that a clip's packets show: in order, none missing, none twice.
+class ThreadDecoder(ABC):
+    """A `Decoder` that refuses a second thread while it decodes, and all calls after it was closed."""
 
-    `wanted`: frames that the output needs.
+    NAME: ClassVar[str]
+
+    def __init__(self) -> None:
+        self._lock, self._is_closed = threading.Lock(), False
+
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        """See `Decoder`."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(f"{self.NAME} is in use by another thread", hint="open one decoder for each thread")
+        try:
+            if self._is_closed:
+                raise UsageError("decoder is closed")
+            return self._decode_all(clips, outputs)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Release all resources. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
+    @abstractmethod
+    def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        """Decode as `decode` does; the calling thread has the decoder for itself."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Release what is open."""
+
+
+def check_order(clip: EncodedClip, decoded: Sequence[int], wanted: Collection[int]) -> None:
+    """Check that a decoder returned the frames that a clip's packets show: in order, none missing, none twice.
+
+    `decoded`: numbers of the frames, as they came. `wanted`: frames that the output needs.
     """
-
-    __slots__ = ("_count", "_last", "_missing", "_shown", "_wanted")
-
-    def __init__(self, clip: EncodedClip, wanted: Collection[int]) -> None:
-        self._shown = int(np.count_nonzero(clip.shows >= 0))
-        self._wanted, self._missing = wanted, len(wanted)
-        self._count, self._last = 0, -1
-
-    def take(self, number: int) -> bool:
-        """Count a decoded frame; return whether the output needs it."""
-        if number <= self._last:
+    for last, number in pairwise(decoded):
+        if number <= last:
             raise DecodeError(
-                f"frame {number} was decoded after frame {self._last}",
+                f"frame {number} was decoded after frame {last}",
                 hint="run `fastvid index`: the packet index is wrong",
             )
-        self._last = number
-        self._count += 1
-        wanted = number in self._wanted
-        self._missing -= wanted
-        return wanted
-
-    def finish(self) -> None:
-        """Check that every frame was decoded."""
-        if self._count != self._shown:
-            raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
-        if self._missing:
-            raise DecodeError(f"plan lacks the packets of {self._missing} wanted frames")
+    shown = int(np.count_nonzero(clip.shows >= 0))
+    if len(decoded) != shown:
+        raise DecodeError(f"{len(decoded)} frames were decoded from {shown} packets that show a frame")
+    missing = len(set(wanted).difference(decoded))
+    if missing:
+        raise DecodeError(f"plan lacks the packets of {missing} wanted frames")

@@ -37,9 +37,7 @@ def decode_upright(
     decode: Decode, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
 ) -> list[FastvidError | None]:
     """Decode clips with a function that knows only decoded pictures."""
-    if all(clip.info.coded is None for clip in clips):
-        return decode(clips, outputs)
-    prepared = [_prepare(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+    prepared = [prepare(clip, output) for clip, output in zip(clips, outputs, strict=True)]
     errors = decode([clip for clip, _, _ in prepared], [output for _, output, _ in prepared])
     for (_, _, finish), error in zip(prepared, errors, strict=True):
         if error is None:
@@ -47,7 +45,7 @@ def decode_upright(
     return errors
 
 
-def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:
+def prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:
     """Return a clip of decoded pictures, an output of its shape, and what finishes the wanted output."""
     coded, request = clip.info.coded, clip.request
     if coded is None:
