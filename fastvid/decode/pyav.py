@@ -107,7 +107,7 @@ class PyAvDecoder(ThreadDecoder):
         box, expected = request.box, (len(frames), request.box.height, request.box.width)
         if isinstance(output, Rgb):
             shape, expected = output.data.shape[1:], (len(frames), *request.size)
-            written: Sequence[npt.NDArray[Any]] = output.data
+            written: tuple[npt.NDArray[Any], ...] = tuple(output.data)
         elif isinstance(output, Planes | Levels):
             shape, written = output.arrays[0].shape, output.arrays
         else:
@@ -195,16 +195,16 @@ class PyAvDecoder(ThreadDecoder):
         return open_context(info.codec, info.extradata)
 
 
-def _packets(clip: EncodedClip) -> list[av.Packet | None]:
+def _packets(clip: EncodedClip) -> list[Any]:
     """Return the packets of a clip, then None, which drains the decoder."""
     if not clip.keys[0]:
         raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
     data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
-    packets, hidden = list[av.Packet | None](), -1
+    packets, hidden = list[Any](), -1
     for start, size, show in zip(clip.starts.tolist(), clip.sizes.tolist(), clip.shows.tolist(), strict=True):
         if not size:
             raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
-        packet = av.Packet(data[start : start + size])
+        packet: Any = av.Packet(data[start : start + size])
         # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
         packet.pts = show if show >= 0 else hidden
         hidden -= show < 0

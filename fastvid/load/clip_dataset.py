@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -35,6 +34,7 @@ from fastvid.load.options import Output, Workers, with_moved
 from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
+from fastvid.load.stats import Counters
 from fastvid.load.trainers import check_use
 from fastvid.load.workers.clip_worker import Row, fetch_clip
 from fastvid.load.workers.lanes import Decoders, choose_backends
@@ -211,14 +211,15 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
         with ThreadPoolExecutor(min(num_fetchers, len(rows)), thread_name_prefix="fastvid-fetch") as pool:
             canvas.packets = dict(zip(plan.reads, pool.map(_fetched, rows), strict=True))
     lane = decoders.lanes[0].take()
+
+    def done(row: Row, error: Exception | None, _: Counters | None) -> None:
+        if error is not None:
+            plan.place(row.row).locate(error)
+            raise error
+        canvas.done(row.row, None)
+
     try:
-        with closing(lane.make(rows, lambda _: True)) as results:  # type: ignore[type-var]
-            for made in results:
-                row = rows[made.number].row
-                canvas.done(row, made.error)
-                if made.error is not None:
-                    plan.place(row).locate(made.error)
-                    raise made.error
+        lane.make(rows, lambda _: True, done)
     finally:
         decoders.lanes[0].give(lane)
     return decoders.assembler.make(canvas)[0]

@@ -23,6 +23,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode.request import Rgb
 from fastvid.errors import WorkerError
 from fastvid.runtime.arrays import UInt8Array
 
@@ -204,9 +205,32 @@ class RowLayout:
                 plane += plus
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRow:
-    """A row in memory shared between processes."""
+class RgbRow(NamedTuple):
+    """A row of a batch that a decoder of RGB, or a worker process, writes."""
 
-    offset: int  # offset of its first byte
     layout: RowLayout
+    memory: UInt8Array  # its bytes
+
+
+class Stage:
+    """Memory of one thread for decoded values that are converted on their way to a row, while they are in the cache."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def open(self, row: RgbRow) -> Rgb:
+        """Return where to decode to: the row itself if it gets the decoded values."""
+        layout = row.layout
+        if layout.as_decoded:
+            return Rgb(layout.view(row.memory))
+        size = math.prod(layout.levels_shape)
+        if len(self._memory) < size:
+            self._memory = np.empty(size, dtype=np.uint8)
+        return Rgb(self._memory[:size].reshape(layout.levels_shape))
+
+    def finish(self, row: RgbRow) -> None:
+        """Convert what was decoded for a row, and write it there."""
+        layout = row.layout
+        if not layout.as_decoded:
+            levels = self._memory[: math.prod(layout.levels_shape)].reshape(layout.levels_shape)
+            layout.fill(layout.view(row.memory), levels)

@@ -32,7 +32,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.clips.plan import Plan
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Lane, Row, RowResult, are_near, fetch_clip, fetch_together
+from fastvid.load.workers.clip_worker import Lane, Row, are_near, fetch_clip, fetch_together
 from fastvid.load.workers.lanes import Decoders
 
 _log = logging.getLogger(__name__)
@@ -248,17 +248,16 @@ class BatchPipeline:
     def _decode(self, number: int) -> None:
         lane = self._lanes[number].take()
         while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
-            left = dict(enumerate(tasks))
-            for made in lane.make(tasks, partial(self._at, number, tasks)):
-                self._done(left.pop(made.number), made)
+            left = {task.number: task for task in tasks}
+            lane.make(tasks, partial(self._at, number), partial(self._done, left))
             if left:  # the iteration has ended
                 with self._lock:
                     (self._fetched if self._ahead else self._tasks).extend(left.values())
         self._lanes[number].give(lane)
 
-    def _at(self, number: int, tasks: Sequence[Row], which: Sequence[int]) -> bool:
+    def _at(self, number: int, tasks: Sequence[Row]) -> bool:
         # For the message of a timeout. The key exists already, so no lock is needed.
-        self._active[number] = [tasks[one] for one in which]
+        self._active[number] = tasks
         return not self._stopped
 
     def _take(self, number: int, lane: Lane | None) -> Sequence[Row]:
@@ -309,7 +308,7 @@ class BatchPipeline:
                 try:
                     packets, counters = together[place] if together else fetch_clip(task)
                 except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                    self._done(task, RowResult(0, error, None))
+                    self._done({task.number: task}, task, error, None)
                     continue
                 counters.fetch_seconds = time.perf_counter() - begun
                 begun, task.target.packets[task.row] = time.perf_counter(), packets
@@ -322,16 +321,18 @@ class BatchPipeline:
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _done(self, task: Row, made: RowResult) -> None:
+    def _done(self, left: dict[int, Row], task: Row, error: Exception | None, counters: Counters | None) -> None:
+        """Take over a clip that is made, or has failed; it is no longer one of those that are `left`."""
         work, begun = cast(Canvas, task.target), time.perf_counter()
-        if made.error is not None:
-            work.place(task.row).locate(made.error)
-        work.done(task.row, made.error)
+        del left[task.number]
+        if error is not None:
+            work.place(task.row).locate(error)
+        work.done(task.row, error)
         spent = time.perf_counter() - begun
         with self._lock:
             work.counters.finish_seconds += spent
-            if made.counters is not None:
-                work.counters.add(made.counters)
+            if counters is not None:
+                work.counters.add(counters)
             work.pending -= 1
             if not work.pending:
                 self._announce()

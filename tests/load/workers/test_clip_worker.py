@@ -30,19 +30,22 @@ class Rows:
         return Rgb(self.data[row])
 
 
-def always(which):
-    return True
+def made_by(worker, rows, keep_going=lambda which: True):
+    """Return the results of a worker: number of each row, its error and its cost."""
+    made = []
+    worker.make(rows, keep_going, lambda row, error, costs: made.append((row.row, error, costs)))
+    return made
 
 
 def test_rows_and_packets_decode_to_the_same_pictures():
     read, fetched = (Rows(FakeDataset(40), [3, 17, 39]) for _ in range(2))
     fetched.packets = {row.row: fetch_clip(row)[0] for row in fetched.rows}
     for target in (read, fetched):
-        made = list(ClipWorker(RgbDecoder()).make(target.rows, always))
-        assert [(one.number, one.error) for one in made] == [(0, None), (1, None), (2, None)]
-        assert sum(one.counters.clips for one in made) == 3
+        made = made_by(ClipWorker(RgbDecoder()), target.rows)
+        assert [(row, error) for row, error, _ in made] == [(0, None), (1, None), (2, None)]
+        assert sum(costs.clips for _, _, costs in made) == 3
         # Bytes are counted by whoever read them.
-        assert all((one.counters.bytes_read > 0) == (target is read) for one in made)
+        assert all((costs.bytes_read > 0) == (target is read) for _, _, costs in made)
     assert (read.data == fetched.data).all()
     request = read.request(1)
     assert read.data[1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
@@ -52,10 +55,10 @@ def test_failed_clip_does_not_affect_its_neighbours():
     dataset = FakeDataset(40)
     dataset.damage(17)
     target = Rows(dataset, [3, 17, 39])
-    made = {one.number: one for one in ClipWorker(RgbDecoder()).make(target.rows, always)}
-    assert isinstance(made[1].error, ChecksumError)
-    assert made[1].counters.clips == 0
-    assert (made[0].error, made[2].error) == (None, None)
+    made = {row: (error, costs) for row, error, costs in made_by(ClipWorker(RgbDecoder()), target.rows)}
+    assert isinstance(made[1][0], ChecksumError)
+    assert made[1][1].clips == 0
+    assert (made[0][0], made[2][0]) == (None, None)
     assert [bool(row.any()) for row in target.data] == [True, False, True]
 
 
@@ -64,7 +67,7 @@ def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(most, groups):
     GroupDecoder.groups.clear()
     seen = []
     target = Rows(FakeDataset(40), range(7))
-    list(ClipWorker(GroupDecoder(), most).make(target.rows, lambda which: seen.append(list(which)) or True))
+    made_by(ClipWorker(GroupDecoder(), most), target.rows, lambda rows: seen.append([one.row for one in rows]) or True)
     assert GroupDecoder.groups == groups
     # Rows are reported one by one while fetching, then by group while decoding.
     assert seen[:7] == [[n] for n in range(7)]
@@ -74,6 +77,6 @@ def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(most, groups):
 def test_no_row_begins_after_keep_going_returns_false():
     target = Rows(FakeDataset(40), range(4))
     left = iter([True] * 5)
-    made = list(ClipWorker(RgbDecoder()).make(target.rows, lambda which: next(left, False)))
-    assert [one.number for one in made] == [0]  # four fetches, one decode
+    made = made_by(ClipWorker(RgbDecoder()), target.rows, lambda which: next(left, False))
+    assert [row for row, _, _ in made] == [0]  # four fetches, one decode
     assert not target.data[1:].any()
