@@ -36,7 +36,7 @@ from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.stats import Counters
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.clip_worker import Row, fetch_clip
+from fastvid.load.workers.clip_worker import Row, Watched, fetch_clip
 from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -212,14 +212,14 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
             canvas.packets = dict(zip(plan.reads, pool.map(_fetched, rows), strict=True))
     lane = decoders.lanes[0].take()
 
-    def done(row: Row, error: Exception | None, _: Counters | None) -> None:
+    def done(row: Row, error: Exception | None, _: Counters) -> None:
         if error is not None:
             plan.place(row.row).locate(error)
             raise error
         canvas.done(row.row, None)
 
     try:
-        lane.make(rows, lambda _: True, done)
+        lane.make(rows, Watched(), done)
     finally:
         decoders.lanes[0].give(lane)
     return decoders.assembler.make(canvas)[0]

@@ -348,23 +348,23 @@ class ClipLoader(IterableDataset[Batch]):
                 if work is None:
                     break
                 waited = time.perf_counter() - asked
-                step.add(work.counters)
+                step.add(*work.costs)
                 samples = work.plan.samples
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
                 count_skips(self.workers.on_error, work, step, self.stats.total)
                 with self._copies:
                     batch = run.take(work)
-                step.finish_seconds = work.counters.finish_seconds
+                step.finish_seconds += work.finish_seconds
                 step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)
                 step.copy_seconds = self._copies.seconds()
                 step.take_traffic()
                 self.stats.step = step
                 self.stats.total.add(step)
                 del work
-                self._position = batch.stop
+                self._position = batch["stop"]
                 for report in self._reports:
-                    report(self.stats, self._epoch, batch.stop, num_samples)
+                    report(self.stats, self._epoch, self._position, num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch

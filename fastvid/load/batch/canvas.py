@@ -402,7 +402,8 @@ class Canvas:
         self.packets: dict[int, EncodedClip] = {}
         """What was read for canvas rows, until they are decoded."""
         self.errors = dict(plan.errors)
-        self.counters = Counters()
+        self.costs: list[Counters] = []  # of reading and decoding; threads append to it
+        self.finish_seconds = 0.0
         self.pending = len(plan.reads)
         self.finished: tuple[Batch, torch.cuda.Event | None] | None = None
         self._planes: dict[int, Planes] = {}

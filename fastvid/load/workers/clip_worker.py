@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from typing import Final, NamedTuple, Protocol
 
@@ -165,10 +166,27 @@ class Row(NamedTuple):
     number: int = 0  # counts the rows of an iteration in order
 
 
-KeepGoing = Callable[[Sequence[Row]], bool]
-"""Called with the rows that are processed next; returns False if they are no longer needed."""
+class Watch(Protocol):
+    """What a lane is doing, for whoever waits for it: a `Watched`, or one that tells another process."""
 
-Done = Callable[[Row, Exception | None, Counters | None], None]
+    rows: Sequence[Row]
+    """Those that are processed now; set by the lane."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the others are no longer needed."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A `Watch` in the same process."""
+
+    rows: Sequence[Row] = ()
+    is_over: bool = False
+
+
+Done = Callable[[Row, Exception | None, Counters], None]
 """Called with a row once it is made, or with the error that it failed with, and what it cost."""
 
 
@@ -180,7 +198,7 @@ class Lane(Protocol):
     at_once: int
     """Preferred number of rows per call of `make`."""
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing, done: Done) -> None:
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """Make rows, in any order; those that are not done are no longer needed."""
         ...
 
@@ -200,12 +218,13 @@ class ClipWorker:
         self._scratches: list[PacketBuffer] = []
         self._stages = [Stage() for _ in range(self.max_clips)]
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing, done: Done) -> None:
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
         self._scratches += [PacketBuffer() for _ in range(len(rows) - len(self._scratches))]
         fetched, clips, costs = list[Row](), list[EncodedClip](), list[Counters]()
         for row, scratch in zip(rows, self._scratches, strict=False):
-            if not keep_going((row,)):
+            watch.rows = (row,)
+            if watch.is_over:
                 return
             counters, begun = Counters(), time.perf_counter()
             try:
@@ -221,7 +240,8 @@ class ClipWorker:
                 costs.append(counters)
         for first in range(0, len(fetched), self.max_clips):
             some = slice(first, first + self.max_clips)
-            if not keep_going(fetched[some]):
+            watch.rows = fetched[some]
+            if watch.is_over:
                 return
             self._decode(fetched[some], clips[some], costs[some], done)
 

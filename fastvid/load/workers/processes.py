@@ -26,7 +26,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -38,7 +38,7 @@ from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
 from fastvid.load.memory import RgbRow, RowLayout, SharedBufferPool
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Done, KeepGoing, Row
+from fastvid.load.workers.clip_worker import Done, Row, Watch
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, RowOrder, Status
 from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
@@ -85,7 +85,7 @@ class ProcessLane:
         self._alive: list[_WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._alive)
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing, done: Done) -> None:
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `fastvid.load.workers.clip_worker.Lane`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
@@ -94,27 +94,27 @@ class ProcessLane:
         for _, group in itertools.groupby(rows, key=lambda row: id(row.target)):
             left = {row.row: _Destination(row, self._memory) for row in group}
             retried = set[int]()
-            while left and keep_going([next(iter(left.values())).row]):
-                self._ask(left, retried, keep_going, done)
+            while left and not watch.is_over:
+                self._ask(left, retried, watch, done)
 
     def close(self) -> None:
         """Stop the worker."""
         self._end()
         self._worker = None
 
-    def _ask(self, left: dict[int, _Destination], retried: set[int], keep_going: KeepGoing, done: Done) -> None:
+    def _ask(self, left: dict[int, _Destination], retried: set[int], watch: Watch, done: Done) -> None:
         """Send the rows to the worker once; finished ones are removed from `left`.
 
         A row whose worker died for the first time stays there and is added to `retried`.
         """
         rows = [spot.row for spot in left.values()]
-        idle = self._worker
-        worker = idle or self._start(lambda: keep_going(rows[:1]))
+        watch.rows, idle = rows[:1], self._worker
+        worker = idle or self._start(watch)
         self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
             orders = [worker.order(spot) for spot in left.values()]
-            answer = worker.ask(orders, len(orders), self._clip_seconds, lambda task: keep_going([rows[task]]))
-            if len(answer.made) < len(rows) and keep_going(rows[:1]):
+            answer = worker.ask(orders, rows, self._clip_seconds, watch)
+            if len(answer.made) < len(rows) and not watch.is_over:
                 raise _NoAnswer("did not answer for every clip and was killed")
         except _NoAnswer as silence:
             self._drop(worker)
@@ -128,25 +128,25 @@ class ProcessLane:
                     _log.warning("%s; its clip is tried once more in a new process", error.message)
                 else:
                     del left[row.row]
-                    done(row, error, None)
+                    done(row, error, Counters())
             return
-        costs: Counters | None = answer.costs
+        costs = answer.costs
         for number, failure in answer.made:
             spot = left.pop(rows[number].row)
             if failure is None:
                 spot.copy()
             done(rows[number], failure, costs)
-            costs = None  # counted once
+            costs = Counters()  # counted once
         left.clear()
 
-    def _start(self, wanted: Callable[[], bool]) -> _WorkerProcess:
+    def _start(self, watch: Watch) -> _WorkerProcess:
         memory = self._memory
         words = (memory.file, memory.size, memory.offset(self._status), self._clip_seconds)
         for tries in itertools.count(1):
             worker = _WorkerProcess(words, self._status)
             self._alive.append(worker)
             try:
-                answer = worker.ask(self._backend, 1, _START_SECONDS, lambda _: wanted())
+                answer = worker.ask(self._backend, watch.rows, _START_SECONDS, watch)
             except _NoAnswer as silence:
                 self._drop(worker)
                 if silence.died and tries < _START_TRIES:
@@ -243,14 +243,8 @@ class _WorkerProcess:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""
         return min(max(int(self._status[Status.TASK]), 0), count - 1)
 
-    def ask(
-        self,
-        message: Backend | list[RowOrder],
-        count: int,
-        seconds: float,
-        keep_going: Callable[[int], bool],
-    ) -> Answer:
-        """Send a message of `count` orders and return the worker's answer."""
+    def ask(self, message: Backend | list[RowOrder], rows: Sequence[Row], seconds: float, watch: Watch) -> Answer:
+        """Send a message and return the worker's answer; `rows`: those that the worker goes through meanwhile."""
         status = self._status
         status[Status.STOP] = 0
         self._send([tuple(order) for order in message] if isinstance(message, list) else message)
@@ -259,14 +253,15 @@ class _WorkerProcess:
             if self._poll.poll(_POLL_MS):
                 try:
                     for header, _ in self._inbox.add(self._receive()):
-                        return Answer.from_header(header, count, self.pid)
+                        return Answer.from_header(header, len(rows), self.pid)
                 except FormatError as error:
                     raise _NoAnswer(f"sent a malformed answer and was killed: {error.message}") from error
-            elif not cut_short and not keep_going(self.task(count)):
+            elif not cut_short and watch.is_over:
                 status[Status.STOP] = 1
                 cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
             elif not cut_short and status[Status.STEPS] != steps:
                 deadline, steps = time.monotonic() + seconds, status[Status.STEPS]
+                watch.rows = [rows[self.task(len(rows))]]
             if time.monotonic() >= deadline:
                 if cut_short:
                     raise _NoAnswer("is no longer needed", unwanted=True)

@@ -101,7 +101,7 @@ class Answer(NamedTuple):
 
 
 class WorkerState:
-    """State of a worker process; also the `Target` of its rows, which are the orders of one message.
+    """State of a worker process; also the `Target` of its rows, the orders of one message, and their `Watch`.
 
     `size`: size of the shared memory in bytes.
     """
@@ -130,12 +130,11 @@ class WorkerState:
             row: [self._sound(*one) for one in order.sounds] for row, order in enumerate(orders) if order.sounds
         }
 
-        def done(row: Row, error: Exception | None, counters: Counters | None) -> None:
+        def done(row: Row, error: Exception | None, cost: Counters) -> None:
             answer.made.append((row.row, error))
-            if counters is not None:
-                answer.costs.add(counters)
+            answer.costs.add(cost)
 
-        self._worker.make([Row(self, row) for row in range(len(orders))], self._begin, done)
+        self._worker.make([Row(self, row) for row in range(len(orders))], self, done)
         faulthandler.cancel_dump_traceback_later()
         answer.costs.take_traffic()
         return answer
@@ -162,12 +161,22 @@ class WorkerState:
         layout: RowLayout = self._known[order.layout]
         return RgbRow(layout, memory[: layout.nbytes])
 
-    def _begin(self, rows: Sequence[Row]) -> bool:
+    @property
+    def rows(self) -> Sequence[Row]:
+        """See `Watch`. Setting them tells the parent which clip a hanging worker is processing."""
+        return ()
+
+    @rows.setter
+    def rows(self, rows: Sequence[Row]) -> None:
         self._status[Status.TASK] = rows[0].row
         self._status[Status.STEPS] += 1
         # Implemented in C, so it also ends a loop that never releases the GIL.
         faulthandler.dump_traceback_later(self._seconds, exit=True)
-        return not self._status[Status.STOP]
+
+    @property
+    def is_over(self) -> bool:
+        """See `Watch`."""
+        return bool(self._status[Status.STOP])
 
     def _sound(self, offset: int, mask: int, channels: int, samples: int, *rest: Any) -> SoundTask:
         window, packets, is_read = rest

@@ -8,7 +8,7 @@ import pytest
 from fastvid.decode.request import Rgb
 from fastvid.errors import ChecksumError
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipWorker, Row, fetch_clip
+from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
 from tests.load.tools import plan_of
 
@@ -30,10 +30,29 @@ class Rows:
         return Rgb(self.data[row])
 
 
-def made_by(worker, rows, keep_going=lambda which: True):
+class Seen(Watched):
+    """Notes which rows a worker processes, and is over after some of these steps."""
+
+    def __init__(self, steps=100):
+        self.steps, self.seen = steps, []
+
+    @property
+    def is_over(self):
+        return len(self.seen) > self.steps
+
+    @property
+    def rows(self):
+        return self.seen[-1]
+
+    @rows.setter
+    def rows(self, rows):
+        self.seen.append([one.row for one in rows])
+
+
+def made_by(worker, rows, watch=None):
     """Return the results of a worker: number of each row, its error and its cost."""
     made = []
-    worker.make(rows, keep_going, lambda row, error, costs: made.append((row.row, error, costs)))
+    worker.make(rows, watch or Watched(), lambda row, error, costs: made.append((row.row, error, costs)))
     return made
 
 
@@ -65,18 +84,16 @@ def test_failed_clip_does_not_affect_its_neighbours():
 @pytest.mark.parametrize(("most", "groups"), [(None, [5, 2]), (1, [1] * 7)])
 def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(most, groups):
     GroupDecoder.groups.clear()
-    seen = []
-    target = Rows(FakeDataset(40), range(7))
-    made_by(ClipWorker(GroupDecoder(), most), target.rows, lambda rows: seen.append([one.row for one in rows]) or True)
+    watch, target = Seen(), Rows(FakeDataset(40), range(7))
+    made_by(ClipWorker(GroupDecoder(), most), target.rows, watch)
     assert GroupDecoder.groups == groups
     # Rows are reported one by one while fetching, then by group while decoding.
-    assert seen[:7] == [[n] for n in range(7)]
-    assert [len(which) for which in seen[7:]] == groups
+    assert watch.seen[:7] == [[n] for n in range(7)]
+    assert [len(which) for which in watch.seen[7:]] == groups
 
 
-def test_no_row_begins_after_keep_going_returns_false():
+def test_no_row_begins_once_the_rest_is_not_needed():
     target = Rows(FakeDataset(40), range(4))
-    left = iter([True] * 5)
-    made = made_by(ClipWorker(RgbDecoder()), target.rows, lambda which: next(left, False))
+    made = made_by(ClipWorker(RgbDecoder()), target.rows, Seen(steps=5))
     assert [row for row, _, _ in made] == [0]  # four fetches, one decode
     assert not target.data[1:].any()
