@@ -17,7 +17,7 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -203,6 +203,10 @@ class RowLayout:
                 plane[...] = source
                 plane *= by
                 plane += plus
+
+
+# Cached: the rows of a batch often have one layout, and its properties are computed once.
+row_layout: Final = lru_cache(maxsize=256)(RowLayout)
 
 
 class RgbRow(NamedTuple):

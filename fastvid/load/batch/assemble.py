@@ -265,7 +265,7 @@ class Assembler:
             seconds=torch.from_numpy(seconds),
             fps=torch.from_numpy(plan.rates[:, 0] / np.abs(plan.rates[:, 1])),
             clip_fps=torch.from_numpy(_rates(frames, seconds)),
-            size=torch.from_numpy(plan.sizes),
+            size=torch.from_numpy(plan.sizes[self._rules.main]),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(share.positions),
             epoch=plan.draws.epoch,
@@ -286,12 +286,11 @@ def _rates(frames: IntArray, seconds: FloatArray) -> FloatArray:
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
     """Return arrays as tensors on the device: views of one block that is copied once."""
-    host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=device.is_asynchronous)
-    packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
+    tensors = [torch.from_numpy(part) for part in parts]
+    stops = np.cumsum([part.nbytes for part in parts]).tolist()
+    host = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=device.is_asynchronous)
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]
-    for part, view in zip(parts, views, strict=True):
-        packed[view].view(part.dtype)[:] = part.reshape(-1)
+    for tensor, view in zip(tensors, views, strict=True):
+        host[view].view(tensor.dtype)[:] = tensor.reshape(-1)
     block = device.upload(host)
-    return [
-        block[view].view(torch.from_numpy(part).dtype).view(part.shape) for part, view in zip(parts, views, strict=True)
-    ]
+    return [block[view].view(one.dtype).view(one.shape) for one, view in zip(tensors, views, strict=True)]

@@ -50,7 +50,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.plan import Plan, SoundTask
 from fastvid.load.device import LoaderStream
-from fastvid.load.memory import BufferPool, RgbRow, RowLayout, SharedBufferPool, Stage
+from fastvid.load.memory import BufferPool, RgbRow, RowLayout, SharedBufferPool, Stage, row_layout
 from fastvid.load.order.epoch import ClipShape
 from fastvid.load.stats import Counters
 
@@ -177,8 +177,7 @@ class RgbSink(DeviceRgbSink):
 
     def _sizes(self) -> list[int]:
         rows = self._shapes.rows
-        layouts = {shape: RowLayout(shape[0], shape[1:], self._order, self._channels) for shape in dict.fromkeys(rows)}
-        self._layouts = [layouts[shape] for shape in rows]
+        self._layouts = [row_layout(shape[0], shape[1:], self._order, self._channels) for shape in rows]
         return [layout.nbytes for layout in self._layouts]
 
     def _allocate(self, size: int) -> Tensor:
