@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, Final
 
 import av
@@ -95,7 +96,7 @@ class PyAvDecoder(ThreadDecoder):
         self._converter = RgbConverter()
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        return [self._decode(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+        return list(starmap(self._decode, zip(clips, outputs, strict=True)))
 
     def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
         finish = None

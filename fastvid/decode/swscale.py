@@ -140,7 +140,7 @@ class RgbConverter:
             self._target_strides[number] = pitch
 
     def _take_context(self, info: StreamInfo, source: tuple[int, int], target: tuple[int, int]) -> None:
-        colorspace, color_range = _colour(info)
+        colorspace, color_range = _colour(info.matrix, info.range)
         key = (source, target, colorspace, color_range)
         context = self._contexts.pop(key, None)
         if context is None:
@@ -177,7 +177,7 @@ class RgbConverter:
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")
-        colorspace, color_range = _colour(info)
+        colorspace, color_range = _colour(info.matrix, info.range)
         return self._reformatter.reformat(
             frame,
             format="yuv420p",
@@ -207,8 +207,8 @@ class RgbConverter:
             at += height * row
 
 
-def _colour(info: StreamInfo) -> tuple[int, int]:
-    try:
-        return COLORSPACE[info.matrix], COLOR_RANGE[info.range]
-    except KeyError:
-        raise DecodeError(f"matrix {info.matrix.name} is not a YUV matrix") from None
+@cache
+def _colour(matrix: Matrix, sample_range: Range) -> tuple[int, int]:
+    if matrix not in COLORSPACE:
+        raise DecodeError(f"matrix {matrix.name} is not a YUV matrix")
+    return COLORSPACE[matrix], COLOR_RANGE[sample_range]

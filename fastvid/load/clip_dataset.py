@@ -214,9 +214,10 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
 
     def done(row: Row, error: Exception | None, _: Counters) -> None:
         if error is not None:
-            plan.place(row.row).locate(error)
+            canvas.fail(row.row, error)
             raise error
-        canvas.done(row.row, None)
+        if row.row in canvas.planes:
+            canvas.cut(row.row)
 
     try:
         lane.make(rows, Watched(), done)

@@ -187,11 +187,9 @@ class RowLayout:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
         return memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
 
-    def fill(self, row: npt.NDArray[Any], levels: UInt8Array) -> None:
-        """Convert decoded values and write them to the row.
-
-        `row`: viewed as [3, T, H, W]. `levels`: decoded values, uint8 [3, T, H, W].
-        """
+    def fill(self, memory: npt.NDArray[Any], levels: UInt8Array) -> None:
+        """Convert decoded values, uint8 [3, T, H, W], and write them to a row of `nbytes` bytes of memory."""
+        row = memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
         if self.channels is None:
             row[...] = levels
             return
@@ -237,4 +235,4 @@ class Stage:
         layout = row.layout
         if not layout.as_decoded:
             levels = self._memory[: math.prod(layout.levels_shape)].reshape(layout.levels_shape)
-            layout.fill(layout.view(row.memory), levels)
+            layout.fill(row.memory, levels)

@@ -21,6 +21,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Sequence, Set
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -178,7 +179,7 @@ class RgbSink(DeviceRgbSink):
     def _sizes(self) -> list[int]:
         rows = self._shapes.rows
         self._layouts = [row_layout(shape[0], shape[1:], self._order, self._channels) for shape in rows]
-        return [layout.nbytes for layout in self._layouts]
+        return list(map(attrgetter("nbytes"), self._layouts))
 
     def _allocate(self, size: int) -> Tensor:
         # Worker processes write to their own shared memory, which is not pinned.
@@ -389,7 +390,7 @@ class CanvasMemory:
 
 
 class Canvas:
-    """One batch in the making: what was read and decoded so far. `output` and `done` may be called from any thread."""
+    """One batch in the making: what was read and decoded so far. Any thread may ask for an output, cut and fail."""
 
     def __init__(self, memory: CanvasMemory, plan: Plan) -> None:
         self.plan, self._memory, self._rows = plan, memory, len(plan.lengths)
@@ -405,7 +406,8 @@ class Canvas:
         self.finish_seconds = 0.0
         self.pending = len(plan.reads)
         self.finished: tuple[Batch, torch.cuda.Event | None] | None = None
-        self._planes: dict[int, Planes] = {}
+        self.planes: dict[int, Planes] = {}
+        """What was decoded for several rows together, until it is `cut`."""
         self._taken: dict[int, Sink] = {}
 
     def output(self, row: int, kinds: Set[type]) -> DecoderOutput | RgbRow:
@@ -413,34 +415,35 @@ class Canvas:
         if self.plan.reads[row] > row + 1:
             request = self.plan.request(row)
             count, size = len(request.frames), packed_size(request)
-            self._planes[row] = Planes.packed(self._memory.planes.take(size + SLACK)[:size], count, request.box)
-            return self._planes[row]
+            self.planes[row] = Planes.packed(self._memory.planes.take(size + SLACK)[:size], count, request.box)
+            return self.planes[row]
         sinks = self._sinks[row // self._rows]
         (sink, *_) = sinks if len(sinks) == 1 else [one for one in sinks if one.kinds & kinds]
         self._taken[row] = sink
         return sink.output(row % self._rows)
 
-    def done(self, row: int, error: Exception | None) -> None:
-        """Mark a row as decoded, or as failed: it becomes zeros. Called by the thread that decoded it."""
-        planes = self._planes.pop(row, None)
-        if error is not None:
-            for number in range(row, self.plan.reads[row]):
-                self.errors[number] = error
-                self._taken.pop(number, None)
-        elif planes is not None:
-            try:
-                recutter, stage = self._memory.recutters.pop()
-            except IndexError:
-                recutter, stage = Recutter(), Stage()
-            self._cut(row, planes, recutter, stage)
-            self._memory.recutters.append((recutter, stage))
+    def fail(self, row: int, error: Exception) -> None:
+        """Mark a row, and those that are decoded together with it, as failed: they become zeros."""
+        self.place(row).locate(error)
+        self.planes.pop(row, None)
+        for number in range(row, self.plan.reads[row]):
+            self.errors[number] = error
+            self._taken.pop(number, None)
+
+    def cut(self, row: int) -> None:
+        """Cut the clips that were decoded together out of their planes. Called by the thread that decoded them."""
+        try:
+            recutter, stage = self._memory.recutters.pop()
+        except IndexError:
+            recutter, stage = Recutter(), Stage()
+        self._cut(row, self.planes.pop(row), recutter, stage)
+        self._memory.recutters.append((recutter, stage))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
     def _cut(self, row: int, planes: Planes, recutter: Recutter, stage: Stage) -> None:
-        """Cut the clips that were decoded together out of their planes."""
         plan, whole = self.plan, self.plan.request(row)
         for number in range(row, plan.reads[row]):
             part = plan.part(number)
@@ -453,7 +456,7 @@ class Canvas:
                 stage.finish(output)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
-        taken = [self._taken.get(first + row) for row in range(self._rows)]
+        taken = list(map(self._taken.get, range(first, first + self._rows)))
         video = sinks[0].finish([one is sinks[0] for one in taken])
         for sink in sinks[1:]:
             other = sink.finish([one is sink for one in taken])

@@ -325,8 +325,9 @@ class BatchPipeline:
         work, begun = cast(Canvas, task.target), time.perf_counter()
         del left[task.number]
         if error is not None:
-            work.place(task.row).locate(error)
-        work.done(task.row, error)
+            work.fail(task.row, error)
+        elif task.row in work.planes:
+            work.cut(task.row)
         cost.finish_seconds += time.perf_counter() - begun
         work.costs.append(cost)
         with self._lock:
