@@ -30,10 +30,10 @@ import nvidia.dali.pipeline
 import nvidia.dali.types
 
 from fastvid.decode import engines
-from fastvid.decode.containers import WrappedClip, check_target, wrap
+from fastvid.decode.containers import WrappedClip, wrap
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb, ThreadDecoder
-from fastvid.decode.upright import decode_upright
+from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -55,7 +55,7 @@ class DaliCpuDecoder(ThreadDecoder):
     """Decodes batches of clips with DALI on the CPU."""
 
     NAME = "DALI decoder"
-    outputs: ClassVar[frozenset[type]] = frozenset({Rgb})
+    outputs = frozenset({Rgb})
     codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.VP9, Codec.MJPEG})
     device: ClassVar[str] = "cpu"
 
@@ -69,15 +69,6 @@ class DaliCpuDecoder(ThreadDecoder):
         self._graphs: dict[bool, _Graph] = {}
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        return decode_upright(self._decode_coded, clips, outputs)
-
-    def _release(self) -> None:
-        self._graphs.clear()
-
-    def _decode_coded(
-        self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
-    ) -> list[FastvidError | None]:
-        targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
         results: list[FastvidError | None] = [None] * len(clips)
         wrapped: dict[int, WrappedClip] = {}
         for number, clip in enumerate(clips):
@@ -89,8 +80,11 @@ class DaliCpuDecoder(ThreadDecoder):
             for resized in (False, True):
                 group = [number for number, sample in wrapped.items() if sample.resized is resized]
                 for first in range(0, len(group), self.max_clips):
-                    self._run(resized, group[first : first + self.max_clips], wrapped, targets, results)
+                    self._run(resized, group[first : first + self.max_clips], wrapped, outputs, results)
         return results
+
+    def _release(self) -> None:
+        self._graphs.clear()
 
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
         return wrap(clip, f"DALI on a {self.device}", self.codecs)
@@ -100,7 +94,7 @@ class DaliCpuDecoder(ThreadDecoder):
         resized: bool,
         numbers: Sequence[int],
         wrapped: dict[int, WrappedClip],
-        targets: Sequence[Rgb | DeviceRgb],
+        targets: Sequence[Any],
         results: list[FastvidError | None],
     ) -> None:
         """Decode some clips in one run; if the run fails, repeat it clip by clip."""

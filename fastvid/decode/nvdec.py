@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
@@ -27,8 +28,15 @@ from torch import Tensor
 from fastvid.decode import engines
 from fastvid.decode.containers import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, ThreadDecoder, check_order
-from fastvid.decode.upright import decode_upright
+from fastvid.decode.request import (
+    DecoderOutput,
+    DevicePlanes,
+    EncodedClip,
+    check_order,
+    first_places,
+    repeat_frames,
+)
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -50,7 +58,7 @@ class NvdecDecoder(ThreadDecoder):
 
     NAME = "NVDEC decoder"
     max_clips: Final = 1
-    outputs: Final = frozenset({DevicePlanes})
+    outputs = frozenset({DevicePlanes})
 
     def __init__(self, *, device_id: int | None = None, latency: str = "native") -> None:
         if latency not in _LATENCIES:
@@ -71,20 +79,15 @@ class NvdecDecoder(ThreadDecoder):
         return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        return decode_upright(self._decode_coded, clips, outputs)
+        with self._stream.writing(outputs):
+            return list(starmap(self._decode, zip(clips, outputs, strict=True)))
 
     def _release(self) -> None:
         self._sessions.clear()
 
-    def _decode_coded(
-        self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
-    ) -> list[FastvidError | None]:
-        targets = [_checked(clip, output) for clip, output in zip(clips, outputs, strict=True)]
-        with self._stream.writing(outputs):
-            return [self._decode(clip, target) for clip, target in zip(clips, targets, strict=True)]
-
-    def _decode(self, clip: EncodedClip, target: DevicePlanes) -> FastvidError | None:
+    def _decode(self, clip: EncodedClip, target: DecoderOutput) -> FastvidError | None:
         codec, sessions = clip.info.codec, self._sessions
+        assert isinstance(target, DevicePlanes)
         try:
             _check(clip)
             session = sessions.pop(codec, None)
@@ -169,9 +172,7 @@ class _Pictures:
         self._clip = clip
         self._target = target
         self._device = device
-        self._places: dict[int, int] = {}
-        for place, frame in enumerate(clip.request.frames.tolist()):
-            self._places.setdefault(frame, place)
+        self._places = first_places(clip.request.frames.tolist())
         self._decoded: list[int] = []
 
     def take(self, frame: Any) -> None:
@@ -197,10 +198,7 @@ class _Pictures:
     def finish(self) -> None:
         """Copy repeated frames, after checks that no picture is missing."""
         check_order(self._clip, self._decoded, self._places)
-        for place, frame in enumerate(self._clip.request.frames.tolist()):
-            if self._places[frame] != place:
-                for plane in (self._target.y, self._target.uv):
-                    plane[place].copy_(plane[self._places[frame]], non_blocking=True)
+        repeat_frames(self._clip.request.frames.tolist(), self._places, (self._target.y, self._target.uv))
 
 
 def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -211,16 +209,6 @@ def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
         raise DecodeError(f"pictures are not 8-bit 4:2:0: {found}", hint="use pyav")
     y, uv = planes
     return y[..., 0], uv
-
-
-def _checked(clip: EncodedClip, output: DecoderOutput) -> DevicePlanes:
-    if not isinstance(output, DevicePlanes):
-        raise UsageError(f"the decoder writes DevicePlanes, not {type(output).__name__}")
-    box = clip.request.box
-    expected = (len(clip.request.frames), box.height, box.width)
-    if tuple(output.y.shape) != expected:
-        raise UsageError(f"output has shape {tuple(output.y.shape)}, the request requires {expected}")
-    return output
 
 
 def _check(clip: EncodedClip) -> None:

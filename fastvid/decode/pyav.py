@@ -28,7 +28,6 @@ from typing import Any, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
@@ -41,11 +40,12 @@ from fastvid.decode.request import (
     Levels,
     Planes,
     Rgb,
-    ThreadDecoder,
     check_order,
+    first_places,
+    repeat_frames,
 )
 from fastvid.decode.swscale import COLORSPACE, RgbConverter
-from fastvid.decode.upright import prepare
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
@@ -76,7 +76,7 @@ class PyAvDecoder(ThreadDecoder):
 
     NAME = "PyAvDecoder"  # libavcodec crashes if two threads use one context
     max_clips: Final = 1
-    outputs: Final = frozenset({Planes, Levels, Rgb})
+    outputs = frozenset({Planes, Levels, Rgb})
 
     def __init__(self, *, max_contexts: int = 32) -> None:
         if max_contexts < 1:
@@ -88,8 +88,7 @@ class PyAvDecoder(ThreadDecoder):
 
     def give(self, clip: EncodedClip, write: Write) -> None:
         """Decode a clip as `decode` does, but give each frame as it is; raises what `decode` returns."""
-        places = {frame: place for place, frame in enumerate(clip.request.frames.tolist())}
-        self._run(clip, places, write, as_coded=True)
+        self._run(clip, first_places(clip.request.frames.tolist()), write, as_coded=True)
 
     def _release(self) -> None:
         self._contexts.clear()
@@ -99,40 +98,22 @@ class PyAvDecoder(ThreadDecoder):
         return list(starmap(self._decode, zip(clips, outputs, strict=True)))
 
     def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
-        finish = None
-        if clip.info.coded is not None:
-            clip, output, finish = prepare(clip, output)
-        request, frames, places = clip.request, clip.request.frames.tolist(), dict[int, int]()
-        for place, frame in enumerate(frames):
-            places.setdefault(frame, place)
-        box, expected = request.box, (len(frames), request.box.height, request.box.width)
-        if isinstance(output, Rgb):
-            shape, expected = output.data.shape[1:], (len(frames), *request.size)
-            written: tuple[npt.NDArray[Any], ...] = tuple(output.data)
-        elif isinstance(output, Planes | Levels):
-            shape, written = output.arrays[0].shape, output.arrays
-        else:
-            raise UsageError(f"PyAV writes Planes, Levels and Rgb, not {type(output).__name__}")
-        if shape != expected:
-            raise UsageError(f"output has shape {shape}, the request requires {expected}")
+        request, frames = clip.request, clip.request.frames.tolist()
+        places = first_places(frames)
         try:
             if isinstance(output, Rgb):
                 self._converter.begin(clip.info, request, output.data)
                 self._run(clip, places, self._converter.write)
             elif isinstance(output, Planes):
-                self._run(clip, places, _planes_writer(output, box))
+                self._run(clip, places, _planes_writer(output, request.box))
             else:
-                self._run(clip, places, _levels_writer(output, box), as_coded=True)
+                assert isinstance(output, Levels)
+                self._run(clip, places, _levels_writer(output, request.box), as_coded=True)
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
         if len(places) < len(frames):
-            for place, frame in enumerate(frames):
-                if places[frame] != place:
-                    for plane in written:
-                        plane[place] = plane[places[frame]]
-        if finish is not None:
-            finish()
+            repeat_frames(frames, places, output.data if isinstance(output, Rgb) else output.arrays)
         return None
 
     def _run(self, clip: EncodedClip, places: Mapping[int, int], write: Write, *, as_coded: bool = False) -> None:
@@ -152,7 +133,7 @@ class PyAvDecoder(ThreadDecoder):
             context.flush_buffers()
         except (av.FFmpegError, ValueError) as error:
             raise DecodeError(f"{info.codec.label} decoder: {error}") from error
-        if _is_changed(info, clip):
+        if not info.flags & _CONFORMS and _is_changed(info, clip):
             return
         self._contexts[key] = context
         if len(self._contexts) > self._max_contexts:
@@ -219,7 +200,7 @@ def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
     A stream may replace its parameter sets on the way; then other streams, and earlier frames of the same one, would be
     decoded with the wrong ones. Streams that fastvid encoded do not.
     """
-    if info.flags & _CONFORMS or info.codec in _RESTARTED:
+    if info.codec in _RESTARTED:
         return False
     if info.codec not in _SEARCHED:
         return True
@@ -305,14 +286,11 @@ class Recutter:
             return
         assert isinstance(output, Rgb)
         self._converter.begin(info, replace(request, box=inside), output.data)
-        first: dict[int, int] = {}
-        for place, frame in enumerate(index):
-            if first.setdefault(frame, place) == place:
-                arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
-                self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
-        for place, frame in enumerate(index):
-            if first[frame] != place:
-                output.data[:, place] = output.data[:, first[frame]]
+        places = first_places(index)
+        for frame, place in places.items():
+            arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
+            self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+        repeat_frames(index, places, output.data)
 
 
 def can_cut(info: StreamInfo) -> bool:

@@ -205,7 +205,7 @@ class Assembler:
         plan, streams = canvas.plan, self._rules.streams
         with self._stream.use():
             # If one stream or view of a clip failed, the whole clip failed.
-            failed = {plan.row_of(number) for number in canvas.errors}
+            failed = set(map(plan.row_of, canvas.errors))
             made = [self._transformed(number, video, plan, failed) for number, video in enumerate(canvas.finish())]
             for video in made:
                 for row in failed:

@@ -72,7 +72,7 @@ class Sink(ABC):
         self._spec, self._plan, self._first = spec, plan, stream * len(plan.lengths)
         self._shapes = spec.shapes(plan.shapes(stream), plan.share.shape)
         sizes = self._sizes()
-        stops = np.cumsum([-(-size // self.align) * self.align for size in sizes]).tolist()
+        stops = np.cumsum(-(-np.array(sizes) // self.align) * self.align).tolist()
         self._spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
         self._memory = self._allocate(stops[-1])
         self._writable = spec.stream.mark() if self.on_device else None

@@ -130,11 +130,14 @@ class BatchPipeline:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                if self._batches and self._is_ready(self._batches[0]):
+                work = self._batches[0] if self._batches else None
+                is_whole = work is not None and not work.pending
+                if work is not None and self._finishes_ahead:
+                    is_whole = work.finished is not None
+                if is_whole or (self._batches and work is None):
                     self._room.notify()
-                    work = self._batches.popleft()
                     self._ready.notify_all()
-                    return work
+                    return self._batches.popleft()
                 if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise self._late(timeout)
 
@@ -249,9 +252,6 @@ class BatchPipeline:
                     return None
                 self._ready.wait()
             return None
-
-    def _is_ready(self, work: Canvas | None) -> bool:
-        return work is None or (work.finished is not None if self._finishes_ahead else not work.pending)
 
     def _decode(self, lanes: Lanes, watch: Watched) -> None:
         lane = lanes.take()

@@ -135,13 +135,6 @@ def test_clips_of_a_video_follow_each_other_in_the_plain_order(clips_per_video):
     assert repeated.text == plain.text + (f" clips_per_video={clips_per_video}" if clips_per_video > 1 else "")
 
 
-def test_a_weighted_mixture_takes_samples_of_each_dataset_in_its_share():
-    mixture = Mixture([FakeDataset(5), FakeDataset(7, dataset_id="other")], weights=[1, 3], num_samples=28)
-    seen = Counter(all_ids(EpochOrders(mixture).order(1, 0)))
-    assert sum(seen[n] for n in range(5)) == 7
-    assert {seen[n] for n in range(5, 12)} == {3}
-
-
 def test_classes_get_the_samples_of_their_label_only():
     dataset = labelled([2, -1, 0, 2, 2, 7, -1, 0])
     balanced = EpochOrders(dataset, balance=ClassBalanced(num_samples=12))
@@ -156,25 +149,3 @@ def test_classes_get_the_samples_of_their_label_only():
     assert sorted(all_ids(EpochOrders(labelled([0, 1]), balance=ClassBalanced()).order(0, 0))) == [0, 1]
     with pytest.raises(UsageError, match="no sample has a label"):
         EpochOrders(labelled([-1, -1]), balance=ClassBalanced())
-
-
-@pytest.mark.parametrize("power", [-0.01, 1.01, 2])
-def test_powers_outside_0_to_1_are_refused(power):
-    with pytest.raises(UsageError, match=f"power is {power}"):
-        ClassBalanced(power)
-    assert [ClassBalanced(good).power for good in (0, 1)] == [0, 1]
-
-
-def test_shares_are_refused_for_an_order_that_is_not_uniform():
-    dataset = FakeDataset(8)
-    weighted = Mixture([dataset], weights=[1])
-    for shuffle in (False, BlockShuffle(4)):
-        with pytest.raises(UsageError, match="cannot be combined with balance="):
-            EpochOrders(dataset, shuffle=shuffle, balance=ClassBalanced())
-        with pytest.raises(UsageError, match="cannot be combined with a weighted mixture"):
-            EpochOrders(weighted, shuffle=shuffle)
-    with pytest.raises(UsageError, match="balance= was given for a weighted mixture"):
-        EpochOrders(weighted, balance=ClassBalanced())
-    for clips_per_video in (0, -1):
-        with pytest.raises(UsageError, match=f"clips_per_video is {clips_per_video}"):
-            EpochOrders(dataset, clips_per_video=clips_per_video)
