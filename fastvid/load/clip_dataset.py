@@ -25,9 +25,9 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.labels import Extras
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
-from fastvid.load.clips.clip import ClipRules, Crops, Frames
+from fastvid.load.clips.clip import Crops, Frames
 from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers, with_moved
@@ -101,15 +101,10 @@ class ClipDataset(MapStyle[ClipRow]):
         extras, output = with_moved("ClipDataset", {"extras": extras, "output": output}, moved)
         if extras.audio is not None:
             raise UsageError("a ClipDataset has no sound", hint="use a ClipLoader for audio=")
-        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack)
-        self.spec = Spec(
-            self.dataset,
-            rules,
-            EpochOrders(self.dataset, shuffle=False),
-            RowAnnotations.of(self.dataset, extras),
-            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=False),
-            output=replace(output, collate="list" if rules.shape is None and FLOW not in rules.streams else "stack"),
-        )
+        output = replace(output, collate="stack")
+        spec = Spec.of(self.dataset, frames, spatial, Order(shuffle=False), extras, output, streams=streams)
+        varies = spec.rules.shape is None and FLOW not in spec.rules.streams
+        self.spec = replace(spec, output=replace(output, collate="list")) if varies else spec
         """Everything that decides the pixels of the clips."""
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
         self._opened: tuple[int, Decoders] | None = None
@@ -319,11 +314,8 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         (order,) = with_moved("ExactSampler", {"order": order}, moved)
         check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        orders = EpochOrders.of(clips.dataset, order)
-        self.spec = replace(clips.spec, orders=orders)
-        self.batches = Batches(
-            orders.num_samples, global_batch_size, order.last, self.world, order.group_size, order.clips_per_video
-        )
+        self.spec = replace(clips.spec, orders=EpochOrders(clips.dataset, order))
+        self.batches = Batches.of(self.spec.orders, global_batch_size, order, self.world)
         if self.batches.size % self.world.size:
             raise UsageError(
                 f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",
