@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from fastvid.decode.request import Rgb
-from fastvid.errors import ChecksumError
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
@@ -68,17 +67,6 @@ def test_rows_and_packets_decode_to_the_same_pictures():
     assert (read.data == fetched.data).all()
     request = read.request(1)
     assert read.data[1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
-
-
-def test_failed_clip_does_not_affect_its_neighbours():
-    dataset = FakeDataset(40)
-    dataset.damage(17)
-    target = Rows(dataset, [3, 17, 39])
-    made = {row: (error, costs) for row, error, costs in made_by(ClipWorker(RgbDecoder()), target.rows)}
-    assert isinstance(made[1][0], ChecksumError)
-    assert made[1][1].clips == 0
-    assert (made[0][0], made[2][0]) == (None, None)
-    assert [bool(row.any()) for row in target.data] == [True, False, True]
 
 
 @pytest.mark.parametrize(("most", "groups"), [(None, [5, 2]), (1, [1] * 7)])
