@@ -164,7 +164,8 @@ def _registered(point: metadata.EntryPoint) -> Backend:
         one = point.load()
     except Exception as error:  # noqa: BLE001 - one broken package must not disable the others
         return _broken(point, f"import failed: {_reason(error)}")
-    return one if isinstance(one, Backend) else _broken(point, f"it is a {type(one).__name__}, not a Backend")
+    found = "class" if isinstance(one, type) else type(one).__name__
+    return one if isinstance(one, Backend) else _broken(point, f"it is a {found}, not a Backend")
 
 
 def _broken(point: metadata.EntryPoint, why: str) -> Backend:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import itemgetter
 from typing import Final
 
 import numpy as np
@@ -39,16 +40,10 @@ class PacketBuffer:
     fifth of the time to read a clip.
     """
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("data",)
 
     def __init__(self) -> None:
-        self._buffer = np.empty(0, dtype=np.uint8)
-
-    def take(self, size: int) -> memoryview:
-        """Return writable memory of `size` bytes."""
-        if len(self._buffer) < size:
-            self._buffer = np.empty(size + size // 2, dtype=np.uint8)
-        return self._buffer.data[:size]
+        self.data = memoryview(b"")
 
 
 def read_clip(
@@ -76,9 +71,14 @@ def read_clip(
     starts, runs = coalesce(packet_offsets(records), sizes, gap)
     if limit is not None and sum(runs[-1]) > limit:
         raise FormatError("packet table points outside the sample's bytes", hint="run `fastvid index` to rebuild it")
-    total = sum(length for _, length in runs)
+    total = sum(map(itemgetter(1), runs))
     size = total + INPUT_PADDING
-    data = np.empty(size, dtype=np.uint8).data if scratch is None else scratch.take(size)
+    if scratch is None:
+        data = np.empty(size, dtype=np.uint8).data
+    else:
+        if len(scratch.data) < size:
+            scratch.data = np.empty(size + size // 2, dtype=np.uint8).data
+        data = scratch.data[:size]
     data[total:] = _PADDING
     ranges, at = [], 0
     for begin, length in runs:

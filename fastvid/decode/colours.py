@@ -8,6 +8,7 @@ from typing import Final, Literal
 import torch
 from torch import Tensor
 
+from fastvid.decode.request import split_planes
 from fastvid.errors import UsageError
 from fastvid.format.schema import Matrix, Range
 
@@ -106,16 +107,7 @@ class ClipPlanes:
         sample_range: Range = Range.LIMITED,
     ) -> ClipPlanes:
         """Return views of a flat uint8 buffer with the layout of `fastvid.decode.request.Planes.packed`."""
-        luma, chroma = num_frames * height * width, num_frames * (height // 2) * (width // 2)
-        half = (num_frames, height // 2, width // 2)
-        return cls(
-            buffer[:luma].view(num_frames, height, width),
-            buffer[luma : luma + chroma].view(half),
-            buffer[luma + chroma : luma + 2 * chroma].view(half),
-            flip,
-            matrix,
-            sample_range,
-        )
+        return cls(*split_planes(buffer, num_frames, height, width), flip, matrix, sample_range)
 
 
 def conversion(matrix: Matrix, sample_range: Range) -> tuple[float, float, float, float, float, float]:

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
-from fastvid.errors import DecodeError, FormatError, UsageError
+from fastvid.decode.request import EncodedClip
+from fastvid.errors import DecodeError, FormatError
 from fastvid.format.bitstream import nal_length_size, nal_units, parameter_sets
 from fastvid.format.headers import declared_size
 from fastvid.format.packets import StreamInfo
@@ -215,17 +215,6 @@ def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
         raise DecodeError("plan lacks the packets of some wanted frames")
     mp4 = minimal_mp4(info, clip.data, clip.starts, clip.sizes, clip.shows, clip.keys)
     return WrappedClip(clip, mp4, positions.astype(np.int32), index.astype(np.int64))
-
-
-def check_target(clip: EncodedClip, output: DecoderOutput, allowed: Set[type]) -> Rgb | DeviceRgb:
-    """Return the output after checking its type and shape."""
-    if type(output) not in allowed or not isinstance(output, Rgb | DeviceRgb):
-        names = " and ".join(sorted(kind.__name__ for kind in allowed))
-        raise UsageError(f"the decoder writes {names}, not {type(output).__name__}")
-    expected = (3, len(clip.request.frames), *clip.request.size)
-    if tuple(output.data.shape) != expected:
-        raise UsageError(f"output has shape {tuple(output.data.shape)}, the request requires {expected}")
-    return output
 
 
 _START_CODE: Final = b"\0\0\0\1"

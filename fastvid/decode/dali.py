@@ -20,7 +20,6 @@ and the batch repeated sample by sample, so that only the bad sample fails.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar, Final
@@ -31,10 +30,10 @@ import nvidia.dali.pipeline
 import nvidia.dali.types
 
 from fastvid.decode import engines
-from fastvid.decode.containers import WrappedClip, check_target, wrap
+from fastvid.decode.containers import WrappedClip, wrap
 from fastvid.decode.device_stream import DeviceStream
 from fastvid.decode.request import DecoderOutput, DeviceRgb, EncodedClip, Rgb
-from fastvid.decode.upright import decode_upright
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -52,53 +51,40 @@ _OTHER_MARK: Final = 0xA5
 _UNWRITTEN: Final = "DALI did not write frame {}: NVDEC's parser dropped its picture"
 
 
-class DaliCpuDecoder:
+class DaliCpuDecoder(ThreadDecoder):
     """Decodes batches of clips with DALI on the CPU."""
 
-    outputs: ClassVar[frozenset[type]] = frozenset({Rgb})
+    NAME = "DALI decoder"
+    outputs = frozenset({Rgb})
     codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.VP9, Codec.MJPEG})
     device: ClassVar[str] = "cpu"
 
     def __init__(self, *, max_clips: int = 1, num_threads: int = 1) -> None:
         if max_clips < 1 or num_threads < 1:
             raise UsageError(f"max_clips {max_clips} and num_threads {num_threads} must be at least 1")
+        super().__init__()
         self.max_clips = max_clips
         self._num_threads = num_threads
         self._stream: DeviceStream | None = None
-        self._graphs: dict[bool, _Graph] | None = {}
-        self._lock = threading.Lock()
-
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`."""
-        return decode_upright(self._decode_all, clips, outputs)
+        self._graphs: dict[bool, _Graph] = {}
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        targets = [check_target(clip, output, self.outputs) for clip, output in zip(clips, outputs, strict=True)]
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("DALI decoder is in use by another thread", hint="open one decoder for each thread")
-        try:
-            if self._graphs is None:
-                raise UsageError("decoder is closed")
-            results: list[FastvidError | None] = [None] * len(clips)
-            wrapped: dict[int, WrappedClip] = {}
-            for number, clip in enumerate(clips):
-                try:
-                    wrapped[number] = self._wrap(clip)
-                except FastvidError as error:
-                    results[number] = clip.error(error.message, hint=error.hint)
-            with nullcontext() if self._stream is None else self._stream.writing(outputs):
-                for resized in (False, True):
-                    group = [number for number, sample in wrapped.items() if sample.resized is resized]
-                    for first in range(0, len(group), self.max_clips):
-                        self._run(resized, group[first : first + self.max_clips], wrapped, targets, results)
-            return results
-        finally:
-            self._lock.release()
+        results: list[FastvidError | None] = [None] * len(clips)
+        wrapped: dict[int, WrappedClip] = {}
+        for number, clip in enumerate(clips):
+            try:
+                wrapped[number] = self._wrap(clip)
+            except FastvidError as error:
+                results[number] = clip.error(error.message, hint=error.hint)
+        with nullcontext() if self._stream is None else self._stream.writing(outputs):
+            for resized in (False, True):
+                group = [number for number, sample in wrapped.items() if sample.resized is resized]
+                for first in range(0, len(group), self.max_clips):
+                    self._run(resized, group[first : first + self.max_clips], wrapped, outputs, results)
+        return results
 
-    def close(self) -> None:
-        """Release the pipelines. May be called twice."""
-        with self._lock:
-            self._graphs = None
+    def _release(self) -> None:
+        self._graphs.clear()
 
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
         return wrap(clip, f"DALI on a {self.device}", self.codecs)
@@ -108,11 +94,10 @@ class DaliCpuDecoder:
         resized: bool,
         numbers: Sequence[int],
         wrapped: dict[int, WrappedClip],
-        targets: Sequence[Rgb | DeviceRgb],
+        targets: Sequence[Any],
         results: list[FastvidError | None],
     ) -> None:
         """Decode some clips in one run; if the run fails, repeat it clip by clip."""
-        assert self._graphs is not None
         graph = self._graphs.pop(resized, None)
         try:
             if graph is None:

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-import threading
 from collections.abc import Sequence
+from itertools import starmap
 from typing import Any, Final
 
 import numpy as np
@@ -28,8 +28,15 @@ from torch import Tensor
 from fastvid.decode import engines
 from fastvid.decode.containers import elementary_stream
 from fastvid.decode.device_stream import DeviceStream
-from fastvid.decode.request import DecoderOutput, DevicePlanes, EncodedClip, FrameOrder
-from fastvid.decode.upright import decode_upright
+from fastvid.decode.request import (
+    DecoderOutput,
+    DevicePlanes,
+    EncodedClip,
+    check_order,
+    first_places,
+    repeat_frames,
+)
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
@@ -46,19 +53,20 @@ _LATENCIES: Final = ("native", "low")
 _LANES_PER_ENGINE: Final = 2
 
 
-class NvdecDecoder:
+class NvdecDecoder(ThreadDecoder):
     """Decodes one clip at a time on the calling thread's share of a GPU's NVDEC engines."""
 
+    NAME = "NVDEC decoder"
     max_clips: Final = 1
-    outputs: Final = frozenset({DevicePlanes})
+    outputs = frozenset({DevicePlanes})
 
     def __init__(self, *, device_id: int | None = None, latency: str = "native") -> None:
         if latency not in _LATENCIES:
             raise UsageError(f"unknown latency {latency!r}", hint=f"use one of {', '.join(_LATENCIES)}")
+        super().__init__()
         self._latency = getattr(_nvc.DisplayDecodeLatencyType, latency.upper())
         self._stream = DeviceStream(engines.gpu_index(device_id))
-        self._sessions: dict[Codec, _Session] | None = {}
-        self._lock = threading.Lock()
+        self._sessions: dict[Codec, _Session] = {}
 
     @staticmethod
     def check(device_id: int | None = None) -> None:
@@ -70,29 +78,16 @@ class NvdecDecoder:
         """Return twice the number of NVDEC engines of the GPU; which number is best is not measured."""
         return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`."""
-        return decode_upright(self._decode_all, clips, outputs)
-
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        targets = [_checked(clip, output) for clip, output in zip(clips, outputs, strict=True)]
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("NVDEC decoder is in use by another thread", hint="open one decoder for each thread")
-        try:
-            if self._sessions is None:
-                raise UsageError("decoder is closed")
-            with self._stream.writing(outputs):
-                return [self._decode(clip, target, self._sessions) for clip, target in zip(clips, targets, strict=True)]
-        finally:
-            self._lock.release()
+        with self._stream.writing(outputs):
+            return list(starmap(self._decode, zip(clips, outputs, strict=True)))
 
-    def close(self) -> None:
-        """Release the decoders. May be called twice."""
-        with self._lock:
-            self._sessions = None
+    def _release(self) -> None:
+        self._sessions.clear()
 
-    def _decode(self, clip: EncodedClip, target: DevicePlanes, sessions: dict[Codec, _Session]) -> FastvidError | None:
-        codec = clip.info.codec
+    def _decode(self, clip: EncodedClip, target: DecoderOutput) -> FastvidError | None:
+        codec, sessions = clip.info.codec, self._sessions
+        assert isinstance(target, DevicePlanes)
         try:
             _check(clip)
             session = sessions.pop(codec, None)
@@ -177,25 +172,23 @@ class _Pictures:
         self._clip = clip
         self._target = target
         self._device = device
-        self._places: dict[int, int] = {}
-        for place, frame in enumerate(clip.request.frames.tolist()):
-            self._places.setdefault(frame, place)
-        self._order = FrameOrder(clip, self._places)
+        self._places = first_places(clip.request.frames.tolist())
+        self._decoded: list[int] = []
 
     def take(self, frame: Any) -> None:
         number = int(frame.getPTS())
         if number < 0:
             return
-        wanted = self._order.take(number)
+        self._decoded.append(number)
         info = self._clip.info
         y, uv = _planes(frame, self._device)
         rows, columns = y.shape
         # PyNvVideoCodec rounds odd sides up.
         if (rows + rows % 2, columns + columns % 2) != (info.height + info.height % 2, info.width + info.width % 2):
             raise DecodeError(f"frame {number} has size {columns}x{rows}, the stream {info.width}x{info.height}")
-        if not wanted:
+        place = self._places.get(number)
+        if place is None:
             return
-        place = self._places[number]
         box = self._clip.request.box
         below, right = box.y + box.height, box.x + box.width
         self._target.y[place].copy_(y[box.y : below, box.x : right], non_blocking=True)
@@ -204,11 +197,8 @@ class _Pictures:
 
     def finish(self) -> None:
         """Copy repeated frames, after checks that no picture is missing."""
-        self._order.finish()
-        for place, frame in enumerate(self._clip.request.frames.tolist()):
-            if self._places[frame] != place:
-                for plane in (self._target.y, self._target.uv):
-                    plane[place].copy_(plane[self._places[frame]], non_blocking=True)
+        check_order(self._clip, self._decoded, self._places)
+        repeat_frames(self._clip.request.frames.tolist(), self._places, (self._target.y, self._target.uv))
 
 
 def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -219,16 +209,6 @@ def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
         raise DecodeError(f"pictures are not 8-bit 4:2:0: {found}", hint="use pyav")
     y, uv = planes
     return y[..., 0], uv
-
-
-def _checked(clip: EncodedClip, output: DecoderOutput) -> DevicePlanes:
-    if not isinstance(output, DevicePlanes):
-        raise UsageError(f"the decoder writes DevicePlanes, not {type(output).__name__}")
-    box = clip.request.box
-    expected = (len(clip.request.frames), box.height, box.width)
-    if tuple(output.y.shape) != expected:
-        raise UsageError(f"output has shape {tuple(output.y.shape)}, the request requires {expected}")
-    return output
 
 
 def _check(clip: EncodedClip) -> None:

@@ -20,22 +20,32 @@ copies of planes 0.11 (0.24), or checks and RGB 0.17 (0.30). docs/performance.md
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import starmap
 from typing import Any, Final
 
 import av
 import numpy as np
-import numpy.typing as npt
 from av.codec.context import CodecContext
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, FrameOrder, Levels, Planes, Rgb
+from fastvid.decode.request import (
+    Box,
+    ClipRequest,
+    DecoderOutput,
+    EncodedClip,
+    Levels,
+    Planes,
+    Rgb,
+    check_order,
+    first_places,
+    repeat_frames,
+)
 from fastvid.decode.swscale import COLORSPACE, RgbConverter
-from fastvid.decode.upright import decode_upright
+from fastvid.decode.upright import ThreadDecoder
 from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.bitstream import changes_parameters
 from fastvid.format.packets import StreamInfo
@@ -57,115 +67,131 @@ _FORMATS_420: Final = frozenset({"yuv420p", "yuvj420p"})
 
 _ContextKey = tuple[Codec, bytes, int, int]
 
+Write = Callable[[VideoFrame, int], None]
+"""Copies or converts a frame, 8-bit 4:2:0 except for `Levels`, to a position of the output."""
 
-class PyAvDecoder:
+
+class PyAvDecoder(ThreadDecoder):
     """Decodes one clip at a time on the calling thread."""
 
+    NAME = "PyAvDecoder"  # libavcodec crashes if two threads use one context
     max_clips: Final = 1
-    outputs: Final = frozenset({Planes, Levels, Rgb})
+    outputs = frozenset({Planes, Levels, Rgb})
 
     def __init__(self, *, max_contexts: int = 32) -> None:
         if max_contexts < 1:
             raise UsageError(f"max_contexts is {max_contexts}, must be at least 1")
+        super().__init__()
         self._max_contexts = max_contexts
         self._contexts: OrderedDict[_ContextKey, VideoCodecContext] = OrderedDict()
-        self._converter: RgbConverter | None = RgbConverter()
-        self._lock = threading.Lock()
-
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`."""
-        # libavcodec crashes if two threads use one context.
-        if not self._lock.acquire(blocking=False):
-            raise UsageError("PyAvDecoder is in use by another thread", hint="open one decoder for each thread")
-        try:
-            return decode_upright(self._decode_all, clips, outputs)
-        finally:
-            self._lock.release()
+        self._converter = RgbConverter()
 
     def give(self, clip: EncodedClip, write: Write) -> None:
         """Decode a clip as `decode` does, but give each frame as it is; raises what `decode` returns."""
-        places = {frame: place for place, frame in enumerate(clip.request.frames.tolist())}
-        self._run(clip, _FrameWriter(clip, places, None, write))
+        self._run(clip, first_places(clip.request.frames.tolist()), write, as_coded=True)
 
-    def close(self) -> None:
-        """Release the codec contexts. May be called twice."""
-        with self._lock:
-            self._contexts.clear()
-            self._converter = None
+    def _release(self) -> None:
+        self._contexts.clear()
+        self._converter = RgbConverter()
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        if self._converter is None:
-            raise UsageError("decoder is closed")
-        return [self._decode(clip, output, self._converter) for clip, output in zip(clips, outputs, strict=True)]
+        return list(starmap(self._decode, zip(clips, outputs, strict=True)))
 
-    def _decode(self, clip: EncodedClip, output: DecoderOutput, converter: RgbConverter) -> DecodeError | None:
-        request = clip.request
-        frames = request.frames.tolist()
-        places: dict[int, int] = {}
-        for place, frame in enumerate(frames):
-            places.setdefault(frame, place)
+    def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
+        request, frames = clip.request, clip.request.frames.tolist()
+        places = first_places(frames)
         try:
             if isinstance(output, Rgb):
-                _check_shape(output.data.shape, (3, len(frames), *request.size))
-                converter.begin(clip.info, request, output.data)
-                self._run(clip, _FrameWriter(clip, places, converter, converter.write))
-                written: tuple[npt.NDArray[Any], ...] = tuple(output.data)
+                self._converter.begin(clip.info, request, output.data)
+                self._run(clip, places, self._converter.write)
             elif isinstance(output, Planes):
-                _check_shape(output.y.shape, (len(frames), request.box.height, request.box.width))
-                self._run(clip, _FrameWriter(clip, places, converter, _planes_writer(output, request.box)))
-                written = output.arrays
-            elif isinstance(output, Levels):
-                _check_shape(output.data.shape, (len(frames), request.box.height, request.box.width))
-                self._run(clip, _FrameWriter(clip, places, None, _levels_writer(output, request.box)))
-                written = output.arrays
+                self._run(clip, places, _planes_writer(output, request.box))
             else:
-                raise UsageError(f"PyAV writes Planes, Levels and Rgb, not {type(output).__name__}")
+                assert isinstance(output, Levels)
+                self._run(clip, places, _levels_writer(output, request.box), as_coded=True)
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
         if len(places) < len(frames):
-            for place, frame in enumerate(frames):
-                if places[frame] != place:
-                    for plane in written:
-                        plane[place] = plane[places[frame]]
+            repeat_frames(frames, places, output.data if isinstance(output, Rgb) else output.arrays)
         return None
 
-    def _run(self, clip: EncodedClip, writer: _FrameWriter) -> None:
-        """Feed a clip's packets to libavcodec and its frames to the writer."""
+    def _run(self, clip: EncodedClip, places: Mapping[int, int], write: Write, *, as_coded: bool = False) -> None:
+        """Feed a clip's packets to libavcodec, and write the frames that have a place.
+
+        `as_coded`: whether they are written in the decoder's pixel format, else in 8-bit 4:2:0.
+        """
         info = clip.info
-        data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
         key = (info.codec, info.extradata, info.width, info.height)
         # Remove the context while it is in use; put it back only after a clip without errors.
         context = self._contexts.pop(key, None)
         try:
             if context is None:
                 context = self._open(info)
-            hidden = -1
-            for start, size, show in zip(clip.starts.tolist(), clip.sizes.tolist(), clip.shows.tolist(), strict=True):
-                if not size:
-                    raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
-                packet = av.Packet(data[start : start + size])
-                # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
-                if show < 0:
-                    packet.pts, hidden = hidden, hidden - 1
-                else:
-                    packet.pts = show
-                for frame in context.decode(packet):
-                    writer.take(frame)
-            for frame in context.decode(None):
-                writer.take(frame)
-            writer.finish()
+            decoded = self._write_frames(context, clip, places, write, as_coded)
+            check_order(clip, decoded, places)
             context.flush_buffers()
         except (av.FFmpegError, ValueError) as error:
             raise DecodeError(f"{info.codec.label} decoder: {error}") from error
-        if _is_changed(info, clip):
+        if not info.flags & _CONFORMS and _is_changed(info, clip):
             return
         self._contexts[key] = context
         if len(self._contexts) > self._max_contexts:
             self._contexts.popitem(last=False)
 
+    def _write_frames(
+        self, context: VideoCodecContext, clip: EncodedClip, places: Mapping[int, int], write: Write, as_coded: bool
+    ) -> list[int]:
+        """Decode, check each frame, and write the wanted ones; return the numbers of all, as they came."""
+        info, decoded = clip.info, list[int]()
+        keys = frozenset(clip.shows[clip.keys].tolist()) if info.codec in _CONCEALING else ()
+        # One loop without calls of its own: a clip may have hundreds of frames that nobody wants.
+        for packet in _packets(clip):
+            for frame in context.decode(packet):
+                number = frame.pts
+                if frame.is_corrupt:
+                    raise DecodeError("decoder reports a corrupt frame", frame=number)
+                if number is None:
+                    raise DecodeError("decoder returned more frames than packets")
+                if number < 0:
+                    continue
+                decoded.append(number)
+                if number in keys and not frame.key_frame:
+                    raise DecodeError(
+                        f"frame {number} is indexed as a key frame, but is not one",
+                        hint="run `fastvid index`: the packet index is wrong",
+                    )
+                if frame.width != info.width or frame.height != info.height:
+                    raise DecodeError(
+                        f"frame {number} has size {frame.width}x{frame.height}, the stream {info.width}x{info.height}"
+                    )
+                place = places.get(number)
+                if place is None:
+                    continue
+                if not as_coded and frame.format.name not in _FORMATS_420:
+                    frame = self._converter.to_420(frame, info)
+                write(frame, place)
+        return decoded
+
     def _open(self, info: StreamInfo) -> VideoCodecContext:
         return open_context(info.codec, info.extradata)
+
+
+def _packets(clip: EncodedClip) -> list[Any]:
+    """Return the packets of a clip, then None, which drains the decoder."""
+    if not clip.keys[0]:
+        raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
+    data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
+    packets, hidden = list[Any](), -1
+    for start, size, show in zip(clip.starts.tolist(), clip.sizes.tolist(), clip.shows.tolist(), strict=True):
+        if not size:
+            raise DecodeError("packet is empty", frame=show)  # libavcodec would treat it as the end of stream
+        packet: Any = av.Packet(data[start : start + size])
+        # A frame inherits its packet's pts, so use the frame index as pts: it survives reordering.
+        packet.pts = show if show >= 0 else hidden
+        hidden -= show < 0
+        packets.append(packet)
+    return [*packets, None]
 
 
 def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
@@ -174,7 +200,7 @@ def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
     A stream may replace its parameter sets on the way; then other streams, and earlier frames of the same one, would be
     decoded with the wrong ones. Streams that fastvid encoded do not.
     """
-    if info.flags & _CONFORMS or info.codec in _RESTARTED:
+    if info.codec in _RESTARTED:
         return False
     if info.codec not in _SEARCHED:
         return True
@@ -193,55 +219,6 @@ def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
     context.thread_count = 1
     context.options = {"strict": "1"}
     return context
-
-
-Write = Callable[[VideoFrame, int], None]
-"""Copies or converts a frame, 8-bit 4:2:0 except for `Levels`, to a position of the output."""
-
-
-class _FrameWriter:
-    """Checks each decoded frame of a clip and writes the wanted ones to the output."""
-
-    __slots__ = ("_convert", "_info", "_keys", "_order", "_places", "_write")
-
-    def __init__(self, clip: EncodedClip, places: dict[int, int], converter: RgbConverter | None, write: Write) -> None:
-        if not clip.keys[0]:
-            raise DecodeError("first packet of the plan is not a key packet", frame=int(clip.shows[0]))
-        self._convert = None if converter is None else converter.to_420
-        self._write = write
-        self._info = clip.info
-        shows = clip.shows
-        self._keys = frozenset(shows[clip.keys].tolist()) if clip.info.codec in _CONCEALING else frozenset()
-        self._places = places
-        self._order = FrameOrder(clip, places)
-
-    def take(self, frame: VideoFrame) -> None:
-        number = frame.pts
-        if frame.is_corrupt:
-            raise DecodeError("decoder reports a corrupt frame", frame=number)
-        if number is None:
-            raise DecodeError("decoder returned more frames than packets")
-        if number < 0:
-            return
-        wanted = self._order.take(number)
-        if number in self._keys and not frame.key_frame:
-            raise DecodeError(
-                f"frame {number} is indexed as a key frame, but is not one",
-                hint="run `fastvid index`: the packet index is wrong",
-            )
-        info = self._info
-        if frame.width != info.width or frame.height != info.height:
-            raise DecodeError(
-                f"frame {number} has size {frame.width}x{frame.height}, the stream {info.width}x{info.height}"
-            )
-        if not wanted:
-            return
-        if self._convert is not None and frame.format.name not in _FORMATS_420:
-            frame = self._convert(frame, info)
-        self._write(frame, self._places[number])
-
-    def finish(self) -> None:
-        self._order.finish()
 
 
 def _planes_writer(planes: Planes, box: Box) -> Write:
@@ -273,11 +250,6 @@ def _levels_writer(levels: Levels, box: Box) -> Write:
         levels.data[place] = np.ndarray(shape, np.uint16, plane, box.y * pitch + 2 * box.x, (pitch, 2))
 
     return write
-
-
-def _check_shape(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    if shape != expected:
-        raise UsageError(f"output has shape {shape}, the request requires {expected}")
 
 
 class Recutter:
@@ -314,14 +286,11 @@ class Recutter:
             return
         assert isinstance(output, Rgb)
         self._converter.begin(info, replace(request, box=inside), output.data)
-        first: dict[int, int] = {}
-        for place, frame in enumerate(index):
-            if first.setdefault(frame, place) == place:
-                arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
-                self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
-        for place, frame in enumerate(index):
-            if first[frame] != place:
-                output.data[:, place] = output.data[:, first[frame]]
+        places = first_places(index)
+        for frame, place in places.items():
+            arrays = (planes.y[frame], planes.u[frame], planes.v[frame])
+            self._converter.write(VideoFrame.from_dlpack(arrays, format="yuv420p"), place)
+        repeat_frames(index, places, output.data)
 
 
 def can_cut(info: StreamInfo) -> bool:

@@ -5,8 +5,9 @@ Shape letters: T frames of a clip, H and W output size, h and w crop size, P pac
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -121,8 +122,26 @@ def _from_bytes(request: ClipRequest, info: StreamInfo, data: bytes, *parts: Any
     return EncodedClip(request, info, memoryview(data), *parts)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Planes:
+class _Output:
+    """Memory that a decoder writes; its repr has shapes, not pixels."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+        shapes = (f"{name}={tuple(one.shape)}" for name, one in arrays.items() if hasattr(one, "shape"))
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
+
+def split_planes(buffer: Any, count: int, height: int, width: int) -> tuple[Any, Any, Any]:
+    """Return views of a flat array or tensor of uint8: luma [T, h, w], then all U, then all V, [T, h/2, w/2]."""
+    luma, chroma, half = count * height * width, count * (height // 2) * (width // 2), (count, height // 2, width // 2)
+    u, v = buffer[luma : luma + chroma], buffer[luma + chroma : luma + 2 * chroma]
+    return buffer[:luma].reshape(count, height, width), u.reshape(half), v.reshape(half)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Planes(_Output):
     """Output for cropped YUV 4:2:0 frames: 1.5 bytes per pixel, neither resized nor flipped.
 
     Attributes:
@@ -140,9 +159,6 @@ class Planes:
         if self.u.shape != (t, h // 2, w // 2) or self.v.shape != self.u.shape:
             raise UsageError(f"chroma planes {self.u.shape}, {self.v.shape} do not match luma {self.y.shape}")
 
-    def __repr__(self) -> str:
-        return f"Planes(y={self.y.shape}, u={self.u.shape}, v={self.v.shape})"
-
     @staticmethod
     def nbytes(num_frames: int, box: Box) -> int:
         """Return the size of a clip's packed planes in bytes."""
@@ -151,13 +167,7 @@ class Planes:
     @classmethod
     def packed(cls, buffer: UInt8Array, num_frames: int, box: Box) -> Planes:
         """Return views of a flat uint8 buffer: all luma planes, then all U, then all V."""
-        luma, chroma = num_frames * box.height * box.width, num_frames * (box.height // 2) * (box.width // 2)
-        half = (num_frames, box.height // 2, box.width // 2)
-        return cls(
-            buffer[:luma].reshape(num_frames, box.height, box.width),
-            buffer[luma : luma + chroma].reshape(half),
-            buffer[luma + chroma : luma + 2 * chroma].reshape(half),
-        )
+        return cls(*split_planes(buffer, num_frames, box.height, box.width))
 
     @property
     def arrays(self) -> tuple[UInt8Array, ...]:
@@ -165,8 +175,8 @@ class Planes:
         return self.y, self.u, self.v
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Levels:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Levels(_Output):
     """Output for cropped luma of more than 8 bits, neither resized nor flipped.
 
     Attributes:
@@ -174,9 +184,6 @@ class Levels:
     """
 
     data: npt.NDArray[np.uint16]
-
-    def __repr__(self) -> str:
-        return f"Levels({self.data.shape})"
 
     @property
     def arrays(self) -> tuple[npt.NDArray[np.uint16], ...]:
@@ -197,8 +204,8 @@ def packed(buffer: UInt8Array, request: ClipRequest) -> Planes | Levels:
     return Levels(buffer.view(np.uint16).reshape(len(request.frames), request.box.height, request.box.width))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Rgb:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Rgb(_Output):
     """Output for finished frames on the host: cropped, resized, flipped and converted.
 
     Attributes:
@@ -211,12 +218,9 @@ class Rgb:
         if self.data.ndim != 4 or self.data.shape[0] != 3 or self.data.dtype != np.uint8:
             raise UsageError(f"RGB output must be uint8 [3, T, H, W], got {self.data.dtype} {self.data.shape}")
 
-    def __repr__(self) -> str:
-        return f"Rgb({self.data.shape})"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceRgb:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DeviceRgb(_Output):
     """Output for finished frames on the decoder's device: cropped, resized, flipped and converted.
 
     Attributes:
@@ -228,12 +232,9 @@ class DeviceRgb:
     data: Any
     writable: Any = None
 
-    def __repr__(self) -> str:
-        return f"DeviceRgb({tuple(self.data.shape)} on {self.data.device})"
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DevicePlanes:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DevicePlanes(_Output):
     """Output for cropped NV12 frames on the decoder's device, neither resized nor flipped.
 
     Attributes:
@@ -251,9 +252,6 @@ class DevicePlanes:
         t, h, w = self.y.shape
         if tuple(self.uv.shape) != (t, h // 2, w // 2, 2):
             raise UsageError(f"chroma {tuple(self.uv.shape)} does not match luma {tuple(self.y.shape)}")
-
-    def __repr__(self) -> str:
-        return f"DevicePlanes({tuple(self.y.shape)} on {self.y.device})"
 
 
 DecoderOutput = Planes | Levels | Rgb | DeviceRgb | DevicePlanes
@@ -285,35 +283,46 @@ class Decoder(Protocol):
         ...
 
 
-class FrameOrder:
-    """Checks that a decoder returns the frames that a clip's packets show: in order, none missing, none twice.
+def check_output(clip: EncodedClip, output: DecoderOutput, kinds: Set[type]) -> None:
+    """Check that a decoder that writes `kinds` can write a clip to an output."""
+    request, box = clip.request, clip.request.box
+    if type(output) not in kinds:
+        names = " and ".join(sorted(kind.__name__ for kind in kinds))
+        raise UsageError(f"the decoder writes {names}, not {type(output).__name__}")
+    size = request.size if isinstance(output, Rgb | DeviceRgb) else (box.height, box.width)
+    shape = (output.y if isinstance(output, Planes | DevicePlanes) else output.data).shape[-3:]
+    expected = (len(request.frames), *size)
+    if tuple(shape) != expected:
+        raise UsageError(f"output has shape {tuple(shape)}, the request requires {expected}")
 
-    `wanted`: frames that the output needs.
+
+def first_places(frames: Sequence[int]) -> dict[int, int]:
+    """Return for each frame the first place of the output that shows it."""
+    return dict(zip(reversed(frames), range(len(frames) - 1, -1, -1), strict=True))
+
+
+def repeat_frames(frames: Sequence[int], places: Mapping[int, int], planes: Iterable[Any]) -> None:
+    """Copy frames that are shown several times from the first place of the output to the others."""
+    for plane in planes:
+        for place, frame in enumerate(frames):
+            if places[frame] != place:
+                plane[place] = plane[places[frame]]
+
+
+def check_order(clip: EncodedClip, decoded: Sequence[int], wanted: Collection[int]) -> None:
+    """Check that a decoder returned the frames that a clip's packets show: in order, none missing, none twice.
+
+    `decoded`: numbers of the frames, as they came. `wanted`: frames that the output needs.
     """
-
-    __slots__ = ("_count", "_last", "_missing", "_shown", "_wanted")
-
-    def __init__(self, clip: EncodedClip, wanted: Collection[int]) -> None:
-        self._shown = int(np.count_nonzero(clip.shows >= 0))
-        self._wanted, self._missing = wanted, len(wanted)
-        self._count, self._last = 0, -1
-
-    def take(self, number: int) -> bool:
-        """Count a decoded frame; return whether the output needs it."""
-        if number <= self._last:
+    for last, number in pairwise(decoded):
+        if number <= last:
             raise DecodeError(
-                f"frame {number} was decoded after frame {self._last}",
+                f"frame {number} was decoded after frame {last}",
                 hint="run `fastvid index`: the packet index is wrong",
             )
-        self._last = number
-        self._count += 1
-        wanted = number in self._wanted
-        self._missing -= wanted
-        return wanted
-
-    def finish(self) -> None:
-        """Check that every frame was decoded."""
-        if self._count != self._shown:
-            raise DecodeError(f"{self._count} frames were decoded from {self._shown} packets that show a frame")
-        if self._missing:
-            raise DecodeError(f"plan lacks the packets of {self._missing} wanted frames")
+    shown = int(np.count_nonzero(clip.shows >= 0))
+    if len(decoded) != shown:
+        raise DecodeError(f"{len(decoded)} frames were decoded from {shown} packets that show a frame")
+    missing = len(set(wanted).difference(decoded))
+    if missing:
+        raise DecodeError(f"plan lacks the packets of {missing} wanted frames")

@@ -48,32 +48,28 @@ def _functions() -> Any:
     return scale
 
 
-class Scaler:
-    """Converts 4:2:0 pictures of one size to planar RGB of one size. Not thread-safe.
+@cache
+def _formats() -> tuple[int, int]:
+    """Return FFmpeg's numbers of 4:2:0 and of planar RGB."""
+    find = library("avutil").av_get_pix_fmt
+    return find(b"yuv420p"), find(b"gbrp")
+
+
+def _context(source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool) -> int:
+    """Return libswscale's context that converts 4:2:0 pictures of one size to planar RGB of one size.
 
     `full`: whether the input has full-range samples.
     """
-
-    def __init__(self, source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool) -> None:
-        scale = _functions()
-        formats = [library("avutil").av_get_pix_fmt(name) for name in (b"yuv420p", b"gbrp")]
-        self._free = scale.sws_freeContext
-        self._context = scale.sws_getContext(
-            source[1], source[0], formats[0], target[1], target[0], formats[1], _BILINEAR, None, None, None
-        )
-        if not self._context:
-            raise DecodeError(f"libswscale cannot convert {source} to {target}")
-        table = scale.sws_getCoefficients(colorspace)
-        scale.sws_setColorspaceDetails(self._context, table, int(full), table, 1, 0, _ONE, _ONE)
-        self._scale, self._rows = scale.sws_scale, source[0]
-
-    def __call__(self, source: Any, source_strides: Any, target: Any, target_strides: Any) -> None:
-        """Convert one picture from Y, U, V planes to G, B, R planes."""
-        self._scale(self._context, source, source_strides, 0, self._rows, target, target_strides)
-
-    def __del__(self) -> None:
-        if getattr(self, "_context", None):
-            self._free(self._context)
+    scale = _functions()
+    yuv, rgb = _formats()
+    context: int | None = scale.sws_getContext(
+        source[1], source[0], yuv, target[1], target[0], rgb, _BILINEAR, None, None, None
+    )
+    if not context:
+        raise DecodeError(f"libswscale cannot convert {source} to {target}")
+    table = scale.sws_getCoefficients(colorspace)
+    scale.sws_setColorspaceDetails(context, table, int(full), table, 1, 0, _ONE, _ONE)
+    return context
 
 
 # Unknown is treated as BT.601, as in FFmpeg, DALI and `pixels`.
@@ -94,7 +90,7 @@ _ROW: Final = 32
 # SIMD code may read or write this many bytes past the last row.
 _SLACK: Final = 64
 # A context is made once per size. Random crops have thousands of sizes, so only a few are worth keeping.
-_MAX_SCALERS: Final = 8
+_MAX_CONTEXTS: Final = 8
 # Plane indices of R, G and B in FFmpeg's gbrp.
 _PLANE_OF_RGB: Final = (2, 0, 1)
 
@@ -104,34 +100,29 @@ class RgbConverter:
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
-        self._scalers: OrderedDict[tuple[object, ...], Scaler] = OrderedDict()
+        self._contexts: OrderedDict[tuple[object, ...], int] = OrderedDict()
         self._source, self._source_strides = Pointers(), Strides()
         self._target, self._target_strides = Pointers(), Strides()
         self._stage: UInt8Array = np.empty(0, dtype=np.uint8)
         self._picture: UInt8Array = np.empty(0, dtype=np.uint8)
+
+    def __del__(self) -> None:
+        for context in self._contexts.values():
+            self._swscale.sws_freeContext(context)
 
     def begin(self, info: StreamInfo, request: ClipRequest, out: UInt8Array) -> None:
         """Prepare to convert the frames of a clip.
 
         `out`: the output, uint8 [3, T, H, W].
         """
-        box, (height, width) = request.box, request.size
-        colorspace, color_range = _colour(info)
-        self._resized = (box.height, box.width) != request.size
+        box, (height, width), flip = request.box, request.size, request.flip
+        resized = (box.height, box.width) != request.size
         padded = -(-width // _ROW) * _ROW
         # A resize filter must not read beyond the crop, so only then is the source as narrow as the crop.
-        self._width = box.width if self._resized else padded
-        target = (height, width if self._resized else padded)
-        key = (box.height, self._width, target, colorspace, color_range)
-        scaler = self._scalers.pop(key, None)
-        if scaler is None:
-            scaler = Scaler((box.height, self._width), target, colorspace, color_range == ColorRange.JPEG)
-        self._scalers[key] = self._scaler = scaler
-        if len(self._scalers) > _MAX_SCALERS:
-            self._scalers.popitem(last=False)
-        self._box, self._flip, self._out = box, request.flip, out
+        self._box, self._width = box, box.width if resized else padded
+        self._take_context(info, (box.height, self._width), (height, width if resized else padded))
         # Convert directly into the output if rows need neither padding nor mirroring.
-        self._direct = padded == width and not request.flip and out.strides[3] == 1
+        self._direct = padded == width and not flip and out.strides[3] == 1
         if self._direct:
             self._base, self._plane, self._step, pitch = out.ctypes.data, out.strides[0], out.strides[1], out.strides[2]
         else:
@@ -139,12 +130,29 @@ class RgbConverter:
                 buffer = np.empty(3 * height * padded + _SLACK, dtype=np.uint8)
                 self._picture = buffer[: 3 * height * padded].reshape(3, height, padded)
             self._base, self._plane, self._step, pitch = self._picture.ctypes.data, height * padded, 0, padded
+            self._cut, self._shown = self._picture[..., :width], out
+            if flip and width % 8 == 0 and out.strides[3] == 1:
+                # Reversing eight bytes at once by byte order is seven times as fast as a negative stride over bytes.
+                self._cut, self._shown = self._cut.view("<u8"), out.view(">u8")
+            if flip:
+                self._cut = self._cut[..., ::-1]
         for number in range(3):
             self._target_strides[number] = pitch
 
+    def _take_context(self, info: StreamInfo, source: tuple[int, int], target: tuple[int, int]) -> None:
+        colorspace, color_range = _colour(info.matrix, info.range)
+        key = (source, target, colorspace, color_range)
+        context = self._contexts.pop(key, None)
+        if context is None:
+            self._swscale = _functions()
+            context = _context(source, target, colorspace, color_range == ColorRange.JPEG)
+        self._contexts[key] = self._scaling = context
+        if len(self._contexts) > _MAX_CONTEXTS:
+            self._swscale.sws_freeContext(self._contexts.popitem(last=False)[1])
+
     def write(self, frame: VideoFrame, place: int) -> None:
         """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``."""
-        box, source, strides = self._box, self._source, self._source_strides
+        box, source, strides, target = self._box, self._source, self._source_strides, self._target
         planes: Any = frame.planes
         y, u, v = planes
         luma, chroma = y.line_size, u.line_size
@@ -157,11 +165,10 @@ class RgbConverter:
             self._copy_out(planes)
         start = self._base + place * self._step
         for number, plane in enumerate(_PLANE_OF_RGB):
-            self._target[plane] = start + number * self._plane
-        self._scaler(source, strides, self._target, self._target_strides)
+            target[plane] = start + number * self._plane
+        self._swscale.sws_scale(self._scaling, source, strides, 0, box.height, target, self._target_strides)
         if not self._direct:
-            for channel, target in zip(self._picture, self._out[:, place], strict=True):
-                _copy(channel[:, : target.shape[1]], target, self._flip)
+            self._shown[:, place] = self._cut
 
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.
@@ -170,7 +177,7 @@ class RgbConverter:
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")
-        colorspace, color_range = _colour(info)
+        colorspace, color_range = _colour(info.matrix, info.range)
         return self._reformatter.reformat(
             frame,
             format="yuv420p",
@@ -200,19 +207,8 @@ class RgbConverter:
             at += height * row
 
 
-def _colour(info: StreamInfo) -> tuple[int, int]:
-    try:
-        return COLORSPACE[info.matrix], COLOR_RANGE[info.range]
-    except KeyError:
-        raise DecodeError(f"matrix {info.matrix.name} is not a YUV matrix") from None
-
-
-def _copy(source: UInt8Array, target: UInt8Array, flip: bool) -> None:
-    """Copy rows, mirrored if `flip`; the source's rows are contiguous."""
-    if not flip:
-        target[...] = source
-    elif source.shape[-1] % 8 == 0 and target.strides[-1] == 1:
-        # Reversing eight bytes at once by byte order is seven times as fast as a negative stride over bytes.
-        target.view(">u8")[...] = source.view("<u8")[..., ::-1]
-    else:
-        target[...] = source[..., ::-1]
+@cache
+def _colour(matrix: Matrix, sample_range: Range) -> tuple[int, int]:
+    if matrix not in COLORSPACE:
+        raise DecodeError(f"matrix {matrix.name} is not a YUV matrix")
+    return COLORSPACE[matrix], COLOR_RANGE[sample_range]

@@ -6,9 +6,11 @@ and an output of that shape. Turning and mirroring then are views of the output,
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,26 +27,59 @@ from fastvid.decode.request import (
     Levels,
     Planes,
     Rgb,
+    check_output,
 )
-from fastvid.errors import FastvidError
+from fastvid.errors import FastvidError, UsageError
 from fastvid.format.presentation import Coded
 
-Decode = Callable[[Sequence[EncodedClip], Sequence[DecoderOutput]], list[FastvidError | None]]
-"""Decodes clips as `fastvid.decode.request.Decoder.decode` does, but knows only decoded pictures."""
 
+class ThreadDecoder(ABC):
+    """A `Decoder` that refuses a second thread while it decodes, and all calls after it was closed."""
 
-def decode_upright(
-    decode: Decode, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
-) -> list[FastvidError | None]:
-    """Decode clips with a function that knows only decoded pictures."""
-    if all(clip.info.coded is None for clip in clips):
-        return decode(clips, outputs)
-    prepared = [_prepare(clip, output) for clip, output in zip(clips, outputs, strict=True)]
-    errors = decode([clip for clip, _, _ in prepared], [output for _, output, _ in prepared])
-    for (_, _, finish), error in zip(prepared, errors, strict=True):
-        if error is None:
-            finish()
-    return errors
+    NAME: ClassVar[str]
+    outputs: frozenset[type]
+
+    def __init__(self) -> None:
+        self._lock, self._is_closed = threading.Lock(), False
+
+    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        """See `fastvid.decode.request.Decoder`."""
+        if not self._lock.acquire(blocking=False):
+            raise UsageError(f"{self.NAME} is in use by another thread", hint="open one decoder for each thread")
+        try:
+            if self._is_closed:
+                raise UsageError("decoder is closed")
+            coded = False
+            for clip, output in zip(clips, outputs, strict=True):
+                check_output(clip, output, self.outputs)
+                coded |= clip.info.coded is not None
+            return self._decode_shown(clips, outputs) if coded else self._decode_all(clips, outputs)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Release all resources. May be called twice."""
+        with self._lock:
+            self._is_closed = True
+            self._release()
+
+    @abstractmethod
+    def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
+        """Decode clips, knowing only decoded pictures; the calling thread has the decoder for itself."""
+
+    @abstractmethod
+    def _release(self) -> None:
+        """Release what is open."""
+
+    def _decode_shown(
+        self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
+    ) -> list[FastvidError | None]:
+        prepared = [_prepare(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+        errors = self._decode_all([clip for clip, _, _ in prepared], [output for _, output, _ in prepared])
+        for (_, _, finish), error in zip(prepared, errors, strict=True):
+            if error is None:
+                finish()
+        return errors
 
 
 def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:

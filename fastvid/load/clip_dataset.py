@@ -9,7 +9,6 @@ import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import replace
 from typing import Any, Final, NamedTuple, cast
 
@@ -26,17 +25,18 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.labels import Extras
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
-from fastvid.load.clips.clip import ClipRules, Crops, Frames
+from fastvid.load.clips.clip import Crops, Frames
 from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
 from fastvid.load.options import Output, Workers, with_moved
 from fastvid.load.order.draws import resolve_subset
 from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order, Share
 from fastvid.load.order.mixture import Mixture
+from fastvid.load.stats import Counters
 from fastvid.load.trainers import check_use
-from fastvid.load.workers.clip_worker import Row, fetch_clip
+from fastvid.load.workers.clip_worker import Row, Watched, fetch_clip
 from fastvid.load.workers.lanes import Decoders, choose_backends
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import check_choice, check_integer
@@ -101,15 +101,10 @@ class ClipDataset(MapStyle[ClipRow]):
         extras, output = with_moved("ClipDataset", {"extras": extras, "output": output}, moved)
         if extras.audio is not None:
             raise UsageError("a ClipDataset has no sound", hint="use a ClipLoader for audio=")
-        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack)
-        self.spec = Spec(
-            self.dataset,
-            rules,
-            EpochOrders(self.dataset, shuffle=False),
-            RowAnnotations.of(self.dataset, extras),
-            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=False),
-            output=replace(output, collate="list" if rules.shape is None and FLOW not in rules.streams else "stack"),
-        )
+        output = replace(output, collate="stack")
+        spec = Spec.of(self.dataset, frames, spatial, Order(shuffle=False), extras, output, streams=streams)
+        varies = spec.rules.shape is None and FLOW not in spec.rules.streams
+        self.spec = replace(spec, output=replace(output, collate="list")) if varies else spec
         """Everything that decides the pixels of the clips."""
         self.seed, self.epoch = check_integer("seed", seed, 0, 2**64 - 1), 0
         self._opened: tuple[int, Decoders] | None = None
@@ -211,14 +206,16 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
         with ThreadPoolExecutor(min(num_fetchers, len(rows)), thread_name_prefix="fastvid-fetch") as pool:
             canvas.packets = dict(zip(plan.reads, pool.map(_fetched, rows), strict=True))
     lane = decoders.lanes[0].take()
+
+    def done(row: Row, error: Exception | None, _: Counters) -> None:
+        if error is not None:
+            canvas.fail(row.row, error)
+            raise error
+        if row.row in canvas.planes:
+            canvas.cut(row.row)
+
     try:
-        with closing(lane.make(rows, lambda _: True)) as results:  # type: ignore[type-var]
-            for made in results:
-                row = rows[made.number].row
-                canvas.done(row, made.error)
-                if made.error is not None:
-                    plan.place(row).locate(made.error)
-                    raise made.error
+        lane.make(rows, Watched(), done)
     finally:
         decoders.lanes[0].give(lane)
     return decoders.assembler.make(canvas)[0]
@@ -317,11 +314,8 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         (order,) = with_moved("ExactSampler", {"order": order}, moved)
         check_choice("last", order.last, ("drop", "keep"))
         self.clips, self.world, self._found_world = clips, World.resolve(rank, world_size), rank is None
-        orders = EpochOrders.of(clips.dataset, order)
-        self.spec = replace(clips.spec, orders=orders)
-        self.batches = Batches(
-            orders.num_samples, global_batch_size, order.last, self.world, order.group_size, order.clips_per_video
-        )
+        self.spec = replace(clips.spec, orders=EpochOrders(clips.dataset, order))
+        self.batches = Batches.of(self.spec.orders, global_batch_size, order, self.world)
         if self.batches.size % self.world.size:
             raise UsageError(
                 f"global_batch_size {global_batch_size} is not a multiple of the world size {self.world.size}",

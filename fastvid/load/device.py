@@ -61,11 +61,8 @@ class LoaderStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = _stream(device) if device.type == "cuda" else None
-
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether work is queued on a device, so that a thread can queue it ahead of the consumer."""
-        return self._stream is not None
+        # Whether work is queued on a device, so that a thread can queue it ahead of the consumer.
+        self.is_asynchronous = self._stream is not None
 
     def enter_thread(self) -> None:
         """Make the device the calling thread's current one."""

@@ -23,19 +23,19 @@ from torch.utils.data import IterableDataset, Subset
 from fastvid.decode.backends import Backend
 from fastvid.errors import FastvidError, UnavailableError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.load.after.chain import AnyTransform, TransformChain
+from fastvid.load.after.chain import AnyTransform
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.canvas import Canvas
-from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.batch.labels import Extras
 from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
-from fastvid.load.clips.clip import ClipRules, Crops, Frames, varying_sizes
+from fastvid.load.clips.clip import Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import EpochPlans, Plan, Planner, prefetch_threads
 from fastvid.load.clips.views import Views
 from fastvid.load.device import CopyClock, LoaderStream, resolve
 from fastvid.load.options import OnError, Output, Skip, Workers, with_moved
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.draws import resolve_subset
-from fastvid.load.order.epoch import MASKED, Batches, EpochOrders, Order
+from fastvid.load.order.epoch import MASKED, Batches, Order
 from fastvid.load.order.mixture import Mixture
 from fastvid.load.order.packed import Packed
 from fastvid.load.stats import Counters, LoaderStats, batch_callbacks
@@ -163,32 +163,23 @@ class ClipLoader(IterableDataset[Batch]):
         order, extras, output, workers = with_moved("ClipLoader", groups, moved)
         self.dataset: Dataset | Mixture = resolve_subset(dataset)
         """The samples."""
-        rules = ClipRules.of(self.dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
-        annotations = RowAnnotations.of(self.dataset, extras)
-        self.spec = Spec(
-            self.dataset,
-            rules,
-            EpochOrders.of(self.dataset, order),
-            annotations,
-            SignalRows.of(self.dataset, frames, rules.streams, extras.signals, views=views is not None),
-            TransformChain.of(after, rules.streams, rules.depth),
-            output,
-            batches,
-        )
+        asked: dict[str, Any] = {"streams": streams, "views": views, "after": after, "batches": batches}
+        self.spec = Spec.of(self.dataset, frames, spatial, order, extras, output, **asked)
         """Everything that decides the pixels of the batches."""
         self.plans = EpochPlans(self.spec.orders, self.spec.batching(self.world, order, size))
         """The order and the batches of each epoch."""
         required = output.collate == "pad" and self.world.size > 1
-        self._clip_sizes = None if batches else varying_sizes(self.dataset, rules, required=required)
+        self._clip_sizes = None if batches else varying_sizes(self.dataset, self.spec.rules, required=required)
         self._num_fetchers = prefetch_threads(self.dataset, workers.num_fetchers)
         self.workers, self.num_threads = workers, workers.num_threads or available_cores()
         self._video, self._is_auto = VideoSpec.of(self.spec, LoaderStream(self.device)), workers.decoder == "auto"
         self._use(choose_backends(workers.decoder, self.spec, self.device))
-        self.labels = None if annotations.labels is None else annotations.labels.labels
+        labels = self.spec.annotations.labels
+        self.labels = None if labels is None else labels.labels
         """The classes of `Batch.labels`; None without labels=."""
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
         """Where the time of the last and of all batches went."""
-        self.stats.num_frames = rules.num_frames or 0
+        self.stats.num_frames = self.spec.rules.num_frames or 0
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
         self._seed, self._epoch, self._position = check_integer("seed", seed, 0, 2**64 - 1), 0, 0
@@ -348,23 +339,23 @@ class ClipLoader(IterableDataset[Batch]):
                 if work is None:
                     break
                 waited = time.perf_counter() - asked
-                step.add(work.counters)
+                step.add(*work.costs)
                 samples = work.plan.samples
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
                 # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
                 count_skips(self.workers.on_error, work, step, self.stats.total)
                 with self._copies:
                     batch = run.take(work)
-                step.finish_seconds = work.counters.finish_seconds
+                step.finish_seconds += work.finish_seconds
                 step.fill_seconds, step.wait_seconds = (waited, 0.0) if first else (0.0, waited)
                 step.copy_seconds = self._copies.seconds()
                 step.take_traffic()
                 self.stats.step = step
                 self.stats.total.add(step)
                 del work
-                self._position = batch.stop
+                self._position = batch["stop"]
                 for report in self._reports:
-                    report(self.stats, self._epoch, batch.stop, num_samples)
+                    report(self.stats, self._epoch, self._position, num_samples)
                 given = time.perf_counter()
                 yield batch
                 del batch

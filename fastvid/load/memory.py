@@ -17,12 +17,13 @@ import threading
 import weakref
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from fastvid.decode.request import Rgb
 from fastvid.errors import WorkerError
 from fastvid.runtime.arrays import UInt8Array
 
@@ -186,11 +187,9 @@ class RowLayout:
         """Return `nbytes` bytes of memory as a row viewed as [3, T, H, W]."""
         return memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
 
-    def fill(self, row: npt.NDArray[Any], levels: UInt8Array) -> None:
-        """Convert decoded values and write them to the row.
-
-        `row`: viewed as [3, T, H, W]. `levels`: decoded values, uint8 [3, T, H, W].
-        """
+    def fill(self, memory: npt.NDArray[Any], levels: UInt8Array) -> None:
+        """Convert decoded values, uint8 [3, T, H, W], and write them to a row of `nbytes` bytes of memory."""
+        row = memory.view(self.dtype).reshape(self.shape).transpose(self._axes)
         if self.channels is None:
             row[...] = levels
             return
@@ -204,9 +203,36 @@ class RowLayout:
                 plane += plus
 
 
-@dataclass(frozen=True, slots=True)
-class SharedRow:
-    """A row in memory shared between processes."""
+# Cached: the rows of a batch often have one layout, and its properties are computed once.
+row_layout: Final = lru_cache(maxsize=256)(RowLayout)
 
-    offset: int  # offset of its first byte
+
+class RgbRow(NamedTuple):
+    """A row of a batch that a decoder of RGB, or a worker process, writes."""
+
     layout: RowLayout
+    memory: UInt8Array  # its bytes
+
+
+class Stage:
+    """Memory of one thread for decoded values that are converted on their way to a row, while they are in the cache."""
+
+    def __init__(self) -> None:
+        self._memory = np.empty(0, dtype=np.uint8)
+
+    def open(self, row: RgbRow) -> Rgb:
+        """Return where to decode to: the row itself if it gets the decoded values."""
+        layout = row.layout
+        if layout.as_decoded:
+            return Rgb(layout.view(row.memory))
+        size = math.prod(layout.levels_shape)
+        if len(self._memory) < size:
+            self._memory = np.empty(size, dtype=np.uint8)
+        return Rgb(self._memory[:size].reshape(layout.levels_shape))
+
+    def finish(self, row: RgbRow) -> None:
+        """Convert what was decoded for a row, and write it there."""
+        layout = row.layout
+        if not layout.as_decoded:
+            levels = self._memory[: math.prod(layout.levels_shape)].reshape(layout.levels_shape)
+            layout.fill(row.memory, levels)

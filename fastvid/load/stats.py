@@ -18,6 +18,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Final
 
@@ -78,13 +79,11 @@ class Counters:
     packets_from_keys: int = 0
     skips: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Counters) -> None:
-        """Add another's sums."""
-        # Most are zero in what one clip adds.
-        for name in _SUMS:
-            if more := getattr(other, name):
-                setattr(self, name, getattr(self, name) + more)
-        if other.skips:
+    def add(self, *others: Counters) -> None:
+        """Add the sums of others."""
+        for name, values in zip(_SUMS, zip(*map(_VALUES, (self, *others)), strict=True), strict=True):
+            setattr(self, name, sum(values))
+        for other in others:
             self.skips.update(other.skips)
 
     def take_traffic(self) -> None:
@@ -95,7 +94,8 @@ class Counters:
 
     def sums(self) -> tuple[float, ...]:
         """Return every sum in the order of the attributes, without skips, to be sent between processes."""
-        return tuple(getattr(self, name) for name in _SUMS)
+        values: tuple[float, ...] = _VALUES(self)
+        return values
 
     @classmethod
     def of(cls, sums: Sequence[float]) -> Counters:
@@ -115,10 +115,11 @@ class Counters:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for a JSON line."""
-        return {name: getattr(self, name) for name in _SUMS} | {"skips": dict(self.skips)}
+        return dict(zip(_SUMS, self.sums(), strict=True)) | {"skips": dict(self.skips)}
 
 
 _SUMS: Final = tuple(field.name for field in fields(Counters) if field.name != "skips")
+_VALUES: Final = attrgetter(*_SUMS)
 
 
 @dataclass(slots=True)

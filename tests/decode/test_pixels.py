@@ -134,15 +134,6 @@ def test_normalisation_follows_the_formula():
     assert (got.double() - expected).abs().max() < 1e-6
 
 
-def test_layouts_contain_the_same_values():
-    rgb = torch.randint(0, 256, (2, 3, 4, 6, 8), dtype=torch.uint8)
-    one, other = finish_rgb(rgb, Pixels()), finish_rgb(rgb, Pixels(layout="BTCHW"))
-    assert torch.equal(one, other.transpose(1, 2))
-    clips = [clip(seed=seed) for seed in range(2)]
-    one = finish_planes(clips, (8, 12), Pixels())
-    assert torch.equal(one, finish_planes(clips, (8, 12), Pixels(layout="BTCHW")).transpose(1, 2))
-
-
 def test_flip_mirrors_left_and_right():
     plain, flipped = clip(seed=5), clip(seed=5, flip=True)
     for size in ((8, 12), (6, 9)):
@@ -163,19 +154,6 @@ def test_batch_equals_its_clips():
     batch = finish_planes(clips, (8, 8), Pixels())
     for number, one in enumerate(clips):
         assert torch.equal(batch[number], finish_planes([one], (8, 8), Pixels())[0])
-
-
-def test_packed_planes_are_views_in_the_order_of_the_decoder():
-    from fastvid.decode.request import Box, Planes
-
-    buffer = np.zeros(Planes.nbytes(3, Box(0, 0, 8, 12)), np.uint8)
-    written = Planes.packed(buffer, 3, Box(0, 0, 8, 12))
-    y, u, v = planes()
-    written.y[...], written.u[...], written.v[...] = y.numpy(), u.numpy(), v.numpy()
-    seen = ClipPlanes.packed(torch.from_numpy(buffer), 3, 8, 12)
-    assert torch.equal(seen.y, y)
-    assert torch.equal(seen.u, u)
-    assert torch.equal(seen.v, v)
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])

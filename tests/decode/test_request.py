@@ -160,7 +160,7 @@ def test_third_party_backend_registers_by_entry_point(registered):
 @pytest.mark.parametrize(
     ("thing", "why"),
     [
-        (PyAvDecoder, "it is a type, not a Backend"),
+        (PyAvDecoder, "it is a class, not a Backend"),
         (replace(ABSENT, name="pyav"), "decoder 'pyav' is registered twice"),
     ],
 )

@@ -9,10 +9,10 @@ from fastvid.decode import pixels
 from fastvid.errors import UsageError
 from fastvid.load.batch.assemble import Assembler
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.sinks import RgbMemory, RgbSink
+from fastvid.load.batch.canvas import RgbSink
 from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
-from fastvid.load.memory import SharedBufferPool, SharedRow
+from fastvid.load.memory import SharedBufferPool
 from fastvid.load.order.epoch import MASKED
 from fastvid.load.workers import lanes
 from tests import fake_cuda
@@ -266,11 +266,12 @@ def test_damaged_clips_are_zero_on_the_gpu(cuda):
 
 def test_rows_of_worker_processes_are_copied_from_pinned_memory(cuda):
     spec = VideoSpec((2, 4, 6), "BCTHW", None, LoaderStream(torch.device("cuda", 1)))
-    memory = RgbMemory(spec, SharedBufferPool(1), threads=1)
-    sink = RgbSink(memory, plan_of(FakeDataset(1), samples=[MASKED] * 3), 0)
-    row = sink.output(1, frozenset({SharedRow}))
-    assert (row.offset % 4096, row.layout.nbytes) == (row.layout.nbytes, 3 * 2 * 4 * 6)
-    sink.done(1, good=False)
+    pool = SharedBufferPool(1)
+    sink = RgbSink(spec, plan_of(FakeDataset(1), samples=[MASKED] * 3), 0, batches=pool)
+    row = sink.output(1)
+    assert (pool.offset(row.memory) % 4096, row.layout.nbytes) == (row.layout.nbytes, 3 * 2 * 4 * 6)
+    row.memory[:] = 9
+    del row
     with spec.stream.use():
-        assert not sink.finish().cpu().any()
+        assert not sink.finish([False] * 3).cpu().any()
     assert [entry.what.split()[0] for entry in cuda.entries("copy")] == ["pinned"]

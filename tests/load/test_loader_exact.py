@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
-from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
+from fastvid.load.clips.crops import HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Dense, Segments
 from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import epoch_of, make, rows, until, walk
@@ -70,16 +70,6 @@ def test_steps_left_are_the_batches_of_one_loop_and_the_length_those_of_an_epoch
     assert (resumed.steps_left, resumed.steps_per_epoch, len(resumed)) == (3, 5, 5)
     assert len(list(loader)) == 3
     assert (loader.steps_left, loader.epoch, loader.position) == (5, 1, 0)
-
-
-def test_epochs_advance_and_differ():
-    loader = make(FakeDataset(64))
-    first, second = [row for batch in loader for row in rows(batch)], [row for batch in loader for row in rows(batch)]
-    assert [row[1] for row in first] != [row[1] for row in second]
-    assert sorted(row[1] for row in first) == sorted(row[1] for row in second) == list(range(64))
-    loader.set_epoch(0)
-    assert [row for batch in loader for row in rows(batch)] == first
-    assert loader.epoch == 1
 
 
 def test_set_epoch_keeps_the_position_of_a_resumed_epoch():
@@ -281,21 +271,3 @@ def test_the_weighted_sum_over_ranks_is_the_mean_over_the_global_batch():
         (batches,) = zip(*ranks, strict=True)
         total = sum((loss(batch) * batch.weight).sum() for batch in batches)
         assert float(total) == pytest.approx(float(loss(alone).mean()), rel=1e-6)
-
-
-def test_evaluation_counts_every_video_once():
-    loaders = [
-        make(
-            FakeDataset(29),
-            frames=Segments(3, jitter=False),
-            spatial=CenterCrop(16),
-            shuffle=False,
-            last="keep",
-            rank=rank,
-            world_size=3,
-        )
-        for rank in range(3)
-    ]
-    for _ in range(2):
-        samples = np.concatenate([batch.sample[batch.valid] for loader in loaders for batch in loader])
-        assert sorted(samples.tolist()) == list(range(29))

@@ -147,6 +147,7 @@ def test_fake_frames_differ_by_crop():
         ({"workers": "fibre"}, "kind is 'fibre'"),
         ({"collate": "concat"}, "collate is 'concat'"),
         ({"timeout": 0}, "timeout is 0"),
+        ({"clip_timeout": 0}, "clip_timeout is 0"),
         ({"timeout": float("inf")}, "timeout is inf"),
         ({"seed": -1}, "seed is -1"),
         ({"layout": "THWC", "dtype": torch.float32}, "unknown layout 'THWC'"),

@@ -205,11 +205,8 @@ class Assembler:
         plan, streams = canvas.plan, self._rules.streams
         with self._stream.use():
             # If one stream or view of a clip failed, the whole clip failed.
-            failed = {plan.row_of(number) for number in canvas.errors}
-            made = [
-                self._in_views(self._transformed(number, video, plan, failed))
-                for number, video in enumerate(canvas.finish())
-            ]
+            failed = set(map(plan.row_of, canvas.errors))
+            made = [self._transformed(number, video, plan, failed) for number, video in enumerate(canvas.finish())]
             for video in made:
                 for row in failed:
                     video[row].zero_()
@@ -219,16 +216,13 @@ class Assembler:
 
     def _transformed(self, number: int, video: Video, plan: Plan, failed: Collection[int]) -> Video:
         stream = self._rules.streams[number]
-        if self.stage is None or stream == FLOW or stream in self._rules.depth:
-            return video
-        draws = [
-            None if sample == MASKED or row in failed else (plan.draws[row], view)
-            for row, sample in enumerate(plan.samples.tolist())
-            for view in range(self._rules.num_views)
-        ]
-        return self.stage.finish(video, plan.shapes(number), plan.share.shape, draws)
-
-    def _in_views(self, video: Video) -> Video:
+        if self.stage is not None and stream != FLOW and stream not in self._rules.depth:
+            draws = [
+                None if sample == MASKED or row in failed else (plan.draws[row], view)
+                for row, sample in enumerate(plan.samples.tolist())
+                for view in range(self._rules.num_views)
+            ]
+            video = self.stage.finish(video, plan.shapes(number), plan.share.shape, draws)
         return video.view(-1, *self._views, *video.shape[1:]) if isinstance(video, Tensor) and self._views else video
 
     def _assemble(self, streams: Mapping[str, Video], plan: Plan, failed: Collection[int]) -> Batch:
@@ -237,9 +231,8 @@ class Assembler:
         clips = np.repeat(valid, self._rules.num_views)
         longest = share.shape[0] if share.shape else int(plan.lengths[clips].max(initial=1))
         shape = (len(samples), *self._views, longest)
-        frames, seconds = (
-            np.where(clips[:, None], one[:, :longest], -1).reshape(shape) for one in (plan.frames, plan.seconds)
-        )
+        frames = np.where(clips[:, None], plan.frames[:, :longest], -1).reshape(shape)
+        seconds = np.where(clips[:, None], plan.seconds[:, :longest], -1).reshape(shape)
         weight = np.where(valid, share.weight, 0).astype(np.float32)
         small: dict[str, npt.NDArray[Any]] = spec.annotations.on_device(samples, valid)
         small |= {"weight": weight, "valid": valid}
@@ -265,7 +258,7 @@ class Assembler:
             seconds=torch.from_numpy(seconds),
             fps=torch.from_numpy(plan.rates[:, 0] / np.abs(plan.rates[:, 1])),
             clip_fps=torch.from_numpy(_rates(frames, seconds)),
-            size=torch.from_numpy(plan.sizes),
+            size=torch.from_numpy(plan.sizes[self._rules.main]),
             sample=torch.from_numpy(samples),
             position=torch.from_numpy(share.positions),
             epoch=plan.draws.epoch,
@@ -286,12 +279,11 @@ def _rates(frames: IntArray, seconds: FloatArray) -> FloatArray:
 
 def _upload(parts: Sequence[npt.NDArray[Any]], device: LoaderStream) -> list[Tensor]:
     """Return arrays as tensors on the device: views of one block that is copied once."""
-    host = torch.empty(sum(part.nbytes for part in parts), dtype=torch.uint8, pin_memory=device.is_asynchronous)
-    packed, stops = host.numpy(), np.cumsum([part.nbytes for part in parts]).tolist()
+    tensors = list(map(torch.from_numpy, parts))
+    stops = np.cumsum([part.nbytes for part in parts]).tolist()
+    host = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=device.is_asynchronous)
     views = [slice(stop - part.nbytes, stop) for part, stop in zip(parts, stops, strict=True)]
-    for part, view in zip(parts, views, strict=True):
-        packed[view].view(part.dtype)[:] = part.reshape(-1)
+    for tensor, view in zip(tensors, views, strict=True):
+        host[view].view(tensor.dtype)[:] = tensor.reshape(-1)
     block = device.upload(host)
-    return [
-        block[view].view(torch.from_numpy(part).dtype).view(part.shape) for part, view in zip(parts, views, strict=True)
-    ]
+    return [block[view].view(one.dtype).view(one.shape) for one, view in zip(tensors, views, strict=True)]

@@ -1,25 +1,370 @@
-"""`Canvas`: one batch in the making, into which clips are decoded alone or cut out of a shared reading."""
+"""`Canvas`: one batch in the making, and the sinks of its streams: memory that is decoded into, and its conversion.
+
+There are two ways for decoders that write to the host:
+
+- RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache. For another
+  device the batch is copied as decoded and normalised there.
+- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer, copied to the device at once, and converted,
+  resized, flipped and normalised there.
+
+For CUDA the memory is pinned, and copied on the loader's stream without waiting.
+
+Decoders that leave their frames on the device write into memory that is allocated on the loader's stream, where earlier
+batches may still read what the allocator hands out again. So each output carries an event of that stream, which the
+decoder's own stream waits for before it writes.
+"""
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence, Set
-from typing import Final, cast
+from collections.abc import Callable, Collection, Sequence, Set
+from dataclasses import replace
+from operator import attrgetter
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fastvid.decode.colours import ClipPlanes, Pixels, empty_batch
+from fastvid.decode.pixels import finish_planes, finish_rgb, resize
 from fastvid.decode.pyav import Recutter
-from fastvid.decode.request import SLACK, DecoderOutput, EncodedClip, Planes, Rgb, packed_size
+from fastvid.decode.request import (
+    SLACK,
+    ClipRequest,
+    DecoderOutput,
+    DevicePlanes,
+    DeviceRgb,
+    EncodedClip,
+    Levels,
+    Planes,
+    Rgb,
+    packed,
+    packed_size,
+)
 from fastvid.decode.sound import Audio
+from fastvid.format.packets import StreamInfo
+from fastvid.format.planes import STEPS, ZERO
 from fastvid.load.batch.batch import Batch
-from fastvid.load.batch.sinks import OpenSink, Sink
-from fastvid.load.batch.spec import Video
+from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.plan import Plan, SoundTask
 from fastvid.load.device import LoaderStream
-from fastvid.load.memory import BufferPool, SharedBufferPool, SharedRow
+from fastvid.load.memory import BufferPool, RgbRow, RowLayout, SharedBufferPool, Stage, row_layout
+from fastvid.load.order.epoch import ClipShape
 from fastvid.load.stats import Counters
+
+_ALIGN: Final = 64  # bytes: a cache line, and enough for any vector load on a device
+
+# Normalisation that keeps levels 0 to 255: (level / 255 - 0) / (1 / 255).
+_LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
+
+
+class Sink(ABC):
+    """The memory of one stream of a batch in the making, row after row, and how it becomes the batch's tensor."""
+
+    kinds: ClassVar[frozenset[type]]  # what decoders write there
+    on_device: ClassVar[bool] = False  # whether decoders write to the device
+    align: ClassVar[int] = 1  # bytes that the start of a row is a multiple of
+
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        self._spec, self._plan, self._first = spec, plan, stream * len(plan.lengths)
+        self._shapes = spec.shapes(plan.shapes(stream), plan.share.shape)
+        sizes = self._sizes()
+        stops = np.cumsum(-(-np.array(sizes) // self.align) * self.align).tolist()
+        self._spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
+        self._memory = self._allocate(stops[-1])
+        self._writable = spec.stream.mark() if self.on_device else None
+
+    @abstractmethod
+    def output(self, row: int) -> DecoderOutput | RgbRow:
+        """Return where to write a clip."""
+
+    def finish(self, good: Sequence[bool]) -> Video:
+        """Return the stream on its device; only the rows that are `good` were written, the others become zeros.
+
+        Called once, after every row is done; from here on only the tensor keeps the memory alive.
+        """
+        memory = self._memory
+        del self._memory
+        return self._video(memory if self.on_device else self._spec.stream.upload(memory), good)
+
+    @abstractmethod
+    def _sizes(self) -> list[int]:
+        """Return the bytes of each row."""
+
+    def _allocate(self, size: int) -> Tensor:
+        stream = self._spec.stream
+        where: dict[str, Any] = {"device": stream.device} if self.on_device else {"pin_memory": stream.is_asynchronous}
+        return torch.empty(size, dtype=torch.uint8, **where)
+
+    @abstractmethod
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
+        """Convert the memory, which is on the device."""
+
+    def _each(self, rows: Sequence[Any], convert: Callable[[Any, ClipShape], Tensor]) -> Video:
+        """Convert rows one by one, because clips of different sizes are resized to different sizes."""
+        shapes = self._shapes
+        made = [convert(row, shape)[0] for row, shape in zip(rows, shapes.rows, strict=True)]
+        return self._spec.collated(made, shapes)
+
+    def _request(self, row: int) -> ClipRequest:
+        return self._plan.part(self._first + row)
+
+    def _info(self, row: int) -> StreamInfo:
+        return self._plan.info(self._first + row)
+
+
+class DeviceRgbSink(Sink):
+    """Collects RGB from decoders that write it to the device."""
+
+    kinds = frozenset({DeviceRgb})
+    on_device = True
+
+    def output(self, row: int) -> DecoderOutput | RgbRow:
+        """See `Sink`."""
+        return DeviceRgb(self._memory[self._spans[row]].view(3, *self._shapes.rows[row]), self._writable)
+
+    def _sizes(self) -> list[int]:
+        return [3 * math.prod(shape) for shape in self._shapes.rows]
+
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
+        if self._shapes.uniform is not None:
+            return self._finished(memory.view(-1, 3, *self._shapes.uniform), good)
+        rows = [(memory[span], [is_good]) for span, is_good in zip(self._spans, good, strict=True)]
+        return self._each(rows, lambda row, shape: self._finished(row[0].view(1, 3, *shape), row[1]))
+
+    def _finished(self, levels: Tensor, good: Sequence[bool]) -> Tensor:
+        pixels = self._spec.pixels
+        video = self._spec.arranged(levels) if pixels is None else finish_rgb(levels, pixels)
+        for row, is_good in enumerate(good):
+            if not is_good:
+                video[row] = 0
+        return video
+
+
+class RgbSink(DeviceRgbSink):
+    """Collects RGB from decoders, or whole rows from worker processes, in host memory.
+
+    `batches`: the memory of batches.
+    """
+
+    kinds = frozenset({Rgb})
+    on_device = False
+
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int, *, batches: BufferPool) -> None:
+        on_host, pixels = spec.stream.device.type == "cpu", spec.pixels
+        # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
+        # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
+        self._channels = tuple(pixels.channels()) if pixels is not None and on_host else None
+        self._order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
+        self._batches = batches
+        super().__init__(spec, plan, stream)
+        data = self._memory.numpy()
+        self._rows = [RgbRow(layout, data[span]) for layout, span in zip(self._layouts, self._spans, strict=True)]
+
+    def output(self, row: int) -> DecoderOutput | RgbRow:
+        """See `Sink`."""
+        return self._rows[row]
+
+    def finish(self, good: Sequence[bool]) -> Video:
+        """See `Sink`."""
+        for row, is_good in zip(self._rows, good, strict=True):
+            if not is_good:
+                row.memory[:] = 0
+        del self._rows
+        return super().finish(good)
+
+    def _sizes(self) -> list[int]:
+        rows = self._shapes.rows
+        self._layouts = [row_layout(shape[0], shape[1:], self._order, self._channels) for shape in rows]
+        return list(map(attrgetter("nbytes"), self._layouts))
+
+    def _allocate(self, size: int) -> Tensor:
+        # Worker processes write to their own shared memory, which is not pinned.
+        if self._spec.stream.is_asynchronous and not isinstance(self._batches, SharedBufferPool):
+            return super()._allocate(size)
+        return torch.from_numpy(self._batches.take(max(1, size))[:size])
+
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
+        spec = self._spec
+        if spec.stream.device.type != "cpu":
+            return super()._video(memory, good)
+        order = [1 + self._order.index(axis) for axis in spec.layout[1:]]
+
+        def arranged(rows: Tensor, layout: RowLayout, count: int) -> Tensor:
+            rows = rows if spec.pixels is None else rows.view(torch.float32)
+            rows = rows.view(count, *layout.shape).permute(0, *order)
+            return rows if spec.pixels is None else rows.to(spec.pixels.dtype)
+
+        if self._shapes.uniform is not None:
+            return arranged(memory, self._layouts[0], len(good))
+        rows = [arranged(memory[span], layout, 1) for span, layout in zip(self._spans, self._layouts, strict=True)]
+        return self._each(rows, lambda row, _: row)
+
+
+class PlanesSink(Sink):
+    """Collects the YUV 4:2:0 planes of clips on the host, 1.5 bytes per pixel, and converts them on the device."""
+
+    kinds = frozenset({Planes})
+    align = _ALIGN
+
+    def output(self, row: int) -> DecoderOutput | RgbRow:
+        """See `Sink`."""
+        return packed(self._memory[self._spans[row]].numpy(), self._request(row))
+
+    def _sizes(self) -> list[int]:
+        return [0 if not count else packed_size(self._request(row)) for row, count in enumerate(self._plan.lengths)]
+
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
+        planes = [self._planes(memory[self._spans[row]], row) if is_good else None for row, is_good in enumerate(good)]
+        if self._shapes.uniform is not None:
+            return _uniform(planes, self._spec, self._shapes.uniform)
+        return self._each(planes, lambda one, shape: _uniform([one], self._spec, shape))
+
+    def _planes(self, data: Tensor, row: int) -> ClipPlanes:
+        request, info = self._request(row), self._info(row)
+        size = (len(request.frames), request.box.height, request.box.width)
+        return ClipPlanes.packed(data, *size, flip=request.flip, matrix=info.matrix, sample_range=info.range)
+
+
+class DevicePlanesSink(PlanesSink):
+    """Collects NV12 planes from decoders that write them to the device, 1.5 bytes per pixel."""
+
+    kinds = frozenset({DevicePlanes})
+    on_device = True
+
+    def output(self, row: int) -> DecoderOutput | RgbRow:
+        """See `Sink`."""
+        return DevicePlanes(*_nv12(self._memory[self._spans[row]], self._request(row)), self._writable)
+
+    def _planes(self, data: Tensor, row: int) -> ClipPlanes:
+        request, info = self._request(row), self._info(row)
+        y, uv = _nv12(data, request)
+        return ClipPlanes(y, uv[..., 0], uv[..., 1], request.flip, info.matrix, info.range)
+
+
+def _nv12(data: Tensor, request: ClipRequest) -> tuple[Tensor, Tensor]:
+    """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
+    count, height, width = len(request.frames), request.box.height, request.box.width
+    pixels = count * height * width
+    return data[:pixels].view(count, height, width), data[pixels:].view(count, height // 2, width // 2, 2)
+
+
+def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipShape) -> Tensor:
+    pixels = spec.pixels or Pixels(*_LEVELS, layout=spec.layout, channels_last=spec.channels_last)
+    rows = [row for row, clip in enumerate(planes) if clip is not None]
+    good = [clip for clip in planes if clip is not None]
+    if len(good) == len(planes):
+        video = finish_planes(good, shape[1:], pixels)
+    else:
+        video = pixels.empty(len(planes), shape[0], shape[1:], spec.stream.device).zero_()
+        # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+        for row, clip in zip(rows, finish_planes(good, shape[1:], pixels) if good else (), strict=True):
+            video[row] = clip
+    return video if spec.pixels else video.to(torch.uint8)
+
+
+class _MeasuresSink(PlanesSink):
+    """Pictures that are measurements, all clips of one shape."""
+
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
+        super().__init__(replace(spec, collate="stack"), plan, stream)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self._spec.pixels.dtype if self._spec.pixels else torch.float32
+
+
+class DepthSink(_MeasuresSink):
+    """Collects levels of depth as decoded; they become whole millimetres on the device, as LeRobot delivers them.
+
+    Crops and flips are those of the pictures of the same clip. Where a crop is resized the nearest level is taken:
+    between an object and what is behind it nothing is to average.
+
+    `table`: returns the distance of each level, [4096], on the device.
+    """
+
+    kinds = frozenset({Levels})
+
+    def __init__(self, spec: VideoSpec, plan: Plan, stream: int, *, table: Callable[[], Tensor]) -> None:
+        super().__init__(spec, plan, stream)
+        self._table = table
+
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Tensor:
+        depth = torch.zeros((len(good), *self._shapes.rows[0]), dtype=self._dtype, device=self._spec.stream.device)
+        for row in np.flatnonzero(good).tolist():
+            request = self._request(row)
+            # torch has few operations on uint16: the bits are those of a positive int16.
+            levels = memory[self._spans[row]].view(torch.int16)
+            levels = levels.view(len(request.frames), request.box.height, request.box.width)
+            depth[row] = to_depth(levels, request, self._table())
+        return depth.unsqueeze(1 if self._spec.layout == "BCTHW" else 2)
+
+
+def to_depth(levels: Tensor, request: ClipRequest, table: Tensor) -> Tensor:
+    """Convert levels to distances.
+
+    `levels`: int16 [T, h, w], 0 to 4095, cropped. `table`: the distance of each level, [4096]. Returns [T, H, W] of
+    the table's type.
+    """
+    size = request.size
+    if size != levels.shape[1:]:
+        rows, columns = (
+            ((torch.arange(new, device=levels.device) + 0.5) * old / new).long()
+            for new, old in zip(size, levels.shape[1:], strict=True)
+        )
+        levels = levels[:, rows][:, :, columns]
+    depth = table[levels.clamp(0, len(table) - 1).int()]
+    return depth.flip(-1) if request.flip else depth
+
+
+class FlowSink(_MeasuresSink):
+    """Collects flow pictures as decoded; they become flow in *output* pixels per frame on the device.
+
+    Resizing a crop scales x by W/w and y by H/h, and a flip negates x, so that the flow matches the motion visible in
+    the clip. (The TSN code resizes without scaling.)
+    """
+
+    def _video(self, memory: Tensor, good: Sequence[bool]) -> Tensor:
+        spec, (frames, *size) = self._spec, self._shapes.rows[0]
+        channels = 2 * self._plan.rules.flow_stack
+        whole = (len(good), channels, *self._shapes.rows[0])
+        flow = empty_batch(whole, spec.layout, self._dtype, spec.stream.device, channels_last=spec.channels_last)
+        flow.zero_()
+        for row in np.flatnonzero(good).tolist():
+            # Luma precedes chroma, which carries no flow.
+            request = self._request(row)
+            luma, _ = _nv12(memory[self._spans[row]], request)
+            # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
+            value = to_flow(luma, self._info(row), request).view(frames, channels, *size)
+            flow[row] = value.transpose(0, 1) if spec.layout == "BCTHW" else value
+        return flow
+
+
+def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
+    """Convert pictures of x above y to flow in pixels of the output picture.
+
+    `luma`: uint8 [N, h', w], cropped as by `Plan.part`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
+    """
+    half = info.height // 2
+    rows = request.box.height - half
+    levels = torch.stack([luma[:, :rows], luma[:, half:]], dim=1).float()
+    levels -= ZERO
+    flow = resize(levels, request.size)
+    height, width = request.size
+    unit = info.flow_bound / STEPS
+    flow[:, 0].mul_(unit * width / request.box.width)
+    flow[:, 1].mul_(unit * height / rows)
+    if request.flip:
+        flow = flow.flip(-1)
+        flow[:, 0].neg_()
+    return flow
+
+
+OpenSink = Callable[[Plan, int], Sink]
+"""Opens the memory of a batch's stream, given by its number."""
 
 # Outputs that a `Recutter` can write.
 _CUT: Final = frozenset({Planes, Rgb})
@@ -36,7 +381,7 @@ class CanvasMemory:
     ) -> None:
         self.streams, self.stream, self.pool = streams, stream, pool
         self.planes = BufferPool(threads)
-        self.recutters: deque[Recutter] = deque()
+        self.recutters: deque[tuple[Recutter, Stage]] = deque()
 
     def open(self, plan: Plan) -> Canvas:
         """Open the canvas of a plan."""
@@ -45,7 +390,7 @@ class CanvasMemory:
 
 
 class Canvas:
-    """One batch in the making: what was read and decoded so far. `output` and `done` may be called from any thread."""
+    """One batch in the making: what was read and decoded so far. Any thread may ask for an output, cut and fail."""
 
     def __init__(self, memory: CanvasMemory, plan: Plan) -> None:
         self.plan, self._memory, self._rows = plan, memory, len(plan.lengths)
@@ -57,62 +402,67 @@ class Canvas:
         self.packets: dict[int, EncodedClip] = {}
         """What was read for canvas rows, until they are decoded."""
         self.errors = dict(plan.errors)
-        self.counters = Counters()
+        self.costs: list[Counters] = []  # of reading and decoding; threads append to it
+        self.finish_seconds = 0.0
         self.pending = len(plan.reads)
         self.finished: tuple[Batch, torch.cuda.Event | None] | None = None
-        self._planes: dict[int, Planes] = {}
+        self.planes: dict[int, Planes] = {}
+        """What was decoded for several rows together, until it is `cut`."""
         self._taken: dict[int, Sink] = {}
 
-    def output(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
-        """Return where to write a clip: memory for a decoder that writes some of `kinds`, or a process's whole row."""
-        if self.plan.reads[row] == row + 1:
-            return self._part(row, kinds)
-        request = self.plan.request(row)
-        count, size = len(request.frames), packed_size(request)
-        self._planes[row] = Planes.packed(self._memory.planes.take(size + SLACK)[:size], count, request.box)
-        return self._planes[row]
+    def output(self, row: int, kinds: Set[type]) -> DecoderOutput | RgbRow:
+        """Return where to write a clip: memory for a decoder that writes some of `kinds`."""
+        if self.plan.reads[row] > row + 1:
+            request = self.plan.request(row)
+            count, size = len(request.frames), packed_size(request)
+            self.planes[row] = Planes.packed(self._memory.planes.take(size + SLACK)[:size], count, request.box)
+            return self.planes[row]
+        sinks = self._sinks[row // self._rows]
+        (sink, *_) = sinks if len(sinks) == 1 else [one for one in sinks if one.kinds & kinds]
+        self._taken[row] = sink
+        return sink.output(row % self._rows)
 
-    def done(self, row: int, error: Exception | None) -> None:
-        """Mark a row as decoded, or as failed: it becomes zeros. Called by the thread that decoded it."""
-        plan, planes = self.plan, self._planes.pop(row, None)
-        rows = range(row, plan.reads[row])
-        if error is not None:
-            self.errors.update(dict.fromkeys(rows, error))
-        elif planes is not None:
-            try:
-                recutter = self._memory.recutters.pop()
-            except IndexError:
-                recutter = Recutter()
-            whole = plan.request(row)
-            for number in rows:
-                part = plan.part(number)
-                index = np.searchsorted(whole.frames, part.frames).tolist()
-                output = cast("DecoderOutput", self._part(number, _CUT))
-                recutter.cut(plan.info(row), whole.box, planes, index, part, output)
-            self._memory.recutters.append(recutter)
-        for number in rows:
-            taken = self._taken.get(number)
-            # If the row went into the other sink, this one gets zeros there.
-            for sink in self._sinks[number // self._rows]:
-                sink.done(number % self._rows, good=error is None and sink is taken)
+    def fail(self, row: int, error: Exception) -> None:
+        """Mark a row, and those that are decoded together with it, as failed: they become zeros."""
+        self.place(row).locate(error)
+        self.planes.pop(row, None)
+        for number in range(row, self.plan.reads[row]):
+            self.errors[number] = error
+            self._taken.pop(number, None)
+
+    def cut(self, row: int) -> None:
+        """Cut the clips that were decoded together out of their planes. Called by the thread that decoded them."""
+        try:
+            recutter, stage = self._memory.recutters.pop()
+        except IndexError:
+            recutter, stage = Recutter(), Stage()
+        self._cut(row, self.planes.pop(row), recutter, stage)
+        self._memory.recutters.append((recutter, stage))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
-    def _part(self, row: int, kinds: Set[type]) -> DecoderOutput | SharedRow:
-        sinks = self._sinks[row // self._rows]
-        (sink, *_) = sinks if len(sinks) == 1 else [one for one in sinks if one.kinds & kinds]
-        self._taken[row] = sink
-        return sink.output(row % self._rows, kinds)
+    def _cut(self, row: int, planes: Planes, recutter: Recutter, stage: Stage) -> None:
+        plan, whole = self.plan, self.plan.request(row)
+        for number in range(row, plan.reads[row]):
+            part = plan.part(number)
+            index = np.searchsorted(whole.frames, part.frames).tolist()
+            self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
+            output = sink.output(number % self._rows)
+            target = stage.open(output) if isinstance(output, RgbRow) else output
+            recutter.cut(plan.info(row), whole.box, planes, index, part, target)
+            if isinstance(output, RgbRow):
+                stage.finish(output)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
-        video = sinks[0].finish()
+        taken = list(map(self._taken.get, range(first, first + self._rows)))
+        video = sinks[0].finish([one is sinks[0] for one in taken])
         for sink in sinks[1:]:
-            other = sink.finish()
+            other = sink.finish([one is sink for one in taken])
             # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
-            for row in range(self._rows):
-                if self._taken.get(first + row) is sink:
+            for row, one in enumerate(taken):
+                if one is sink:
                     video[row] = other[row]
         return video
 

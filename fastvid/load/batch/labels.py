@@ -163,14 +163,20 @@ def _pairs(column: pa.ChunkedArray) -> tuple[IntArray, pa.Array]:
     return np.concatenate(rows), pa.concat_arrays(values)
 
 
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    """Return the type of the elements of a list, or of a single value, not encoded as a dictionary."""
+    kind = kind.value_type if _is_list(kind) else kind
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
 def _contains_labels(kind: pa.DataType) -> bool:
-    types = pa.types
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        return False
-    kind = kind.value_type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
+    element = _element(kind)
+    is_known = pa.types.is_integer(element) or pa.types.is_string(element) or pa.types.is_large_string(element)
+    return bool(_is_list(kind) and is_known)
 
 
 Choose = Literal["random", "first"]
@@ -263,47 +269,29 @@ def _texts(value: str | Sequence[str | None] | None) -> list[str]:
 
 
 def _contains_text(kind: pa.DataType) -> bool:
-    types = pa.types
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
-        kind = kind.value_type
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+    element = _element(kind)
+    return bool(pa.types.is_string(element) or pa.types.is_large_string(element) or pa.types.is_string_view(element))
 
 
 IGNORED_LABEL: Final = -100
 """Label of masked and unlabelled rows: the default ignore_index of torch's cross_entropy."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class RowAnnotations:
     """The entries of batches that come from the annotations."""
 
-    label: IntArray  # label of each sample of the dataset, int64 [N], -1 for none
-    columns: Mapping[str, pa.ChunkedArray]
-    text: TextColumns | None = None
-    labels: MultiHotLabels | None = None
-    mixture: Mixture | None = None
-
-    @classmethod
-    def of(cls, dataset: Dataset | Mixture, extras: Extras) -> RowAnnotations:
-        """Build from a loader's arguments."""
-        return cls(
-            dataset.labels,
-            {name: dataset.column(name) for name in extras.fields},
-            None if extras.text is None else TextColumns(extras.text, dataset),
-            None if extras.labels is None else MultiHotLabels(extras.labels, dataset),
-            dataset if isinstance(dataset, Mixture) else None,
-        )
+    def __init__(self, dataset: Dataset | Mixture, extras: Extras) -> None:
+        self.label = dataset.labels  # label of each sample of the dataset, int64 [N], -1 for none
+        self.columns = {name: dataset.column(name) for name in extras.fields}
+        self.text = None if extras.text is None else TextColumns(extras.text, dataset)
+        self.labels = None if extras.labels is None else MultiHotLabels(extras.labels, dataset)
+        self.mixture = dataset if isinstance(dataset, Mixture) else None
 
     @property
     def fingerprint(self) -> dict[str, str]:
         """What determines texts and labels besides seed, epoch and position, as text by argument."""
-        parts = {
-            "text": None if self.text is None else self.text.text,
-            "labels": None if self.labels is None else self.labels.labels,
-        }
-        return {name: repr(part) for name, part in parts.items() if part is not None}
+        text = {} if self.text is None else {"text": repr(self.text.text)}
+        return text if self.labels is None else text | {"labels": repr(self.labels.labels)}
 
     def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
         """Return the entries that belong on the device, larger items first.

@@ -9,7 +9,7 @@ text, so that an error can say which part of a state does not match the loader.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -19,11 +19,11 @@ from fastvid.decode.colours import Layout, Pixels, empty_batch
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW, PICTURES
-from fastvid.load.after.chain import TransformChain
-from fastvid.load.batch.labels import RowAnnotations, SignalRows
-from fastvid.load.clips.clip import ClipRules, clip_sizes
+from fastvid.load.after.chain import AnyTransform, TransformChain
+from fastvid.load.batch.labels import Extras, RowAnnotations, SignalRows
+from fastvid.load.clips.clip import ClipRules, Crops, Frames, clip_sizes
 from fastvid.load.clips.sampling import with_length
-from fastvid.load.clips.views import check_views
+from fastvid.load.clips.views import Views, check_views
 from fastvid.load.device import LoaderStream
 from fastvid.load.options import Collate, Output
 from fastvid.load.order.buckets import Buckets
@@ -48,6 +48,28 @@ class Spec:
     after: TransformChain | None = None
     output: Output = Output()
     batches: Buckets | Packed | None = None
+
+    @classmethod
+    def of(
+        cls,
+        dataset: Dataset | Mixture,
+        frames: Frames,
+        spatial: Crops,
+        order: Order,
+        extras: Extras,
+        output: Output,
+        *,
+        streams: Sequence[str] | str | None = None,
+        views: Views | None = None,
+        after: Sequence[AnyTransform] = (),
+        batches: Buckets | Packed | None = None,
+    ) -> Spec:
+        """Build from the arguments of a loader."""
+        rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
+        signals = SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None)
+        chain = TransformChain.of(after, rules.streams, rules.depth)
+        annotations = RowAnnotations(dataset, extras)
+        return cls(dataset, rules, EpochOrders(dataset, order), annotations, signals, chain, output, batches)
 
     def __post_init__(self) -> None:
         rules, collate = self.rules, self.output.collate
@@ -95,8 +117,7 @@ class Spec:
         """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
         orders, planned, rules = self.orders, self.batches, self.rules
         if planned is None:
-            size = check_integer("global_batch_size", size, 1)
-            return Batches(orders.num_samples, size, order.last, world, order.group_size, orders.clips_per_video)
+            return Batches.of(orders, check_integer("global_batch_size", size, 1), order, world)
         if size is not None or order.group_size != 1:
             raise UsageError(
                 f"global_batch_size is {size} and group_size {order.group_size} with batches={planned}",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -91,12 +92,12 @@ class ClipRules:
         crops = dataset.by_name("spatial", spatial) if isinstance(spatial, Mapping) else (spatial,) * len(dataset.names)
         return cls(samplers, tuple(Spatial.of(crop) for crop in crops), dataset.ends, *options)
 
-    @property
+    @cached_property
     def num_views(self) -> int:
         """Clips of each sample and stream."""
         return 1 if self.views is None else self.views.num_views
 
-    @property
+    @cached_property
     def main(self) -> int:
         """Number of the stream whose rate, size and times a batch tells: the pictures, or the first."""
         return self.streams.index(PICTURES) if PICTURES in self.streams else 0
@@ -269,11 +270,6 @@ def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
                 hint="load them by themselves, or without the streams of depth",
             )
     return found
-
-
-def picture_size(info: StreamInfo, stream: str) -> Size:
-    """Return the height and width of a stream's pictures in pixels: flow has one half above the other."""
-    return (info.height // 2 if stream == FLOW else info.height), info.width
 
 
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:

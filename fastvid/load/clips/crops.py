@@ -397,7 +397,7 @@ class Spatial:
         is_own = getattr(type(crop), "draw", None) is BatchCrop.draw
         numbers = draws.uniform(Purpose.CROP, crop.numbers).tolist() if isinstance(crop, BatchCrop) and is_own else ()
         flips = [False] * len(heights) if flip is None else (draws.uniform(Purpose.FLIP, 1)[:, 0] < flip.p).tolist()
-        found = np.empty((len(heights), 7), dtype=np.int64)
+        found, output = np.empty((len(heights), 7), dtype=np.int64), crop.output
         for row, (height, width) in enumerate(zip(heights, widths, strict=True)):
             if min(height, width) < 2:
                 raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
@@ -405,7 +405,7 @@ class Spatial:
                 box = crop.box(height, width, numbers[row])
             else:
                 box = astuple(crop.draw(height, width, draws[row]))
-            found[row] = (*box, *(crop.output or self.output_of(height, width)), flips[row])
+            found[row] = (*box, *(output or self.output_of(height, width)), flips[row])
         return found
 
     @property

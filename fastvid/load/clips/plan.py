@@ -31,8 +31,8 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import FLOW, PICTURES
 from fastvid.format.shard import Shard
-from fastvid.load.clips.clip import ClipRules, SampleAnnotations, check_lengths, picture_size, stack_frames
-from fastvid.load.clips.crops import Spatial, View
+from fastvid.load.clips.clip import ClipRules, SampleAnnotations, check_lengths, stack_frames
+from fastvid.load.clips.crops import Spatial
 from fastvid.load.clips.sampling import Sampler, VideoInfo, Videos, with_length
 from fastvid.load.clips.views import ONE_VIEW
 from fastvid.load.order.buckets import ClipSizes
@@ -93,9 +93,10 @@ class Plan:
         # The shard of each row's sample, its row there, and its streams.
         self.shards: list[Shard | None] = [None] * rows
         self.shard_rows, self.infos = [0] * rows, [cast("tuple[StreamInfo, ...]", ())] * rows
-        # Exact frames per second of each row's video as numerator and denominator, and its height and width in pixels,
-        # both int64 [B, 2]; -1 for an empty row, and if its shard cannot be read.
-        self.rates, self.sizes = np.full((2, rows, 2), -1, dtype=np.int64)
+        # Exact frames per second of each row's video as numerator and denominator, int64 [B, 2], and the height and
+        # width of each stream in pixels, int64 [S, B, 2]; -1 for an empty row, and if its shard cannot be read.
+        self.rates = np.full((rows, 2), -1, dtype=np.int64)
+        self.sizes = np.full((len(rules.streams), rows, 2), -1, dtype=np.int64)
         # What each canvas row shows of its video, int64 [S * B * V, 7], see `View.of`.
         self.cuts: IntArray = np.zeros((len(rules.streams) * clips, 7), dtype=np.int64)
         # Frames that clips show, int64 [B * V, T], -1 after the end of a shorter clip; and how many they are, int64
@@ -129,7 +130,9 @@ class Plan:
         frames = self.frames[clip, : self.lengths[clip]]
         if name == FLOW:
             frames = stack_frames(frames, self.infos[row][stream].num_frames, rules.flow_stack)
-        return ClipRequest(int(self.samples[row]), frames, *View.of(self.cuts[number]), name, name in rules.depth)
+        y, x, height, width, high, wide, flip = self.cuts[number].tolist()
+        box, size = Box(y, x, height, width), (high, wide)
+        return ClipRequest(int(self.samples[row]), frames, box, size, bool(flip), name, name in rules.depth)
 
     def request(self, number: int) -> ClipRequest:
         """Return what to decode for a canvas row and those that are decoded together with it."""
@@ -156,11 +159,13 @@ class Plan:
     @property
     def seconds(self) -> FloatArray:
         """Time at which each frame is shown in its video, float64 [B * V, T]; -1 where there is none."""
-        found, views = np.full(self.frames.shape, -1.0), self.views
+        numerators, denominators = np.repeat(self.rates, self.views, axis=0).T[..., None]
+        found: FloatArray = self.frames * denominators / numerators
         for row in np.flatnonzero(self.valid).tolist():
-            some = slice(row * views, (row + 1) * views)
-            found[some] = self.infos[row][self.rules.main].seconds(self.frames[some])
-        found[self.frames < 0] = -1.0
+            info, some = self.infos[row][self.rules.main], slice(row * self.views, (row + 1) * self.views)
+            if info.times is not None:
+                found[some] = info.seconds(self.frames[some])
+        found[(self.frames < 0) | ~np.repeat(self.valid, self.views)[:, None]] = -1.0
         return found
 
 
@@ -282,11 +287,11 @@ class Planner:
 
     def _infos(self, plan: Plan, row: int, shard: Shard) -> tuple[StreamInfo, ...]:
         streams = self.rules.streams
-        infos = tuple(shard.info(plan.shard_rows[row], stream) for stream in streams)
-        shown = self.rules.main
-        plan.rates[row] = infos[shown].fps.as_integer_ratio()
-        plan.sizes[row] = picture_size(infos[shown], streams[shown])
-        for info in infos:
+        infos = tuple(map(shard.info, itertools.repeat(plan.shard_rows[row]), streams))
+        plan.rates[row] = infos[self.rules.main].fps.as_integer_ratio()
+        for stream, info in enumerate(infos):
+            # Flow has one half above the other.
+            plan.sizes[stream, row] = (info.height // 2 if streams[stream] == FLOW else info.height), info.width
             if info.codec not in self.backend.codecs:
                 known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
                 raise UsageError(
@@ -308,7 +313,7 @@ class Planner:
 
         def video(number: int) -> VideoInfo:
             row, info = rows[number], first[number]
-            height, width = picture_size(info, rules.streams[0])
+            height, width = plan.sizes[0, row].tolist()
             annotations = SampleAnnotations(self.dataset, int(plan.samples[row]))
             anchor = None if anchors is None else int(anchors[number])
             facts = (info.num_frames, float(info.fps), width, height, plan.keys[row], annotations)
@@ -317,12 +322,12 @@ class Planner:
         shown = views.draw_all(sampler, Videos(num_frames, fps, draws, anchors, times), video)
         cuts = plan.cuts.reshape(len(rules.streams), len(plan.samples), views.num_clips, views.num_crops, 7)
         for number, stream in enumerate(rules.streams):
-            heights, widths = zip(*(picture_size(plan.infos[row][number], stream) for row in rows), strict=True)
+            heights, widths = plan.sizes[number, rows].T
             # The same draws for all streams: those of one size, such as pictures and their flow, get the same crop.
-            views_of = views.divided(spatial.cuts(heights, widths, draws), np.array(heights), np.array(widths))
+            views_of = views.divided(spatial.cuts(heights.tolist(), widths.tolist(), draws), heights, widths)
             views_of = views_of.reshape(len(rows), 1, views.num_crops, 7)
             if stream == FLOW:
-                views_of[..., 2] += np.array(heights)[:, None, None]
+                views_of[..., 2] += heights[:, None, None]
             cuts[number, rows] = views_of
         for number, row in enumerate(rows):
             for one in range(views.num_clips):
@@ -385,12 +390,15 @@ class Planner:
     def _facts(self) -> list[npt.NDArray[Any]]:
         return [self.dataset.column(name).to_numpy() for name in ("num_frames", "fps", "width", "height")]
 
+    @cached_property
+    def _at_once(self) -> int:
+        return prefetch_threads(self.dataset)
+
     def _open(self, shards: list[int]) -> None:
         """Open shards in parallel if each costs a request; errors are raised again when the shard is used."""
-        at_once = prefetch_threads(self.dataset)
-        closed = [index for index in shards if not self.dataset.is_open(index)] if at_once else []
+        closed = [index for index in shards if not self.dataset.is_open(index)] if self._at_once else []
         if len(closed) > 1:
-            with ThreadPoolExecutor(min(at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
+            with ThreadPoolExecutor(min(self._at_once, len(closed)), thread_name_prefix="fastvid-open") as pool:
                 for opened in [pool.submit(self.dataset.shard, index) for index in closed]:
                     opened.exception()
 
@@ -399,8 +407,7 @@ def prefetch_threads(dataset: Dataset | Mixture, asked: int | None = None) -> in
     """Return how many threads should prefetch from a dataset's storage; 0 if reads are fast enough without."""
     if asked is not None:
         return asked
-    sets = parts_of(dataset)
-    at_once = max(part.storage.concurrency for part in sets)
+    at_once = max(part.storage.concurrency for part in parts_of(dataset))
     return 0 if at_once == 1 else min(at_once, MOST_FETCHERS)
 
 

@@ -97,6 +97,15 @@ SORTED_LIMIT: Final = 65_536
 """Largest set that is sorted by hash; its order takes half a megabyte during the epoch."""
 
 
+def check_positions(positions: npt.ArrayLike, num_samples: int) -> IntArray:
+    """Return positions as int64 [N] after checking that they are inside an epoch."""
+    wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
+    if len(wanted) and (wanted.min() < 0 or wanted.max() >= num_samples):
+        outside = wanted.min() if wanted.min() < 0 else wanted.max()
+        raise UsageError(f"position {outside} is outside an epoch of {num_samples} samples")
+    return wanted
+
+
 class Permutation:
     """The order in which one epoch visits the samples.
 
@@ -130,10 +139,7 @@ class Permutation:
         `positions`: integers, 0 <= p < num_samples, any order, int64 [N]. Returns rows of the dataset, int64
         [N]. Over all positions each row occurs exactly once.
         """
-        wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):
-            outside = wanted.min() if wanted.min() < 0 else wanted.max()
-            raise UsageError(f"position {outside} is outside an epoch of {self.num_samples} samples")
+        wanted = check_positions(positions, self.num_samples)
         if not self.shuffle:
             return wanted.copy()
         if self._sorted is not None:

@@ -36,6 +36,7 @@ from fastvid.load.order.draws import (
     Members,
     Permutation,
     apportion,
+    check_positions,
     mix64_int,
 )
 from fastvid.load.order.mixture import Mixture
@@ -93,10 +94,7 @@ class BlockOrder:
 
     def ids(self, positions: npt.ArrayLike) -> IntArray:
         """Return the samples at these positions, int64 [N]; see `Permutation.ids`."""
-        wanted = np.atleast_1d(np.asarray(positions, dtype=np.int64))
-        if len(wanted) and (wanted.min() < 0 or wanted.max() >= self.num_samples):
-            outside = wanted.min() if wanted.min() < 0 else wanted.max()
-            raise UsageError(f"position {outside} is outside an epoch of {self.num_samples} samples")
+        wanted = check_positions(positions, self.num_samples)
         # Window w begins at w * N // windows, so position p is in window ((p + 1) * windows - 1) // N.
         windows = ((wanted + 1) * self._windows - 1) // max(1, self.num_samples)
         places = np.empty_like(wanted)
@@ -206,28 +204,14 @@ class Order:
         check_least(1, clips_per_video=self.clips_per_video)
 
 
-@dataclass(frozen=True)
-class _GroupShares:
-    sizes: list[int]
-    counts: list[int]
-    members: Members
-
-
 class EpochOrders:
     """The sample orders of a loader's epochs.
 
     `dataset`: the samples.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset | Mixture,
-        *,
-        shuffle: bool | BlockShuffle = True,
-        balance: ClassBalanced | None = None,
-        clips_per_video: int = 1,
-    ) -> None:
-        check_least(1, clips_per_video=clips_per_video)
+    def __init__(self, dataset: Dataset | Mixture, order: Order = Order()) -> None:
+        shuffle, balance, clips_per_video = order.shuffle, order.balance, order.clips_per_video
         mixture = dataset if isinstance(dataset, Mixture) and dataset.weights is not None else None
         if (balance or mixture) and shuffle is not True:
             raise UsageError(
@@ -237,7 +221,7 @@ class EpochOrders:
         if balance and mixture:
             raise UsageError("balance= was given for a weighted mixture", hint="use balance= or weights=, not both")
         self._dataset, self._shuffle, self.clips_per_video = dataset, shuffle, clips_per_video
-        self._groups: _GroupShares | None = None
+        self._groups: _Groups | None = None
         self.text = f"{ORDER_VERSION} shuffle={shuffle}"
         if mixture is not None:
             self._groups = _by_dataset(mixture)
@@ -250,19 +234,14 @@ class EpochOrders:
             self.text += f" {BLOCKS_VERSION}"
         if clips_per_video > 1:
             self.text += f" clips_per_video={clips_per_video}"
-        base = sum(self._groups.counts) if self._groups else len(dataset)
+        base = sum(self._groups[1]) if self._groups else len(dataset)
         self.num_samples = base * clips_per_video
-
-    @classmethod
-    def of(cls, dataset: Dataset | Mixture, order: Order) -> EpochOrders:
-        """Build from a loader's arguments."""
-        return cls(dataset, shuffle=order.shuffle, balance=order.balance, clips_per_video=order.clips_per_video)
 
     def order(self, seed: int, epoch: int) -> EpochOrder:
         """Return the order of one epoch."""
         base: EpochOrder
         if self._groups is not None:
-            base = GroupedOrder(self._groups.sizes, self._groups.counts, self._groups.members, seed, epoch)
+            base = GroupedOrder(*self._groups, seed, epoch)
         elif isinstance(self._shuffle, BlockShuffle):
             base = BlockOrder(self._shard_sizes, self._shuffle.window, seed, epoch)
         else:
@@ -285,7 +264,11 @@ class _SeveralClips:
         return self._base.ids(np.atleast_1d(np.asarray(positions, dtype=np.int64)) // self._clips_per_video)
 
 
-def _by_dataset(mixture: Mixture) -> _GroupShares:
+_Groups = tuple[list[int], list[int], Members]
+"""Samples and positions of each group, and which sample a group has at an index."""
+
+
+def _by_dataset(mixture: Mixture) -> _Groups:
     assert mixture.weights is not None
     starts = np.asarray(mixture.starts, dtype=np.int64)
 
@@ -293,10 +276,10 @@ def _by_dataset(mixture: Mixture) -> _GroupShares:
         return starts[groups] + indices
 
     sizes = [len(dataset) for dataset in mixture.datasets]
-    return _GroupShares(sizes, apportion(mixture.num_samples, mixture.weights), members)
+    return sizes, apportion(mixture.num_samples, mixture.weights), members
 
 
-def _by_class(labels: IntArray, balance: ClassBalanced) -> _GroupShares:
+def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
     # uint32 when it suffices: this index is the memory cost of class shares.
     kind = np.uint32 if len(labels) < _SMALL_SET else np.int64
     by_class = np.argsort(labels, kind="stable").astype(kind)
@@ -313,7 +296,7 @@ def _by_class(labels: IntArray, balance: ClassBalanced) -> _GroupShares:
 
     sizes = counts.tolist()
     shares = apportion(balance.num_samples or len(by_class), [size**balance.power for size in sizes])
-    return _GroupShares(sizes, shares, members)
+    return sizes, shares, members
 
 
 class EveryFrame(Dataset):
@@ -548,6 +531,11 @@ class Batches:
                 f"{self.num_samples} samples do not fill one batch of {self.size} with last='drop'",
                 hint="use a smaller global_batch_size, or last='mask'",
             )
+
+    @classmethod
+    def of(cls, orders: EpochOrders, size: int, order: Order, world: World) -> Batches:
+        """Return the batches of the epochs of some orders."""
+        return cls(orders.num_samples, size, order.last, world, order.group_size, orders.clips_per_video)
 
     @property
     def unit(self) -> int:

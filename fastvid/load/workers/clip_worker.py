@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, NamedTuple, Protocol, cast
+from typing import Final, NamedTuple, Protocol
 
 from fastvid.decode.clips import PacketBuffer, coalesce, read_clip
 from fastvid.decode.request import ClipRequest, Decoder, DecoderOutput, EncodedClip
@@ -15,7 +16,7 @@ from fastvid.format.packets import StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
 from fastvid.load.clips.plan import ClipPlace, SoundTask
-from fastvid.load.memory import SharedRow
+from fastvid.load.memory import RgbRow, Stage
 from fastvid.load.stats import Counters
 
 
@@ -69,7 +70,8 @@ def fetch_clip(row: Row, scratch: PacketBuffer | None = None) -> tuple[EncodedCl
     place = row.target.place(row.row)
     request = row.target.request(row.row)
     clip, counters = fetch(place.shard, place.row, request, key=place.key, info=place.info, scratch=scratch)
-    fetch_sounds(row, place, counters)
+    if row.row in row.target.sounds:
+        fetch_sounds(row, place, counters)
     return clip, counters
 
 
@@ -110,7 +112,8 @@ def fetch_together(rows: Sequence[Row]) -> list[tuple[EncodedClip, Counters]]:
         info, options = shard.info(place.row, place.stream), {"key": place.key, "shard": shard.stem}
         encoded = read_clip(request, info, table, read, gap=gap, limit=reader.size, plan=plan, **options)
         cost = Counters(bytes_whole=reader.size, packets=len(plan.packets), packets_from_keys=plan.packets_from_keys)
-        fetch_sounds(row, place, cost)
+        if row.row in row.target.sounds:
+            fetch_sounds(row, place, cost)
         found.append((encoded, cost))
     # What was read is counted with the first.
     found[0][1].bytes_read += sum(map(len, data))
@@ -120,11 +123,8 @@ def fetch_together(rows: Sequence[Row]) -> list[tuple[EncodedClip, Counters]]:
 
 def fetch_sounds(row: Row, place: ClipPlace, counters: Counters) -> None:
     """Read and check the packets of a row's sounds, and add their cost, without `fetch_seconds`, to `counters`."""
-    sounds = row.target.sounds.get(row.row)
-    if not sounds:
-        return
     begun = time.perf_counter()
-    for sound in sounds:
+    for sound in row.target.sounds[row.row]:
         sound.read(place)
         if sound.packets is not None:
             counters.bytes_read += sound.packets.bytes_read
@@ -153,8 +153,8 @@ class Target(Protocol):
         """Return what to decode for a row."""
         ...
 
-    def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | SharedRow:
-        """Return where to write a clip: memory for a decoder that supports `kinds`, or a row shared with processes."""
+    def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | RgbRow:
+        """Return where to write a clip: memory for a decoder that supports `kinds`."""
         ...
 
 
@@ -166,16 +166,28 @@ class Row(NamedTuple):
     number: int = 0  # counts the rows of an iteration in order
 
 
-class RowResult(NamedTuple):
-    """What became of a row."""
+class Watch(Protocol):
+    """What a lane is doing, for whoever waits for it: a `Watched`, or one that tells another process."""
 
-    number: int  # of the row among those that were given
-    error: Exception | None
-    counters: Counters | None
+    rows: Sequence[Row]
+    """Those that are processed now; set by the lane."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the others are no longer needed."""
+        ...
 
 
-KeepGoing = Callable[[Sequence[int]], bool]
-"""Called with the numbers of the rows that are processed next; returns False if they are no longer needed."""
+@dataclass(slots=True, eq=False)
+class Watched:
+    """A `Watch` in the same process."""
+
+    rows: Sequence[Row] = ()
+    is_over: bool = False
+
+
+Done = Callable[[Row, Exception | None, Counters], None]
+"""Called with a row once it is made, or with the error that it failed with, and what it cost."""
 
 
 class Lane(Protocol):
@@ -186,8 +198,8 @@ class Lane(Protocol):
     at_once: int
     """Preferred number of rows per call of `make`."""
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
-        """Yield a result as each row is made, in any order."""
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
+        """Make rows, in any order; those that are not done are no longer needed."""
         ...
 
     def close(self) -> None:
@@ -204,61 +216,69 @@ class ClipWorker:
         self.max_clips = max_clips or decoder.max_clips
         self._decoder = decoder
         self._scratches: list[PacketBuffer] = []
+        self._stages = [Stage() for _ in range(self.max_clips)]
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
-        fetched: list[tuple[int, EncodedClip, Counters]] = []
-        for number, row in enumerate(rows):
-            if not keep_going([number]):
+        self._scratches += [PacketBuffer() for _ in range(len(rows) - len(self._scratches))]
+        fetched, clips, costs = list[Row](), list[EncodedClip](), list[Counters]()
+        for row, scratch in zip(rows, self._scratches, strict=False):
+            watch.rows = (row,)
+            if watch.is_over:
                 return
-            counters = Counters()
+            counters, begun = Counters(), time.perf_counter()
             try:
                 packets = row.target.packets.pop(row.row, None)
                 if packets is None:
-                    begun = time.perf_counter()
-                    packets, counters = fetch_clip(row, self._scratch(number))
+                    packets, counters = fetch_clip(row, scratch)
                     counters.fetch_seconds = time.perf_counter() - begun
             except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                yield RowResult(number, error, counters)
+                done(row, error, counters)
             else:
-                fetched.append((number, packets, counters))
+                fetched.append(row)
+                clips.append(packets)
+                costs.append(counters)
         for first in range(0, len(fetched), self.max_clips):
-            group = fetched[first : first + self.max_clips]
-            if not keep_going([number for number, _, _ in group]):
+            some = slice(first, first + self.max_clips)
+            watch.rows = fetched[some]
+            if watch.is_over:
                 return
-            yield from self._decode(rows, group)
+            self._decode(fetched[some], clips[some], costs[some], done)
 
     def close(self) -> None:
         """Close the decoder."""
         self._decoder.close()
 
-    def _decode(self, rows: Sequence[Row], group: Sequence[tuple[int, EncodedClip, Counters]]) -> Iterator[RowResult]:
+    def _decode(self, rows: Sequence[Row], clips: Sequence[EncodedClip], costs: Sequence[Counters], done: Done) -> None:
         errors: Sequence[Exception | None]
-        begun = time.perf_counter()
+        begun, outputs, staged = time.perf_counter(), list[DecoderOutput](), dict[int, RgbRow]()
         try:
-            targets = [rows[number] for number, _, _ in group]
-            outputs = [cast("DecoderOutput", one.target.output(one.row, self._decoder.outputs)) for one in targets]
-            errors = self._decoder.decode([packets for _, packets, _ in group], outputs)
+            for number, row in enumerate(rows):
+                output = row.target.output(row.row, self._decoder.outputs)
+                if isinstance(output, RgbRow):
+                    staged[number] = output
+                    output = self._stages[number].open(output)
+                outputs.append(output)
+            errors = self._decoder.decode(clips, outputs)
         except Exception as problem:  # noqa: BLE001 - a decoder that raises has failed all its clips
-            errors = [problem] * len(group)
-        share = (time.perf_counter() - begun) / len(group)
-        for (number, _, counters), failure in zip(group, errors, strict=True):
-            sounds = rows[number].target.sounds.get(rows[number].row, ())
-            error, seconds = _sounded(sounds) if failure is None else (failure, 0.0)
-            counters.clips, counters.decode_seconds = int(error is None), share + seconds
-            counters.audio_seconds += seconds
-            yield RowResult(number, error, counters)
-
-    def _scratch(self, number: int) -> PacketBuffer:
-        while number >= len(self._scratches):
-            self._scratches.append(PacketBuffer())
-        return self._scratches[number]
+            errors = [problem] * len(rows)
+        share = (time.perf_counter() - begun) / len(rows)
+        for number, (row, counters, failure) in enumerate(zip(rows, costs, errors, strict=True)):
+            error, begun = failure, time.perf_counter()
+            if error is None and number in staged:
+                self._stages[number].finish(staged[number])
+                counters.finish_seconds = time.perf_counter() - begun
+            if error is None and row.row in row.target.sounds:
+                error, seconds = _sounded(row.target.sounds[row.row])
+                counters.audio_seconds += seconds
+                counters.decode_seconds += seconds
+            counters.clips = int(error is None)
+            counters.decode_seconds += share
+            done(row, error, counters)
 
 
 def _sounded(sounds: Sequence[SoundTask]) -> tuple[Exception | None, float]:
     """Decode sounds; return the error of the first that fails, and the seconds it took."""
-    if not sounds:
-        return None, 0.0
     begun = time.perf_counter()
     try:
         for sound in sounds:

@@ -22,7 +22,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, cast
 
@@ -32,8 +32,8 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.clips.plan import Plan
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Lane, Row, RowResult, are_near, fetch_clip, fetch_together
-from fastvid.load.workers.lanes import Decoders
+from fastvid.load.workers.clip_worker import Lane, Row, Watched, are_near, fetch_clip, fetch_together
+from fastvid.load.workers.lanes import Decoders, Lanes
 
 _log = logging.getLogger(__name__)
 
@@ -73,30 +73,35 @@ class BatchPipeline:
         self._failure: BaseException | None = None
         self._planned, self._stopped = False, True
         self._pid = os.getpid()
-        self._active: dict[int, Sequence[Row]] = {}
+        self._watches: list[Watched] = []
         self._threads: list[threading.Thread] = []
         # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
-        self._room, self._work, self._ready, self._arrived, self._complete = (
-            threading.Condition(self._lock) for _ in range(5)
-        )
+        # Waited for by the planner; by threads that fetch, or decode what they fetch; by those that decode what was
+        # fetched; by the consumer and the thread that finishes batches.
+        self._conditions = [threading.Condition(self._lock) for _ in range(4)]
+        self._room, self._work, self._arrived, self._ready = self._conditions
 
     def start(self) -> None:
         """Start the threads, which continue with what was prefetched before."""
         # A child of a fork between two iterations continues by itself: no thread was running.
         self._pid, self._stopped, self._planned = os.getpid(), False, False
-        self._fetching, self._active = self._ahead, {}
+        self._fetching = self._ahead
         # Clips that threads had taken and not finished are behind those that nobody had taken.
         self._tasks = deque(sorted(self._tasks, key=lambda task: task.number))
         self._fetched = deque(sorted(self._fetched, key=lambda task: task.number))
-        runs: list[tuple[str, Callable[..., None], tuple[int, ...]]] = [("plan", self._plan, ())]
-        runs += [(f"decode-{number}", self._decode, (number,)) for number in range(len(self._lanes))]
-        runs += [(f"fetch-{number}", self._fetch_ahead, (number,)) for number in range(self._ahead)]
-        runs += [("finish", self._finish_ahead, ())] if self._finishes_ahead else []
+        self._watches = [Watched() for _ in range(len(self._lanes) + self._ahead)]
+        runs: dict[str, Callable[[], None]] = {"plan": self._plan}
+        for number, (lanes, watch) in enumerate(zip(self._lanes, self._watches, strict=False)):
+            runs[f"decode-{number}"] = partial(self._decode, lanes, watch)
+        for number, watch in enumerate(self._watches[len(self._lanes) :]):
+            runs[f"fetch-{number}"] = partial(self._fetch_ahead, watch)
+        if self._finishes_ahead:
+            runs["finish"] = self._finish_ahead
         self._threads = [
             # Daemon threads, because the interpreter joins all others before it runs the exit handler that ends them.
-            threading.Thread(target=self._guard, args=(run, *arguments), name=f"fastvid-{name}", daemon=True)
-            for name, run, arguments in runs
+            threading.Thread(target=self._guard, args=(run,), name=f"fastvid-{name}", daemon=True)
+            for name, run in runs.items()
         ]
         for thread in self._threads:
             thread.start()
@@ -106,7 +111,7 @@ class BatchPipeline:
     def ready(self) -> int:
         """Number of complete batches that wait for the consumer."""
         with self._lock:
-            return sum(work is not None and not work.pending for work in self._batches)
+            return len([work for work in self._batches if work is not None and not work.pending])
 
     @property
     def queued(self) -> int:
@@ -125,11 +130,14 @@ class BatchPipeline:
             while True:
                 if self._failure is not None:
                     raise self._failure
-                if self._batches and self._is_ready(self._batches[0]):
+                work = self._batches[0] if self._batches else None
+                is_whole = work is not None and not work.pending
+                if work is not None and self._finishes_ahead:
+                    is_whole = work.finished is not None
+                if is_whole or (self._batches and work is None):
                     self._room.notify()
-                    work = self._batches.popleft()
-                    self._complete.notify()
-                    return work
+                    self._ready.notify_all()
+                    return self._batches.popleft()
                 if not self._ready.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise self._late(timeout)
 
@@ -140,7 +148,8 @@ class BatchPipeline:
         assert work.finished is not None
         # A thread that waits for its next clip still refers to the last one and its batch.
         (batch, done), work.finished = work.finished, None
-        self._stream.hand_over(batch.device_tensors, done)
+        if done is not None:
+            self._stream.hand_over(batch.device_tensors, done)
         return batch
 
     def pause(self, *, follow: bool) -> bool:
@@ -165,7 +174,9 @@ class BatchPipeline:
     def _stop(self) -> None:
         with self._lock:
             self._stopped = True
-            for condition in (self._room, self._work, self._ready, self._arrived, self._complete):
+            for watch in self._watches:
+                watch.is_over = True
+            for condition in self._conditions:
                 condition.notify_all()
         atexit.unregister(self.close)
         if threading.current_thread() in self._threads:
@@ -176,10 +187,10 @@ class BatchPipeline:
             if thread.is_alive():
                 _log.warning("thread %s did not end within %.0f s and is abandoned", thread.name, _JOIN_SECONDS)
 
-    def _guard(self, run: Callable[..., None], *arguments: object) -> None:
+    def _guard(self, run: Callable[[], None]) -> None:
         try:
             self._stream.enter_thread()
-            run(*arguments)
+            run()
         except BaseException as error:  # noqa: BLE001 - whatever ends a thread must reach the consumer
             with self._lock:
                 self._failure = self._failure or error
@@ -200,35 +211,35 @@ class BatchPipeline:
             if plan is None:
                 with self._lock:
                     self._batches.append(None)
-                    self._announce()
+                    self._ready.notify_all()
             else:
                 self._queue(plan)
         with self._lock:
             self._planned = True
             self._work.notify_all()
-            self._announce()
+            self._ready.notify_all()
 
     def _queue(self, plan: Plan) -> None:
         """Allocate the memory of a batch and queue its rows."""
         work = self._decoders.memory.open(plan)
         with self._lock:
             self._batches.append(work)
-            self._tasks.extend(Row(work, row, next(self._numbers)) for row in plan.reads)
+            self._tasks.extend(map(Row, itertools.repeat(work), plan.reads, self._numbers))
             self._work.notify(len(plan.reads))
-            self._announce()
+            self._ready.notify_all()
 
     def _finish_ahead(self) -> None:
         while work := self._take_complete():
             self._finish_one(work)
             with self._lock:
-                self._ready.notify()
+                self._ready.notify_all()
             # While it waits, this thread must not keep the batch alive.
             del work
 
     def _finish_one(self, work: Canvas) -> None:
         begun = time.perf_counter()
         work.finished = self._decoders.assembler.make(work)
-        work.counters.finish_seconds += time.perf_counter() - begun
+        work.finish_seconds += time.perf_counter() - begun
 
     def _take_complete(self) -> Canvas | None:
         """Return the next batch once all its clips are decoded; None when the iteration ends."""
@@ -239,55 +250,43 @@ class BatchPipeline:
                     return work
                 if self._planned and work is None:
                     return None
-                self._complete.wait()
+                self._ready.wait()
             return None
 
-    def _is_ready(self, work: Canvas | None) -> bool:
-        return work is None or (work.finished is not None if self._finishes_ahead else not work.pending)
-
-    def _decode(self, number: int) -> None:
-        lane = self._lanes[number].take()
-        while tasks := self._take_fetched(number, lane) if self._ahead else self._take(number, lane):
-            left = dict(enumerate(tasks))
-            for made in lane.make(tasks, partial(self._at, number, tasks)):
-                self._done(left.pop(made.number), made)
+    def _decode(self, lanes: Lanes, watch: Watched) -> None:
+        lane = lanes.take()
+        while tasks := self._take(watch, lane):
+            left = {task.number: task for task in tasks}
+            lane.make(tasks, watch, partial(self._done, left))
             if left:  # the iteration has ended
                 with self._lock:
                     (self._fetched if self._ahead else self._tasks).extend(left.values())
-        self._lanes[number].give(lane)
+        lanes.give(lane)
 
-    def _at(self, number: int, tasks: Sequence[Row], which: Sequence[int]) -> bool:
-        # For the message of a timeout. The key exists already, so no lock is needed.
-        self._active[number] = [tasks[one] for one in which]
-        return not self._stopped
-
-    def _take(self, number: int, lane: Lane | None) -> Sequence[Row]:
+    def _take(self, watch: Watched, lane: Lane | None) -> list[Row]:
+        """Take the next clips for a lane, or one to be fetched; wait for them; none if there will be no more."""
+        is_fetched = lane is not None and self._ahead > 0
         with self._lock:
-            self._active.pop(number, None)
-            while not self._tasks and not self._planned and not self._stopped:
-                self._work.wait()
-            if self._stopped or not self._tasks:
-                return ()
-            # Leave enough clips for the other threads.
-            most = 1 if lane is None else max(lane.max_clips, min(lane.at_once, len(self._tasks) // len(self._lanes)))
-            tasks = [self._tasks.popleft() for _ in range(min(most, len(self._tasks)))]
-            self._active[number] = tasks
-            return tasks
-
-    def _take_fetched(self, number: int, lane: Lane) -> Sequence[Row]:
-        with self._lock:
-            self._active.pop(number, None)
-            while not self._fetched and self._fetching and not self._stopped:
-                self._arrived.wait()
+            watch.rows = ()
+            while not self._stopped:
+                queue = self._fetched if is_fetched else self._tasks
+                if queue:
+                    break
+                if not self._fetching if is_fetched else self._planned:
+                    return []
+                (self._arrived if is_fetched else self._work).wait()
             if self._stopped:
-                return ()
-            tasks = [self._fetched.popleft() for _ in range(min(lane.max_clips, len(self._fetched)))]
-            self._active[number] = tasks
+                return []
+            most = 1 if lane is None else lane.max_clips
+            if lane is not None and not is_fetched:
+                # Leave enough clips for the other threads.
+                most = max(most, min(lane.at_once, len(queue) // len(self._lanes)))
+            watch.rows = tasks = [queue.popleft() for _ in range(min(most, len(queue)))]
             return tasks
 
-    def _take_near(self, number: int) -> Sequence[Row]:
+    def _take_near(self, watch: Watched) -> list[Row]:
         """Take the next clip and, of those that wait, the ones that are better read together with it."""
-        tasks = list(self._take(-1 - number, None))
+        tasks = self._take(watch, None)
         if tasks:
             with self._lock:
                 first, rest = tasks[0].target.place(tasks[0].row), deque[Row]()
@@ -295,11 +294,10 @@ class BatchPipeline:
                     is_near = len(tasks) < _TOGETHER and are_near(first, task.target.place(task.row))
                     (tasks if is_near else rest).append(task)
                 self._tasks = rest
-                self._active[-1 - number] = tasks
         return tasks
 
-    def _fetch_ahead(self, number: int) -> None:
-        while tasks := self._take_near(number):
+    def _fetch_ahead(self, watch: Watched) -> None:
+        while tasks := self._take_near(watch):
             begun, together = time.perf_counter(), list[tuple[EncodedClip, Counters]]()
             if len(tasks) > 1:
                 # Whatever fails is found out clip by clip.
@@ -309,12 +307,12 @@ class BatchPipeline:
                 try:
                     packets, counters = together[place] if together else fetch_clip(task)
                 except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                    self._done(task, RowResult(0, error, None))
+                    self._done({task.number: task}, task, error, Counters())
                     continue
                 counters.fetch_seconds = time.perf_counter() - begun
                 begun, task.target.packets[task.row] = time.perf_counter(), packets
+                cast(Canvas, task.target).costs.append(counters)
                 with self._lock:
-                    cast(Canvas, task.target).counters.add(counters)
                     self._fetched.append(task)
                     self._arrived.notify()
         with self._lock:
@@ -322,27 +320,23 @@ class BatchPipeline:
             if not self._fetching:
                 self._arrived.notify_all()
 
-    def _done(self, task: Row, made: RowResult) -> None:
+    def _done(self, left: dict[int, Row], task: Row, error: Exception | None, cost: Counters) -> None:
+        """Take over a clip that is made, or has failed; it is no longer one of those that are `left`."""
         work, begun = cast(Canvas, task.target), time.perf_counter()
-        if made.error is not None:
-            work.place(task.row).locate(made.error)
-        work.done(task.row, made.error)
-        spent = time.perf_counter() - begun
+        del left[task.number]
+        if error is not None:
+            work.fail(task.row, error)
+        elif task.row in work.planes:
+            work.cut(task.row)
+        cost.finish_seconds += time.perf_counter() - begun
+        work.costs.append(cost)
         with self._lock:
-            work.counters.finish_seconds += spent
-            if made.counters is not None:
-                work.counters.add(made.counters)
             work.pending -= 1
             if not work.pending:
-                self._announce()
-
-    def _announce(self) -> None:
-        """Wake the threads that wait for a complete batch, or for the last one."""
-        self._ready.notify()
-        self._complete.notify()
+                self._ready.notify_all()
 
     def _late(self, timeout: float) -> WorkerError:
-        places = [task.target.place(task.row) for tasks in self._active.values() for task in tasks]
+        places = [task.target.place(task.row) for watch in self._watches for task in watch.rows]
         now = [f"{place.key} of {place.shard.stem}" for place in places]
         return WorkerError(
             f"no batch within {timeout:.0f} s; being fetched or decoded: {', '.join(sorted(now)) or 'nothing'}",

@@ -20,15 +20,14 @@ from fastvid.decode.request import Decoder, DevicePlanes, DeviceRgb, Levels, Pla
 from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import FLOW, Codec
 from fastvid.load.batch.assemble import Assembler
-from fastvid.load.batch.canvas import CanvasMemory
-from fastvid.load.batch.sinks import (
+from fastvid.load.batch.canvas import (
+    CanvasMemory,
     DepthSink,
     DevicePlanesSink,
     DeviceRgbSink,
     FlowSink,
     OpenSink,
     PlanesSink,
-    RgbMemory,
     RgbSink,
 )
 from fastvid.load.batch.spec import Spec, VideoSpec
@@ -211,9 +210,7 @@ class Decoders:
             if Planes in outputs and (video.stream.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, video))
             else:
-                batches = self._shared or BufferPool(self._workers.prefetch + 1)
-                threads = len(on_host) * self._num_threads
-                sinks.append(partial(RgbSink, RgbMemory(video, batches, threads=threads)))
+                sinks.append(partial(RgbSink, video, batches=self._shared or BufferPool(self._workers.prefetch + 1)))
         written = [one.load().outputs for one in chosen if on_device(one)]
         if any(DevicePlanes in outputs for outputs in written):
             sinks.append(partial(DevicePlanesSink, video))

@@ -26,18 +26,19 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import Levels, Planes, packed, packed_size
+from fastvid.decode.request import Levels, Planes, Rgb, packed, packed_size
 from fastvid.errors import FormatError, WorkerError
 from fastvid.format.shard import ShardFolder
-from fastvid.load.memory import RowLayout, SharedBufferPool, SharedRow
-from fastvid.load.workers.clip_worker import KeepGoing, Row, RowResult
+from fastvid.load.memory import RgbRow, RowLayout, SharedBufferPool
+from fastvid.load.stats import Counters
+from fastvid.load.workers.clip_worker import Done, Row, Watch
 from fastvid.load.workers.worker_process import STATUS_BYTES, Answer, RowOrder, Status
 from fastvid.runtime.processes import SAFE_PATH, Inbox, how_it_ended
 
@@ -84,75 +85,77 @@ class ProcessLane:
         self._alive: list[_WorkerProcess] = []
         self._end = weakref.finalize(self, _end, self._alive)
 
-    def make(self, rows: Sequence[Row], keep_going: KeepGoing) -> Iterator[RowResult]:
+    def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `fastvid.load.workers.clip_worker.Lane`.
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
         """
         # One batch at a time, because costs are counted per batch.
-        for _, group in itertools.groupby(range(len(rows)), key=lambda number: id(rows[number].target)):
-            left = {number: _Destination(rows[number], self._memory) for number in group}
+        for _, group in itertools.groupby(rows, key=lambda row: id(row.target)):
+            left = {row.row: _Destination(row, self._memory) for row in group}
             retried = set[int]()
-            while left and keep_going([next(iter(left))]):
-                yield from self._ask(left, retried, keep_going)
+            while left and not watch.is_over:
+                self._ask(left, retried, watch, done)
 
     def close(self) -> None:
         """Stop the worker."""
         self._end()
         self._worker = None
 
-    def _ask(self, left: dict[int, _Destination], retried: set[int], keep_going: KeepGoing) -> Iterator[RowResult]:
+    def _ask(self, left: dict[int, _Destination], retried: set[int], watch: Watch, done: Done) -> None:
         """Send the rows to the worker once; finished ones are removed from `left`.
 
         A row whose worker died for the first time stays there and is added to `retried`.
         """
-        numbers = list(left)
-        idle = self._worker
-        worker = idle or self._start(lambda: keep_going(numbers[:1]))
+        rows = [spot.row for spot in left.values()]
+        watch.rows, idle = rows[:1], self._worker
+        worker = idle or self._start(watch)
         self._status[Status.TASK], steps = 0, int(self._status[Status.STEPS])
         try:
             orders = [worker.order(spot) for spot in left.values()]
-            answer = worker.ask(orders, len(orders), self._clip_seconds, lambda task: keep_going([numbers[task]]))
-            if len(answer.made) < len(numbers) and keep_going(numbers[:1]):
+            answer = worker.ask(orders, rows, self._clip_seconds, watch)
+            if len(answer.made) < len(rows) and not watch.is_over:
                 raise _NoAnswer("did not answer for every clip and was killed")
         except _NoAnswer as silence:
             self._drop(worker)
             if silence.unwanted:
                 left.clear()
             elif worker is not idle or self._status[Status.STEPS] != steps:  # otherwise it died before it got the tasks
-                number = numbers[worker.task(len(numbers))]
+                row = rows[worker.task(len(rows))]
                 error = WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT)
-                if silence.died and number not in retried:
-                    retried.add(number)
+                if silence.died and row.row not in retried:
+                    retried.add(row.row)
                     _log.warning("%s; its clip is tried once more in a new process", error.message)
                 else:
-                    del left[number]
-                    yield RowResult(number, error, None)
+                    del left[row.row]
+                    done(row, error, Counters())
             return
-        for made in answer.made:
-            spot = left.pop(numbers[made.number])
-            if made.error is None:
+        costs = answer.costs
+        for number, failure in answer.made:
+            spot = left.pop(rows[number].row)
+            if failure is None:
                 spot.copy()
-            yield made._replace(number=numbers[made.number], counters=None if made.number else answer.costs)
+            done(rows[number], failure, costs)
+            costs = Counters()  # counted once
         left.clear()
 
-    def _start(self, wanted: Callable[[], bool]) -> _WorkerProcess:
+    def _start(self, watch: Watch) -> _WorkerProcess:
         memory = self._memory
         words = (memory.file, memory.size, memory.offset(self._status), self._clip_seconds)
         for tries in itertools.count(1):
             worker = _WorkerProcess(words, self._status)
             self._alive.append(worker)
             try:
-                answer = worker.ask(self._backend, 1, _START_SECONDS, lambda _: wanted())
+                answer = worker.ask(self._backend, watch.rows, _START_SECONDS, watch)
             except _NoAnswer as silence:
                 self._drop(worker)
                 if silence.died and tries < _START_TRIES:
                     continue
                 raise WorkerError(f"worker process {worker.pid} {silence} before it was ready") from None
-            for made in answer.made:
-                if made.error is not None:
+            for _, error in answer.made:
+                if error is not None:
                     self._drop(worker)
-                    raise made.error
+                    raise error
             break
         self._worker = worker
         return worker
@@ -167,7 +170,7 @@ class _Destination:
     """Where a worker writes a row: directly into the batch, or memory from which planes are copied to it."""
 
     def __init__(self, row: Row, memory: SharedBufferPool) -> None:
-        target, number = row.target, row.row
+        self.row, (target, number, _) = row, row
         self.place, self.request = target.place(number), target.request(number)
         self.packets = target.packets.get(number)
         self.sounds = [
@@ -176,9 +179,9 @@ class _Destination:
         ]
         self.layout: RowLayout | None = None
         self.planes: tuple[tuple[npt.NDArray[Any], npt.NDArray[Any]], ...] = ()
-        output = target.output(number, frozenset({SharedRow, Planes, Levels}))
-        if isinstance(output, SharedRow):
-            self.offset, self.layout = output.offset, output.layout
+        output = target.output(number, frozenset({Rgb, Planes, Levels}))
+        if isinstance(output, RgbRow):
+            self.offset, self.layout = memory.offset(output.memory), output.layout
             return
         assert isinstance(output, Planes | Levels)
         size = packed_size(self.request)
@@ -240,14 +243,8 @@ class _WorkerProcess:
         """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""
         return min(max(int(self._status[Status.TASK]), 0), count - 1)
 
-    def ask(
-        self,
-        message: Backend | list[RowOrder],
-        count: int,
-        seconds: float,
-        keep_going: Callable[[int], bool],
-    ) -> Answer:
-        """Send a message of `count` orders and return the worker's answer."""
+    def ask(self, message: Backend | list[RowOrder], rows: Sequence[Row], seconds: float, watch: Watch) -> Answer:
+        """Send a message and return the worker's answer; `rows`: those that the worker goes through meanwhile."""
         status = self._status
         status[Status.STOP] = 0
         self._send([tuple(order) for order in message] if isinstance(message, list) else message)
@@ -256,14 +253,15 @@ class _WorkerProcess:
             if self._poll.poll(_POLL_MS):
                 try:
                     for header, _ in self._inbox.add(self._receive()):
-                        return Answer.from_header(header, count, self.pid)
+                        return Answer.from_header(header, len(rows), self.pid)
                 except FormatError as error:
                     raise _NoAnswer(f"sent a malformed answer and was killed: {error.message}") from error
-            elif not cut_short and not keep_going(self.task(count)):
+            elif not cut_short and watch.is_over:
                 status[Status.STOP] = 1
                 cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
             elif not cut_short and status[Status.STEPS] != steps:
                 deadline, steps = time.monotonic() + seconds, status[Status.STEPS]
+                watch.rows = [rows[self.task(len(rows))]]
             if time.monotonic() >= deadline:
                 if cut_short:
                     raise _NoAnswer("is no longer needed", unwanted=True)

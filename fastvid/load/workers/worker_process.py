@@ -7,13 +7,11 @@ Messages from the parent are pickled. The worker reads untrusted files, so its a
 from __future__ import annotations
 
 import faulthandler
-import math
 import mmap
 import pickle
 import signal
 import socket
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence, Set
 from enum import IntEnum
@@ -22,15 +20,14 @@ from typing import IO, Any, Final, NamedTuple
 import numpy as np
 
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, Rgb, packed, packed_size
+from fastvid.decode.request import ClipRequest, DecoderOutput, EncodedClip, packed, packed_size
 from fastvid.decode.sound import AudioWindow, EncodedAudio
 from fastvid.errors import FastvidError, FormatError, error_from_json, error_to_json
 from fastvid.format.shard import OpenShards, ShardFolder
 from fastvid.load.clips.plan import ClipPlace, SoundTask
-from fastvid.load.memory import RowLayout
+from fastvid.load.memory import RgbRow, RowLayout
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import ClipWorker, Row, RowResult
-from fastvid.runtime.arrays import UInt8Array
+from fastvid.load.workers.clip_worker import ClipWorker, Row
 from fastvid.runtime.processes import pack
 
 _ORPHAN_SECONDS: Final = 30.0
@@ -73,13 +70,13 @@ class RowOrder(NamedTuple):
 class Answer(NamedTuple):
     """The results of some orders."""
 
-    made: list[RowResult]
+    made: list[tuple[int, Exception | None]]  # number of each order that was processed, and why it failed
     costs: Counters
 
     def to_bytes(self) -> bytes:
         """Return one message, see `fastvid.runtime.processes`."""
         made = []
-        for number, error, _ in self.made:
+        for number, error in self.made:
             trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)
             made.append((number, error and error_to_json(error), trace))
         return pack({"made": made, "costs": self.costs.sums()})
@@ -88,23 +85,23 @@ class Answer(NamedTuple):
     def from_header(cls, header: Mapping[str, Any], count: int, pid: int) -> Answer:
         """Parse and check the result of `to_bytes`; `count`: number of orders."""
         try:
-            made = dict[int, RowResult]()
+            made = dict[int, Exception | None]()
             for number, record, trace in header["made"]:
                 if number in made or number not in range(count):
                     raise FormatError(f"order {number} of {count}")
                 error = error_from_json(record) if record else None
                 if error is not None and not isinstance(error, FastvidError):
                     error.add_note(f"in worker process {pid}:\n{trace}")
-                made[number] = RowResult(number, error, None)
+                made[number] = error
             if not all(isinstance(cost, int | float) for cost in header["costs"]):
                 raise FormatError("costs are not numbers")
-            return cls(list(made.values()), Counters.of(header["costs"]))
+            return cls(list(made.items()), Counters.of(header["costs"]))
         except (KeyError, TypeError, ValueError) as error:
             raise FormatError(f"cannot parse an answer: {error!r}") from error
 
 
 class WorkerState:
-    """State of a worker process; also the `Target` of its rows, which are the orders of one message.
+    """State of a worker process; also the `Target` of its rows, the orders of one message, and their `Watch`.
 
     `size`: size of the shared memory in bytes.
     """
@@ -117,7 +114,6 @@ class WorkerState:
         self._worker = ClipWorker(backend.open(), max_clips=1)
         self._known: list[Any] = []
         self._shards = OpenShards()
-        self._levels = np.empty(0, dtype=np.uint8)
         self._orders: Sequence[RowOrder] = ()
         self.packets: dict[int, EncodedClip] = {}
         self.sounds: dict[int, Sequence[SoundTask]] = {}
@@ -128,21 +124,20 @@ class WorkerState:
 
     def serve(self, orders: Sequence[RowOrder]) -> Answer:
         """Make clips in the shared memory."""
-        self._orders, done, costs = orders, list[RowResult](), Counters()
+        self._orders, answer = orders, Answer([], Counters())
         self.packets = {row: order.packets for row, order in enumerate(orders) if order.packets is not None}
-        self.sounds = {row: [self._sound(*one) for one in order.sounds] for row, order in enumerate(orders)}
-        rows = [Row(self, number) for number in range(len(orders))]
-        for made in self._worker.make(rows, lambda numbers: self._begin(numbers[0])):
-            assert made.counters is not None
-            costs.add(made.counters)
-            if made.error is None:
-                begun = time.perf_counter()
-                self._fill(orders[made.number])
-                costs.finish_seconds += time.perf_counter() - begun
-            done.append(made)
+        self.sounds = {
+            row: [self._sound(*one) for one in order.sounds] for row, order in enumerate(orders) if order.sounds
+        }
+
+        def done(row: Row, error: Exception | None, cost: Counters) -> None:
+            answer.made.append((row.row, error))
+            answer.costs.add(cost)
+
+        self._worker.make([Row(self, row) for row in range(len(orders))], self, done)
         faulthandler.cancel_dump_traceback_later()
-        costs.take_traffic()
-        return Answer(done, costs)
+        answer.costs.take_traffic()
+        return answer
 
     def place(self, row: int) -> ClipPlace:
         """See `fastvid.load.workers.clip_worker.Target`."""
@@ -157,38 +152,36 @@ class WorkerState:
         """See `fastvid.load.workers.clip_worker.Target`."""
         return self._orders[row].request
 
-    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput:
+    def output(self, row: int, _kinds: Set[type]) -> DecoderOutput | RgbRow:
         """See `fastvid.load.workers.clip_worker.Target`."""
         order = self._orders[row]
         memory = self._memory[order.offset :]
         if order.layout < 0:
             return packed(memory[: packed_size(order.request)], order.request)
         layout: RowLayout = self._known[order.layout]
-        return Rgb(layout.view(memory[: layout.nbytes]) if layout.as_decoded else self._staged(layout))
+        return RgbRow(layout, memory[: layout.nbytes])
 
-    def _begin(self, number: int) -> bool:
-        self._status[Status.TASK] = number
+    @property
+    def rows(self) -> Sequence[Row]:
+        """See `Watch`. Setting them tells the parent which clip a hanging worker is processing."""
+        return ()
+
+    @rows.setter
+    def rows(self, rows: Sequence[Row]) -> None:
+        self._status[Status.TASK] = rows[0].row
         self._status[Status.STEPS] += 1
         # Implemented in C, so it also ends a loop that never releases the GIL.
         faulthandler.dump_traceback_later(self._seconds, exit=True)
-        return not self._status[Status.STOP]
+
+    @property
+    def is_over(self) -> bool:
+        """See `Watch`."""
+        return bool(self._status[Status.STOP])
 
     def _sound(self, offset: int, mask: int, channels: int, samples: int, *rest: Any) -> SoundTask:
         window, packets, is_read = rest
         data = self._memory[offset:][: 4 * channels * samples].view(np.float32).reshape(channels, samples)
         return SoundTask(window, data, self._memory[mask:][:samples].view(np.bool_), packets, is_read)
-
-    def _staged(self, layout: RowLayout) -> UInt8Array:
-        size = math.prod(layout.levels_shape)
-        if len(self._levels) < size:
-            self._levels = np.empty(size, dtype=np.uint8)
-        return self._levels[:size].reshape(layout.levels_shape)
-
-    def _fill(self, order: RowOrder) -> None:
-        """Convert the decoded values, unless the decoder wrote the row directly."""
-        layout: RowLayout | None = None if order.layout < 0 else self._known[order.layout]
-        if layout is not None and not layout.as_decoded:
-            layout.fill(layout.view(self._memory[order.offset :][: layout.nbytes]), self._staged(layout))
 
 
 def _trace(error: Exception) -> str:
@@ -210,9 +203,9 @@ def main() -> None:
             try:
                 state = WorkerState(backend, memory, size, status, seconds)
             except Exception as error:  # noqa: BLE001 - the parent handles it
-                parent.sendall(Answer([RowResult(0, error, None)], Counters()).to_bytes())
+                parent.sendall(Answer([(0, error)], Counters()).to_bytes())
                 return
-            parent.sendall(Answer([RowResult(0, None, None)], Counters()).to_bytes())
+            parent.sendall(Answer([(0, None)], Counters()).to_bytes())
             while True:
                 message = _receive(messages)
                 if isinstance(message, list):

@@ -194,7 +194,7 @@ def test_batches_that_would_split_a_video_are_refused(options, message):
 def texts(text, data, samples, epoch=0):
     """Return the texts of rows at the positions 0, 1, 2, ... of an epoch."""
     draws = BatchDraws(1, epoch, np.arange(len(samples)))
-    return RowAnnotations.of(data, Extras(text=text)).on_host(np.array(samples), draws)["text"]
+    return RowAnnotations(data, Extras(text=text)).on_host(np.array(samples), draws)["text"]
 
 
 def test_a_text_is_chosen_among_all_that_a_sample_has():

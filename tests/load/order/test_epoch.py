@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fastvid.errors import StateError, UsageError
 from fastvid.load.order.draws import GroupedOrder, Permutation, apportion
-from fastvid.load.order.epoch import BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
+from fastvid.load.order.epoch import BlockOrder, BlockShuffle, ClassBalanced, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset
 from tests.load.tools import make, rows, walk
@@ -130,7 +130,7 @@ def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(
     alone = make(dataset, global_batch_size=12, **options)
     alone.set_epoch(epoch)
     undisturbed = [row for batch in alone for row in rows(batch)]
-    assert len(undisturbed) == EpochOrders(dataset, **visits).num_samples
+    assert len(undisturbed) == EpochOrders(dataset, Order(**visits)).num_samples
     assert walk(dataset, legs, epoch=epoch, unit=clips, **options) == undisturbed
 
 

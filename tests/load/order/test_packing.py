@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.load.order.draws import Permutation
 from fastvid.load.order.packed import Packed, best_fit, bins_of_rank, cost, in_steps
 from fastvid.runtime.processes import World
@@ -155,16 +155,6 @@ def test_clips_larger_than_a_bin_are_skipped_and_all_others_delivered(case):
         assert plans.without_ranks(plans.steps(epoch_of(case, 2), start)) == plans.without_ranks(whole[number:])
 
 
-@given(epochs(), st.sampled_from(plans.WORLDS))
-@settings(max_examples=20)
-def test_a_resume_at_any_batch_in_another_world_delivers_the_rest(case, first):
-    whole = plans.without_ranks(plans.steps(epoch_of(case, first)))
-    for number in range(len(whole) + 1):
-        position = whole[number][0] if number < len(whole) else whole[-1][1]
-        world = plans.WORLDS[number % len(plans.WORLDS)]
-        assert plans.without_ranks(plans.steps(epoch_of(case, world), position)) == whole[number:]
-
-
 def test_a_resume_plans_one_block(monkeypatch):
     calls = []
     monkeypatch.setattr("fastvid.load.order.packed.best_fit", lambda *given: calls.append(1) or best_fit(*given))
@@ -176,15 +166,6 @@ def test_a_resume_plans_one_block(monkeypatch):
     calls.clear()
     assert next(epoch.shares(whole[20][0])).start == whole[20][0]
     assert len(calls) == 1
-
-
-def test_epochs_and_seeds_have_other_batches_and_the_same_ones_again():
-    packed, sizes = Packed(64, (1, 8, 8), bins=7, window=64), plans.sizes([9, 5, 7, 3] * 100, 8, 8)
-    runs = [
-        plans.steps(plans.ranks(packed, sizes, 1, seed=seed, epoch=epoch)) for seed, epoch in ((1, 0), (1, 1), (2, 0))
-    ]
-    assert runs[0] == plans.steps(plans.ranks(packed, sizes, 1, seed=1, epoch=0))
-    assert runs[0] != runs[1] != runs[2] != runs[0]
 
 
 def test_the_batches_of_a_block_are_not_sorted_by_cost(monkeypatch):
@@ -217,13 +198,6 @@ def test_costs_of_ranks_differ_by_little_where_dealing_bins_in_order_does_not(mo
     assert (dealt.max(axis=1) / dealt.mean(axis=1)).mean() > 1.05
 
 
-def test_a_rank_without_samples_gets_one_masked_row():
-    shares = [next(one.shares(0)) for one in plans.ranks(Packed(8, (1, 8, 8), bins=4), plans.sizes([8, 8], 8, 8), 4)]
-    assert [share.positions.tolist() for share in shares[2:]] == [[-1], [-1]]
-    assert [share.bins.tolist() for share in shares] == [[0, 1]] * 4
-    assert {share.weight for share in shares} == {0.5}
-
-
 def test_bins_default_to_the_world_and_are_part_of_the_fingerprint():
     sizes = plans.sizes([4, 5], 8, 8)
     two = Packed(16, (1, 8, 8)).plan(sizes, World(0, 2), "mask", plans.key)
@@ -241,18 +215,6 @@ def test_clips_larger_than_a_bin_are_refused_by_name(caplog):
         Packed(32, (1, 8, 8)).plan(sizes, World(), "mask", plans.key)
     Packed(32, (1, 8, 8), unfit="skip").plan(sizes, World(), "mask", plans.key)
     assert "clip-1" in caplog.text
-
-
-def test_a_position_inside_a_batch_is_refused():
-    (epoch,) = plans.ranks(Packed(8, (1, 8, 8), bins=2), plans.sizes([4] * 8, 8, 8), 1)
-    assert epoch.count(4) == 1
-    with pytest.raises(StateError, match="position 5 is inside"):
-        epoch.count(5)
-
-
-def test_an_epoch_without_a_whole_batch_is_refused():
-    with pytest.raises(UsageError, match="2 samples do not fill one batch of 3 bins"):
-        plans.ranks(Packed(8, (1, 8, 8), bins=3), plans.sizes([8, 8], 8, 8), 1, last="drop")
 
 
 @pytest.mark.parametrize(

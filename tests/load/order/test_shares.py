@@ -9,7 +9,7 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.load.order.draws import GROUPED_VERSION, ORDER_VERSION, GroupedOrder, Permutation, apportion
-from fastvid.load.order.epoch import BLOCKS_VERSION, BlockOrder, BlockShuffle, ClassBalanced, EpochOrders
+from fastvid.load.order.epoch import BLOCKS_VERSION, BlockOrder, BlockShuffle, ClassBalanced, EpochOrders, Order
 from fastvid.load.order.mixture import Mixture
 from tests.load.fakes import FakeDataset
 
@@ -94,9 +94,9 @@ def test_each_kind_of_order_has_its_class_size_and_fingerprint():
     weighted = Mixture([dataset, FakeDataset(3, dataset_id="other")], weights=[1, 3], num_samples=20)
     for found, kind, size, text in (
         (EpochOrders(dataset), Permutation, 40, f"{ORDER_VERSION} shuffle=True"),
-        (EpochOrders(dataset, shuffle=False), Permutation, 40, f"{ORDER_VERSION} shuffle=False"),
+        (EpochOrders(dataset, Order(shuffle=False)), Permutation, 40, f"{ORDER_VERSION} shuffle=False"),
         (
-            EpochOrders(dataset, shuffle=BlockShuffle(9)),
+            EpochOrders(dataset, Order(shuffle=BlockShuffle(9))),
             BlockOrder,
             40,
             f"{ORDER_VERSION} shuffle=BlockShuffle(window=9) {BLOCKS_VERSION}",
@@ -108,7 +108,7 @@ def test_each_kind_of_order_has_its_class_size_and_fingerprint():
             f"{ORDER_VERSION} shuffle=True {GROUPED_VERSION} weights=(1.0, 3.0) num_samples=20",
         ),
         (
-            EpochOrders(dataset, balance=ClassBalanced(0.5, 30)),
+            EpochOrders(dataset, Order(balance=ClassBalanced(0.5, 30))),
             GroupedOrder,
             30,
             f"{ORDER_VERSION} shuffle=True {GROUPED_VERSION} ClassBalanced(power=0.5, num_samples=30)",
@@ -119,14 +119,14 @@ def test_each_kind_of_order_has_its_class_size_and_fingerprint():
         assert (order.seed, order.epoch, order.num_samples, found.num_samples) == (3, 4, size, size)
         assert found.text == text
     unweighted = Mixture([dataset, FakeDataset(3, dataset_id="other")])
-    assert EpochOrders(unweighted, shuffle=False).order(0, 0).ids([0, 42]).tolist() == [0, 42]
-    assert EpochOrders(unweighted, shuffle=False).num_samples == 43
+    assert EpochOrders(unweighted, Order(shuffle=False)).order(0, 0).ids([0, 42]).tolist() == [0, 42]
+    assert EpochOrders(unweighted, Order(shuffle=False)).num_samples == 43
 
 
 @pytest.mark.parametrize("clips_per_video", [1, 2, 5])
 def test_clips_of_a_video_follow_each_other_in_the_plain_order(clips_per_video):
     dataset = FakeDataset(12)
-    plain, repeated = EpochOrders(dataset), EpochOrders(dataset, clips_per_video=clips_per_video)
+    plain, repeated = EpochOrders(dataset), EpochOrders(dataset, Order(clips_per_video=clips_per_video))
     assert repeated.num_samples == 12 * clips_per_video
     order = repeated.order(5, 6)
     assert (order.seed, order.epoch, order.num_samples) == (5, 6, 12 * clips_per_video)
@@ -135,46 +135,17 @@ def test_clips_of_a_video_follow_each_other_in_the_plain_order(clips_per_video):
     assert repeated.text == plain.text + (f" clips_per_video={clips_per_video}" if clips_per_video > 1 else "")
 
 
-def test_a_weighted_mixture_takes_samples_of_each_dataset_in_its_share():
-    mixture = Mixture([FakeDataset(5), FakeDataset(7, dataset_id="other")], weights=[1, 3], num_samples=28)
-    seen = Counter(all_ids(EpochOrders(mixture).order(1, 0)))
-    assert sum(seen[n] for n in range(5)) == 7
-    assert {seen[n] for n in range(5, 12)} == {3}
-
-
 def test_classes_get_the_samples_of_their_label_only():
     dataset = labelled([2, -1, 0, 2, 2, 7, -1, 0])
-    balanced = EpochOrders(dataset, balance=ClassBalanced(num_samples=12))
+    balanced = EpochOrders(dataset, Order(balance=ClassBalanced(num_samples=12)))
     assert balanced.num_samples == 12
     seen = Counter(all_ids(balanced.order(0, 0)))
     # Four positions for each class; the three samples of class 2 have one each, and one of them a second.
     assert (seen[2], seen[7], seen[5], seen[1], seen[6]) == (2, 2, 4, 0, 0)
     assert sorted(seen[n] for n in (0, 3, 4)) == [1, 1, 2]
     # Without a number there is one position for each labelled sample; power 1 keeps the distribution.
-    natural = EpochOrders(dataset, balance=ClassBalanced(1))
+    natural = EpochOrders(dataset, Order(balance=ClassBalanced(1)))
     assert sorted(all_ids(natural.order(9, 9))) == [0, 2, 3, 4, 5, 7]
-    assert sorted(all_ids(EpochOrders(labelled([0, 1]), balance=ClassBalanced()).order(0, 0))) == [0, 1]
+    assert sorted(all_ids(EpochOrders(labelled([0, 1]), Order(balance=ClassBalanced())).order(0, 0))) == [0, 1]
     with pytest.raises(UsageError, match="no sample has a label"):
-        EpochOrders(labelled([-1, -1]), balance=ClassBalanced())
-
-
-@pytest.mark.parametrize("power", [-0.01, 1.01, 2])
-def test_powers_outside_0_to_1_are_refused(power):
-    with pytest.raises(UsageError, match=f"power is {power}"):
-        ClassBalanced(power)
-    assert [ClassBalanced(good).power for good in (0, 1)] == [0, 1]
-
-
-def test_shares_are_refused_for_an_order_that_is_not_uniform():
-    dataset = FakeDataset(8)
-    weighted = Mixture([dataset], weights=[1])
-    for shuffle in (False, BlockShuffle(4)):
-        with pytest.raises(UsageError, match="cannot be combined with balance="):
-            EpochOrders(dataset, shuffle=shuffle, balance=ClassBalanced())
-        with pytest.raises(UsageError, match="cannot be combined with a weighted mixture"):
-            EpochOrders(weighted, shuffle=shuffle)
-    with pytest.raises(UsageError, match="balance= was given for a weighted mixture"):
-        EpochOrders(weighted, balance=ClassBalanced())
-    for clips_per_video in (0, -1):
-        with pytest.raises(UsageError, match=f"clips_per_video is {clips_per_video}"):
-            EpochOrders(dataset, clips_per_video=clips_per_video)
+        EpochOrders(labelled([-1, -1]), Order(balance=ClassBalanced()))

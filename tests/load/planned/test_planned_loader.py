@@ -307,17 +307,6 @@ def test_processes_deliver_what_threads_deliver(films, batches):
             rank.close()
 
 
-def test_worker_processes_plan_clips_of_buckets_themselves(films):
-    # fastvid's own sampler is planned by the worker, which gets the shape with its order.
-    batches, dataset = Buckets([(6, 32, 48), (6, 48, 32)], 7), Dataset(films)
-    options = {"last": "mask", "decoder": "pyav", "spatial": [CenterCrop(None)], "frames": Segments(6)}
-    whole = together(loaders(dataset, batches, 1, **options))
-    assert len({row[-2] for *_, found in whole for row in found}) == 2
-    (loader,) = loaders(dataset, batches, 1, **options, workers="process", num_threads=1)
-    assert together([loader]) == whole
-    loader.close()
-
-
 def test_planes_of_a_bucket_are_resized_to_its_shape():
     options = {"last": "keep", "decoder": fake("PlanesDecoder")}
     found = together(loaders(FakeVideos(60), BUCKETS, 2, **options))

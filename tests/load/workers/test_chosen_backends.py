@@ -19,7 +19,7 @@ from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
-from fastvid.load.batch.sinks import DeviceRgbSink
+from fastvid.load.batch.canvas import DeviceRgbSink
 from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
 from fastvid.load.order.epoch import MASKED
@@ -234,13 +234,11 @@ def test_invalid_decoder_names_are_refused(dataset, known):
 
 def test_device_canvas_keeps_the_layout_of_uint8_values():
     product = VideoSpec((2, 4, 6), "BTCHW", None, CPU)
-    canvas = DeviceRgbSink(product, plan_of(FakeDataset(1), samples=[MASKED] * 2), 0)
-    output = canvas.output(0, frozenset({DeviceRgb}))
+    sink = DeviceRgbSink(product, plan_of(FakeDataset(1), samples=[MASKED] * 2), 0)
+    output = sink.output(0)
     output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
-    canvas.done(0, good=True)
-    canvas.output(1, frozenset({DeviceRgb})).data.fill_(9)
-    canvas.done(1, good=False)
-    video = canvas.finish()
+    sink.output(1).data.fill_(9)
+    video = sink.finish([True, False])
     assert video.shape == (2, 2, 3, 4, 6)
     assert np.array_equal(video[0].transpose(0, 1).numpy(), output.data.numpy())
     assert not video[1].any()

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from fastvid.decode.request import Rgb
-from fastvid.errors import ChecksumError
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.workers.clip_worker import ClipWorker, Row, fetch_clip
+from fastvid.load.workers.clip_worker import ClipWorker, Row, Watched, fetch_clip
 from tests.load.fakes import FakeDataset, GroupDecoder, RgbDecoder, fake, picture
 from tests.load.tools import plan_of
 
@@ -30,50 +29,59 @@ class Rows:
         return Rgb(self.data[row])
 
 
-def always(which):
-    return True
+class Seen(Watched):
+    """Notes which rows a worker processes, and is over after some of these steps."""
+
+    def __init__(self, steps=100):
+        self.steps, self.seen = steps, []
+
+    @property
+    def is_over(self):
+        return len(self.seen) > self.steps
+
+    @property
+    def rows(self):
+        return self.seen[-1]
+
+    @rows.setter
+    def rows(self, rows):
+        self.seen.append([one.row for one in rows])
+
+
+def made_by(worker, rows, watch=None):
+    """Return the results of a worker: number of each row, its error and its cost."""
+    made = []
+    worker.make(rows, watch or Watched(), lambda row, error, costs: made.append((row.row, error, costs)))
+    return made
 
 
 def test_rows_and_packets_decode_to_the_same_pictures():
     read, fetched = (Rows(FakeDataset(40), [3, 17, 39]) for _ in range(2))
     fetched.packets = {row.row: fetch_clip(row)[0] for row in fetched.rows}
     for target in (read, fetched):
-        made = list(ClipWorker(RgbDecoder()).make(target.rows, always))
-        assert [(one.number, one.error) for one in made] == [(0, None), (1, None), (2, None)]
-        assert sum(one.counters.clips for one in made) == 3
+        made = made_by(ClipWorker(RgbDecoder()), target.rows)
+        assert [(row, error) for row, error, _ in made] == [(0, None), (1, None), (2, None)]
+        assert sum(costs.clips for _, _, costs in made) == 3
         # Bytes are counted by whoever read them.
-        assert all((one.counters.bytes_read > 0) == (target is read) for one in made)
+        assert all((costs.bytes_read > 0) == (target is read) for _, _, costs in made)
     assert (read.data == fetched.data).all()
     request = read.request(1)
     assert read.data[1, :, 2, 0, 0].tolist() == list(picture(17, int(request.frames[2]), request.box, False))
 
 
-def test_failed_clip_does_not_affect_its_neighbours():
-    dataset = FakeDataset(40)
-    dataset.damage(17)
-    target = Rows(dataset, [3, 17, 39])
-    made = {one.number: one for one in ClipWorker(RgbDecoder()).make(target.rows, always)}
-    assert isinstance(made[1].error, ChecksumError)
-    assert made[1].counters.clips == 0
-    assert (made[0].error, made[2].error) == (None, None)
-    assert [bool(row.any()) for row in target.data] == [True, False, True]
-
-
 @pytest.mark.parametrize(("most", "groups"), [(None, [5, 2]), (1, [1] * 7)])
 def test_clips_are_decoded_in_groups_of_the_decoder_or_fewer(most, groups):
     GroupDecoder.groups.clear()
-    seen = []
-    target = Rows(FakeDataset(40), range(7))
-    list(ClipWorker(GroupDecoder(), most).make(target.rows, lambda which: seen.append(list(which)) or True))
+    watch, target = Seen(), Rows(FakeDataset(40), range(7))
+    made_by(ClipWorker(GroupDecoder(), most), target.rows, watch)
     assert GroupDecoder.groups == groups
     # Rows are reported one by one while fetching, then by group while decoding.
-    assert seen[:7] == [[n] for n in range(7)]
-    assert [len(which) for which in seen[7:]] == groups
+    assert watch.seen[:7] == [[n] for n in range(7)]
+    assert [len(which) for which in watch.seen[7:]] == groups
 
 
-def test_no_row_begins_after_keep_going_returns_false():
+def test_no_row_begins_once_the_rest_is_not_needed():
     target = Rows(FakeDataset(40), range(4))
-    left = iter([True] * 5)
-    made = list(ClipWorker(RgbDecoder()).make(target.rows, lambda which: next(left, False)))
-    assert [one.number for one in made] == [0]  # four fetches, one decode
+    made = made_by(ClipWorker(RgbDecoder()), target.rows, Seen(steps=5))
+    assert [row for row, _, _ in made] == [0]  # four fetches, one decode
     assert not target.data[1:].any()

@@ -16,7 +16,6 @@ from fastvid.format.schema import Codec
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import RowResult
 from fastvid.load.workers.worker_process import Answer
 from fastvid.runtime import processes
 from tests.datasets import make_clip, pack
@@ -105,12 +104,12 @@ def test_worker_with_an_incomplete_answer_is_killed(folder, tmp_path, monkeypatc
 
 
 def test_answers_round_trip_and_invalid_ones_are_refused():
-    made = [RowResult(1, None, None), RowResult(0, ChecksumError("bad", key="x", packet=3), None)]
+    made = [(1, None), (0, ChecksumError("bad", key="x", packet=3))]
     header, _ = processes.unpack(Answer(made, Counters(clips=1, fetch_seconds=0.1)).to_bytes())
     answer = Answer.from_header(header, 2, pid=7)
     assert answer.costs == Counters(clips=1, fetch_seconds=0.1)
-    assert [one.number for one in answer.made] == [1, 0]
-    assert str(answer.made[1].error) == "bad [key=x, packet=3]"
+    assert [number for number, _ in answer.made] == [1, 0]
+    assert str(answer.made[1][1]) == "bad [key=x, packet=3]"
     (first, second), costs = header["made"], header["costs"]
     for wrong in (
         {"made": [first]},

@@ -49,6 +49,20 @@ def test_verdict_is_data_bound_with_advice_when_the_run_waits():
 
 
 @pytest.mark.parametrize(
+    ("threads", "seconds", "verdict"),
+    [
+        (0, {"wait": 2, "compute": 98, "decode": 500}, "compute-bound: 2% of the time is spent waiting for data"),
+        (2, {"wait": 2, "compute": 98, "decode": 50}, "; the loader could deliver 4.0 times as much"),
+        (0, {"fill": 3}, "nothing measured yet: the verdict needs two batches of one iteration"),
+    ],
+)
+def test_verdict_of_a_run_that_does_not_wait(threads, seconds, verdict):
+    stats = spent(**seconds)
+    stats.num_threads = threads
+    assert stats.verdict().endswith(verdict)
+
+
+@pytest.mark.parametrize(
     ("facts", "seconds", "counts", "advice"),
     [
         ({"num_threads": 2, "cores": 8}, {"decode": 190}, {}, "raise num_threads from 2 to 8"),
@@ -81,12 +95,6 @@ def test_verdict_names_the_most_useful_change(facts, seconds, counts, advice):
     assert advice in verdict
     if "data-bound" in verdict:
         assert "with free data the run would be 2.5 times as fast" in verdict
-
-
-def test_verdict_states_spare_loader_speed_when_compute_bound():
-    stats = spent(wait=2, compute=98, decode=50)
-    stats.num_threads = 2
-    assert stats.verdict().endswith("; the loader could deliver 4.0 times as much")
 
 
 def test_stats_file_gets_a_json_line_per_batch(tmp_path):
@@ -131,14 +139,6 @@ def test_cached_measures_the_ceiling_and_keeps_the_position(clock):
     assert loader.state_dict() == state
     assert loader.stats.ceiling == 8 / 2.0
     assert [batch.start for batch in loader] == list(range(8, 80, 8))
-
-
-def test_verdict_is_compute_bound_when_the_run_computes():
-    assert spent(wait=2, compute=98, decode=500).verdict() == "compute-bound: 2% of the time is spent waiting for data"
-
-
-def test_there_is_no_verdict_before_the_second_batch():
-    assert "nothing measured yet" in spent(fill=3).verdict()
 
 
 def test_wait_and_compute_seconds_add_up_to_wall_clock_time(clock, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from fastvid.decode.backends import Backend
-from fastvid.errors import ChecksumError, MissingDependency, UsageError, WorkerError
+from fastvid.errors import ChecksumError, MissingDependency, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import Codec
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
@@ -356,15 +356,3 @@ def test_ctrl_c_stops_loader_and_workers(good, tmp_path):
     assert "KeyboardInterrupt" in errors
     assert process.returncode in (1, 130, -signal.SIGINT)
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"workers": "fork"}, "use one of thread, process"),
-        ({"clip_timeout": 0}, "clip_timeout is 0"),
-    ],
-)
-def test_wrong_arguments_are_refused(good, options, message):
-    with pytest.raises(UsageError, match=message):
-        make(good, **options)
