@@ -51,8 +51,8 @@ from fastvid.train.strategies.asgd.weights import Vector
 from fastvid.train.strategies.link import Address, host_of_job
 from fastvid.train.strategies.relay.hub import Hub
 from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
-from fastvid.train.strategies.relay.stage import SweepModel, read_weights, serve, train_visit
-from fastvid.train.strategies.relay.state import TokenStore
+from fastvid.train.strategies.relay.stage import SweepModel, serve, train_visit
+from fastvid.train.strategies.relay.state import TokenStore, read_weights
 
 RATES: Final = (0.5, 1.0, 1.5, 2.0)
 """Learning rates of the models, relative to the run's."""
@@ -126,7 +126,7 @@ class _Sweep:
                 size = CLIP_BYTES * (self.spec.clips // self.member.world.size)
                 self._read(size)
                 self.kept.add(partition)
-        return {}
+        return {"bytes_moved": 0}
 
     def visit(self, unit: Any, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         """Train one unit of work."""
@@ -300,8 +300,8 @@ class _RankRun:
         return done
 
     def _staleness(self) -> Mapping[int, int]:
-        servers = getattr(self.strategy, "servers", [])
-        return servers[0].counts() if servers else {}
+        server = getattr(self.strategy, "server", None)
+        return server.counts() if server else {}
 
     def _elapsed(self) -> FloatArray:
         return self.clock.now() - self._began - self.looking_s
@@ -322,13 +322,13 @@ class _RankRun:
             self.looking_s = self.looking_s + self.clock.now() - began
 
     def _look_at_server(self, *, last: bool = False) -> None:
-        servers = getattr(self.strategy, "servers", [])
-        if not servers:
+        server = getattr(self.strategy, "server", None)
+        if not server:
             return
-        clips = servers[0].leases.acknowledged
+        clips = server.leases.acknowledged
         if clips >= self._due + self.spec.look_clips or (last and clips > self._due):
             self._due = clips // self.spec.look_clips * self.spec.look_clips
-            with servers[0].shard.reading() as snapshot:
+            with server.weights.reading() as snapshot:
                 self._seen.append((clips, self._elapsed(), snapshot.values.clone()))
 
     def _mean(self) -> None:

@@ -86,9 +86,11 @@ class Checkpoints:
         Returns:
             The file name.
         """
-        buffer = io.BytesIO()
-        torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
-        data = buffer.getbuffer()
+        return self.write(encode(state), samples)
+
+    def write(self, data: bytes | memoryview, samples: int) -> str:
+        """Write the bytes that `encode` returned, see `save`."""
+        data = memoryview(data)
         name = f"checkpoint-{samples:012d}-{sha256(data)[:_DIGITS]}.pt"
         with self.storage.create(name) as file:
             file.write(data[: len(data) // 2])
@@ -211,6 +213,13 @@ class Checkpoints:
         if sha256(data)[:_DIGITS] != match[2]:
             raise FormatError("checkpoint does not match its checksum", file=f"{self.storage.url}/{name}")
         return CheckpointFile(name, data)
+
+
+def encode(state: dict[str, Any]) -> bytes:
+    """Return a state as the bytes of a checkpoint."""
+    buffer = io.BytesIO()
+    torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
+    return buffer.getvalue()
 
 
 def decode(data: bytes, name: str) -> dict[str, Any]:

@@ -32,7 +32,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
@@ -56,7 +55,7 @@ PolicyName = Literal["schedule", "noise", "plateau"]
 NAMES: Final = get_args(PolicyName)
 
 
-class BatchPolicy(ABC):
+class BatchPolicy:
     """Decides the size of the global batch. Every method is called on every rank with the same arguments.
 
     `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first.
@@ -81,14 +80,14 @@ class BatchPolicy(ABC):
             )
         self.first = first
 
-    @abstractmethod
-    def size(self, samples: int) -> int:
-        """Return the size of the batch that starts after `samples` samples of the run."""
+    def size(self, samples: int) -> int:  # noqa: ARG002
+        """Return the size of the batch that starts after `samples` samples of the run: by default as decided so far."""
+        return self.grown(self.growths)
 
-    def observe_noise(self, scale: float, samples: int) -> None:  # noqa: B027
+    def observe_noise(self, scale: float, samples: int) -> None:
         """Handle the gradient noise scale since the last call, in clips; it may be infinite or nan."""
 
-    def observe_loss(self, loss: float, samples: int) -> None:  # noqa: B027
+    def observe_loss(self, loss: float, samples: int) -> None:
         """Handle the mean loss of an evaluation; it may be nan."""
 
     def grown(self, times: int) -> int:
@@ -99,6 +98,12 @@ class BatchPolicy(ABC):
                 break
             size *= self.growth
         return size
+
+    def _grow(self, samples: int, why: str) -> None:
+        before, after = self.grown(self.growths), self.grown(self.growths + 1)
+        if after > before:
+            self.growths += 1
+            log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decisions so far."""
@@ -132,20 +137,7 @@ class Scheduled(BatchPolicy):
         return self.grown(sum(samples >= milestone for milestone in self.milestones))
 
 
-class MeasuredPolicy(BatchPolicy):
-    """Base class of policies that grow after a measurement."""
-
-    def size(self, samples: int) -> int:  # noqa: ARG002
-        return self.grown(self.growths)
-
-    def _grow(self, samples: int, why: str) -> None:
-        before, after = self.grown(self.growths), self.grown(self.growths + 1)
-        if after > before:
-            self.growths += 1
-            log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
-
-
-class Noise(MeasuredPolicy):
+class Noise(BatchPolicy):
     """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 1.0) -> None:
@@ -157,7 +149,7 @@ class Noise(MeasuredPolicy):
             self._grow(samples, f"gradient noise scale is {scale:.3g}")
 
 
-class Plateau(MeasuredPolicy):
+class Plateau(BatchPolicy):
     """Grows after `patience` consecutive evaluations that did not improve on the best loss."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:

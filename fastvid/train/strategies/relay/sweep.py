@@ -43,7 +43,7 @@ from torch.distributed.rendezvous import rendezvous
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, json_text
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import Member, device_of, fresh_store
@@ -51,8 +51,8 @@ from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_n
 from fastvid.train.strategies.link import Address, as_worker_error, host_of_job, server_elsewhere
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
-from fastvid.train.strategies.relay.stage import Clips, read_weights, serve
-from fastvid.train.strategies.relay.state import TokenStore
+from fastvid.train.strategies.relay.stage import Clips, serve
+from fastvid.train.strategies.relay.state import TokenStore, read_weights
 
 
 class Relay(Strategy):
@@ -140,8 +140,8 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
 
     Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
     ``seconds``; ``bound_seconds``, a lower bound for any order of the same
-    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
-    partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
+    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes`` of the partitions that
+    were loaded; ``token_bytes``; ``lost``; ``timeline``.
     """
     settings = differing([flatten(to_json(config)) for config in configs])
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
@@ -153,18 +153,14 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
             {
                 **{name: value for name, value in dataclasses.asdict(model).items() if name != "arrived"},
                 "seconds": spent[model.model],
-                "score": finite(model.scores[-1]) if model.scores else None,
-                "scores": [finite(score) for score in model.scores],
+                "score": model.scores[-1] if model.scores else None,
                 "settings": settings[model.model],
             }
             for model in ranked
         ],
         "seconds": seconds,
         "bound_seconds": max(max(spent), sum(spent) / scheduler.num_partitions),
-        "dataset_bytes": {
-            "loaded": sum(entry.get("bytes_moved", 0) for entry in record.stages),
-            "in_visits": sum(visit.get("bytes_moved", 0) for visit in record.visits),
-        },
+        "dataset_bytes": {"loaded": sum(entry["bytes_moved"] for entry in record.stages)},
         "token_bytes": record.token_bytes,
         "lost": record.lost,
         "timeline": record.visits,
@@ -182,11 +178,6 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for setting in settings for key in setting)
     varied = [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
     return [{key: setting.get(key) for key in varied} for setting in settings]
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None if JSON cannot represent it."""
-    return value if math.isfinite(value) else None
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -303,7 +294,7 @@ class _HubProcess:
             token = self.token_store.get(model.model)
             if model.status == "over" and token is not None:
                 torch.save(read_weights(token), self.out / "weights" / f"model-{model.model:04d}.pt")
-        (self.out / RESULTS_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+        (self.out / RESULTS_FILE).write_text(json_text(summary, indent=1) + "\n")
         log.info("sweep finished\n%s", table(summary))
         _print(summary)
 
@@ -337,7 +328,7 @@ class _HubProcess:
 
 def _print(found: Mapping[str, Any]) -> None:
     """Print the result of the sweep to stdout as JSON."""
-    print(json.dumps({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
+    print(json_text({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
 
 
 def _kept(config: Config) -> Any:
