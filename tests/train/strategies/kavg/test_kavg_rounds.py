@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from bench.strategies.averaging import efficiency
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
@@ -47,16 +46,6 @@ def test_there_is_one_all_reduce_per_round(outcomes: Outcomes) -> None:
         assert [done for done, _ in others].count(0) == 1
         assert max(size for _, size in others) <= 5
         assert rank["traffic"].keys() == {"average", "control"}
-
-
-def test_time_with_costly_messages_follows_the_counted_rounds(outcomes: Outcomes) -> None:
-    t_step, t_comm = 0.25, 3.0
-    for name, k in (("k1-sgd", 1), ("count-k11", 11)):
-        rank = outcomes(2, name)[0]
-        steps, rounds = len(rank["trace"]["samples"]), len(said(rank, PARAMETERS + WORDS))
-        assert t_step * steps / (t_step * steps + t_comm * rounds) == pytest.approx(
-            efficiency(t_comm, t_step, k), rel=1e-14
-        )
 
 
 def test_an_epoch_that_k_does_not_divide_ends_with_one_more_average(outcomes: Outcomes) -> None:
