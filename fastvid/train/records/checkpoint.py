@@ -121,7 +121,7 @@ class Checkpoints:
             StorageError: If the previous checkpoint could not be written.
         """
         self.wait()
-        self._pending = self._writer.submit(self._write, _snapshot(state), samples)
+        self._pending = self._writer.submit(self._write, snapshot(state), samples)
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -240,14 +240,14 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     return state
 
 
-def _snapshot(value: Any) -> Any:
+def snapshot(value: Any) -> Any:
     """Return a copy on the CPU that shares no memory with the state."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: _snapshot(item) for name, item in value.items()}
+        return {name: snapshot(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_snapshot(item) for item in value)
+        return type(value)(snapshot(item) for item in value)
     return value
 
 

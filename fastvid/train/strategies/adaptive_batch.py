@@ -176,25 +176,14 @@ class Plateau(BatchPolicy):
         self.best, self.waited = float(state["best"]), int(state["waited"])
 
 
-def make_policy(
-    name: str,
-    *,
-    growth: int = 2,
-    largest: int | None = None,
-    at: str | float | None = None,
-    threshold: float | None = None,
-    patience: int | None = None,
-) -> BatchPolicy:
-    """Build the policy of that name; None keeps the policy's default."""
+def make_policy(name: str, **options: Any) -> BatchPolicy:
+    """Build the policy of that name; an option that is None keeps the policy's default."""
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
     check_choice("sync option batch", name, kinds)
-    given = {"at": at, "threshold": threshold, "patience": patience}
-    options = {option: value for option, value in given.items() if value is not None}
-    known = inspect.signature(kinds[name]).parameters
-    for option in options:
-        if option not in known:
-            raise UsageError(f"batch={name} has no option batch_{option}", hint="remove it, or use another policy")
-    return kinds[name](growth=growth, largest=largest, **options)
+    given = {option: value for option, value in options.items() if value is not None}
+    if unknown := given.keys() - inspect.signature(kinds[name]).parameters.keys():
+        raise UsageError(f"batch={name} has no option batch_{min(unknown)}", hint="remove it, or use another policy")
+    return kinds[name](**given)
 
 
 def epochs_of(text: str | float) -> tuple[float, ...]:
@@ -242,14 +231,10 @@ class AdaptiveBatch(Strategy):
             raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
         check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member, **options)
-        self.batch_policy: BatchPolicy = make_policy(
-            batch,
-            growth=batch_growth,
-            largest=batch_max,
-            at=batch_at,
-            threshold=batch_threshold,
+        self.batch_policy = make_policy(
+            batch, growth=batch_growth, largest=batch_max, at=batch_at, threshold=batch_threshold,
             patience=batch_patience,
-        )
+        )  # fmt: skip
         self.meter: NoiseMeter | None = None
         self._batch_linear = isinstance(self.batch_policy, Scheduled) if batch_lr is None else batch_lr == "linear"
         self._batch_window = batch_window

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fastvid.errors import StateError
+from fastvid.train.records.checkpoint import snapshot
 from fastvid.train.strategies.average import statistics
 from fastvid.train.strategies.link import crc32
 
@@ -166,7 +167,7 @@ class Weights:
             return {
                 "version": self._version,
                 "values": self._values.clone(),
-                "optimizer": _copied(self.optimizer.state_dict()),
+                "optimizer": snapshot(self.optimizer.state_dict()),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -179,19 +180,8 @@ class Weights:
         with self._lock, torch.no_grad():
             self._leave_to_readers()
             self._values.copy_(state["values"])
-            self.optimizer.load_state_dict(_copied(state["optimizer"]))
+            self.optimizer.load_state_dict(snapshot(state["optimizer"]))
             self._version, self._snapshot = int(state["version"]), None
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy with cloned tensors, because the optimizer modifies its state in place."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value
 
 
 class Vector:

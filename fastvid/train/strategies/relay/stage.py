@@ -36,10 +36,10 @@ from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Lineage, Replica
 from fastvid.train.ranks import Member
+from fastvid.train.records.checkpoint import decode, encode
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import open_datasets
 from fastvid.train.strategies.link import Address, open_link
-from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.tasks.task import LOSS
 
@@ -188,7 +188,7 @@ def train_visit(
             report["eval"] = None if score is None else score.as_row()
             report["score"] = -mean_loss if score is None else score.value
             state["scores"].append(report["score"])
-        data = tokens.pack({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
+        data = encode({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
     return data, report
 
 
@@ -199,7 +199,7 @@ def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Rep
         if replica.average is not None:
             replica.average.restart(replica.model)
         return replica, {_MODEL: unit.model, "visits": [], "scores": []}
-    state = tokens.unpack(token)
+    state = decode(token, "token")
     if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
         raise StateError(
             f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
@@ -268,23 +268,18 @@ class Clips:
         def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
             seed = partition_seed(config.run.seed, unit.partition)
             seeded = replace(config, run=replace(config.run, seed=seed))
-            loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
-            try:
+            made = assemble.make_loader(seeded, self._kept[unit.partition], self.member, train=True)
+            with contextlib.closing(made) as loader:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
-            finally:
-                loader.close()
 
         score = None if self.eval is None else functools.partial(self._score, config)
         return SweepModel(config, build_replica, batches, score)
 
     def _score(self, config: Config, replica: Replica) -> Score:
         assert self._held_out is not None
-        data = assemble.eval_data(config, self._held_out, self.member)
-        try:
-            return score_of(config, replica, data, self.member.device)
-        finally:
-            data.loader.close()
+        with contextlib.closing(assemble.make_loader(config, self._held_out, self.member)) as loader:
+            return score_of(config, replica, loader, self.member.device)
 
     def _samples_per_epoch(self, config: Config) -> int:
         size = config.data.global_batch_size

@@ -6,27 +6,9 @@ The store has the newest token of every model, in memory and in the run's folder
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
 
 from fastvid.errors import StateError
-from fastvid.train.records.checkpoint import Checkpoints, decode, encode
-
-
-def pack(state: dict[str, Any]) -> bytes:
-    """Return a token of a model's state."""
-    return encode(state)
-
-
-def unpack(token: bytes) -> dict[str, Any]:
-    """Return the state in a token; its tensors are on the CPU."""
-    return decode(token, "token")
-
-
-def read_weights(token: bytes) -> dict[str, Tensor]:
-    """Return the model's state dict from a token."""
-    return dict(unpack(token)["replica"]["model"])
+from fastvid.train.records.checkpoint import Checkpoints, decode
 
 
 class TokenStore:
@@ -57,7 +39,7 @@ class TokenStore:
 
     def history(self) -> tuple[list[list[int]], list[list[float]]]:
         """Return visits and scores of every model, for `Scheduler.restore`."""
-        states = [{"visits": [], "scores": []} if token is None else unpack(token) for token in self._tokens]
+        states = [{"visits": [], "scores": []} if token is None else decode(token, "token") for token in self._tokens]
         return [list(state["visits"]) for state in states], [list(state["scores"]) for state in states]
 
 

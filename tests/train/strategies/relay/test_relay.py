@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
-from fastvid.train.strategies.relay import state as tokens
+from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import Order, Scheduler
-from fastvid.train.strategies.relay.state import TokenStore, read_weights
+from fastvid.train.strategies.relay.state import TokenStore
 from tests.train.strategies.relay import relay_lab as lab
 
 LOADS = lab.MODELS * lab.EPOCHS * lab.STAGES  # units of a sweep
@@ -102,7 +102,7 @@ def check_against_training_alone(sweep: Sweep) -> None:
         token = sweep.token_store.get(progress.model)
         assert token is not None
         expected = lab.alone(progress.model, progress.visits).state_dict()
-        found = tokens.unpack(token)["replica"]
+        found = decode(token, "token")["replica"]
         assert lab.same(found, expected)
 
 
@@ -126,7 +126,7 @@ def test_a_visit_is_recorded_before_its_token_is_stored(sweeps: dict[str, Sweep]
 def test_a_different_order_of_visits_changes_the_model(ring: Sweep) -> None:
     token = ring.token_store.get(0)
     assert token is not None
-    weights, others = read_weights(token), lab.alone(0, [1, 0] * lab.EPOCHS).model.state_dict()
+    weights, others = decode(token, "token")["replica"]["model"], lab.alone(0, [1, 0] * lab.EPOCHS).model.state_dict()
     assert any((weights[name] != others[name]).any() for name in weights)
 
 

@@ -18,8 +18,8 @@ from fastvid.train.config import config as recipes
 from fastvid.train.loop.loop import Stepper
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
+from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.ddp import Ddp
-from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import Clips, check_shared
 from fastvid.train.strategies.relay.state import TokenStore
@@ -98,7 +98,7 @@ def check_against_training_alone(folder: Path, out: Path) -> None:
                         replica.samples += batch.stop - batch.start
         token = token_store.get(number)
         assert token is not None
-        assert relay_lab.same(tokens.unpack(token)["replica"], replica.state_dict())
+        assert relay_lab.same(decode(token, "token")["replica"], replica.state_dict())
         weights = torch.load(out / "weights" / f"model-{number:04d}.pt", weights_only=True)
         assert relay_lab.same(dict(weights), dict(replica.model.state_dict()))
 
