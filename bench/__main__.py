@@ -20,8 +20,6 @@ from fastvid.runtime.names import parse
 from fastvid.runtime.processes import SAFE_PATH
 
 BENCHES: Final = {
-    "annotations": "bench.load.annotations",
-    "audio": "bench.load.audio",
     "averaging": "bench.strategies.averaging",
     "batches": "bench.batches.batches",
     "clients": "bench.strategies.clients",
@@ -30,7 +28,6 @@ BENCHES: Final = {
     "decode": "bench.decode.decode",
     "footage": "bench.common.footage",
     "gpu": "bench.gpu.gpu",
-    "migration": "bench.strategies.migration",
     "model_speed": "bench.train.model_speed",
     "motion_sync": "bench.strategies.motion_sync",
     "elastic": "bench.elastic.elastic",
@@ -38,12 +35,10 @@ BENCHES: Final = {
     "lerobot": "bench.load.lerobot",
     "loops": "bench.load.loops",
     "launch": "bench.elastic.launch",
-    "motion": "bench.train.motion_models",
     "quality": "bench.shard.quality",
     "report": "bench.report",
     "reads": "bench.load.reads",
     "scale": "bench.scaling.scale",
-    "segments": "bench.shard.segments",
     "shard": "bench.shard.shard",
     "stores": "bench.load.stores",
     "trace": "bench.trace",

@@ -12,7 +12,7 @@ import numpy as np
 from av.video.frame import VideoFrame
 
 from bench.common.rounds import apart, resident
-from bench.decode.rivals import DALI_KNOBS, KNOBS, rival
+from bench.decode.rivals import KNOBS, rival
 from fastvid.errors import FastvidError
 from fastvid.runtime.arrays import UInt8Array
 from fastvid.tune.measure import Contender, Corpus, FastvidRunner, RoundTimes, TaskRunner, measure
@@ -61,7 +61,7 @@ def sweep(
     knobs: dict[str, tuple[Any, ...]] = {
         # The number of workers does not change what a clip costs by CPU time.
         "parallel": tuple(lanes[:1] if by == "cpu" else dict.fromkeys(lanes)),
-        **{**KNOBS, **DALI_KNOBS}[name],
+        **KNOBS[name],
     }
     chosen = {knob: values[0] for knob, values in knobs.items()}
     tried: list[dict[str, Any]] = []

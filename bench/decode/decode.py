@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +18,7 @@ from typing import Any, Final
 from bench.common.footage import KINDS, SAMPLINGS, datasets, shard
 from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
-from bench.decode import goals, practice
+from bench.decode import goals
 from bench.decode.contest import Rivals, at_their_best, entry, megabytes_kept
 from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
@@ -35,7 +37,6 @@ add_arguments = options(
         "with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within .005;"
         " then compare fastvid on its profiles with rivals on x264's defaults, today's usual encoding",
     ),
-    sliced=(0, "with --footage: number of videos for DALI on planned packets against DALI on whole videos"),
     kinds=([], "with --footage: other footage, see `bench footage`", {"choices": KINDS}),
     sampling=(str, "such as tsn8, dense16x4 (those two, or those of the kind)", {"nargs": "+"}),
     together=(1, "clips of one visit to a video"),
@@ -48,11 +49,11 @@ add_arguments = options(
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
     folders = [Path(folder) for folder in args.data]
-    if args.footage is None and (not folders or args.equal_ssim or args.sliced):
+    if args.footage is None and (not folders or args.equal_ssim):
         raise UsageError("nothing to decode", hint="pass --data DIR, or --footage FOLDER to shard videos first")
     if not args.installed:
         use_newest([library_of(name) for name in args.rivals], args.cache)
-    record = Record(SCHEMA, args, "workers", "by", rows=[], today=[], sliced=[], newest_checked=CHECKED.isoformat())
+    record = Record(SCHEMA, args, "workers", "by", rows=[], today=[], newest_checked=CHECKED.isoformat())
     for kind in args.kinds:
         for name, folder in datasets(kind, args.footage, args.cache):
             for sampling in args.sampling or KINDS[kind].samplings:
@@ -60,11 +61,6 @@ def run(args: argparse.Namespace) -> int:
                 _add(record, args, corpus, {"kind": kind, "encoding_of_kind": name})
     if not args.kinds:
         _usual(record, args, folders)
-    if args.sliced:
-        for row in practice.sliced(args.footage, args.sliced, args.cache, args.workers, args.rounds, args.sweep_rounds):
-            record["sliced"].append(row)
-            print(practice.table(row), flush=True)
-            record.save()
     print("\n".join(goals.lines(record["rows"])))
     return 0
 
@@ -80,7 +76,7 @@ def _usual(record: Record, args: argparse.Namespace, folders: list[Path]) -> Non
     # Every encoding uses the same frames and crops of the same videos, whatever its sample order.
     common = tuple(sorted(set.intersection(*(set(one.ssim) for one in encodings)))) if encodings else None
     ours: dict[tuple[str, str], Corpus] = {}
-    today: dict[str, Rivals] = {}
+    usual: dict[str, Rivals] = {}
     for folder in folders:
         encoding = next((one for one in encodings if one.folder == folder), None)
         for sampling in args.sampling or SAMPLINGS[:2]:
@@ -90,11 +86,11 @@ def _usual(record: Record, args: argparse.Namespace, folders: list[Path]) -> Non
             if encoding is not None:
                 ours[encoding.name, sampling] = corpus
                 if encoding.name == DEFAULT:
-                    today[sampling] = rivals
-    for sampling, rivals in today.items():
+                    usual[sampling] = rivals
+    for sampling, rivals in usual.items():
         corpora = {name: corpus for (name, one), corpus in ours.items() if one == sampling}
-        record["today"].append(practice.today(corpora, rivals.best, args.workers, args.rounds))
-        print(practice.table(record["today"][-1]), flush=True)
+        record["today"].append(today(corpora, rivals.best, args.workers, args.rounds))
+        print(today_table(record["today"][-1]), flush=True)
         record.save()
 
 
@@ -139,6 +135,51 @@ def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[s
     }
 
 
+def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: int, rounds: int) -> dict[str, Any]:
+    """Time rivals on x264's defaults, today's practice, and fastvid on every encoding at equal SSIM, in rounds."""
+    ours = {
+        f"{product} of {name}": replace(
+            fastvid(corpus, workers, product=product, source="memory"),
+            settings={"encoding": name, "product": product},
+        )
+        for name, corpus in corpora.items()
+        for product in ("rgb", "planes")
+    }
+    theirs = [replace(one, settings={"encoding": DEFAULT, **one.settings}) for one in rivals]
+    clips = len(corpora[DEFAULT].requests)
+    timings = measure([*ours.values(), *theirs], clips, rounds)
+    own = dict(zip(ours, timings, strict=False))
+    entries = [entry(one, own[name]) for name, one in ours.items()]
+    for one, timing in zip(theirs, timings[len(ours) :], strict=True):
+        times = {name: ratio(mine, timing) for name, mine in own.items()}
+        entries.append(entry(one, timing) | {"fastvid_is_faster_by": times})
+    return {
+        "question": "today's practice",
+        "sampling": corpora[DEFAULT].sampling,
+        "clips": clips,
+        "megabytes": {name: round(sum(map(len, corpus.mp4s)) / 1e6, 2) for name, corpus in corpora.items()},
+        "contenders": entries,
+    }
+
+
+def today_table(row: Mapping[str, Any]) -> str:
+    """Format a row of today's practice as a text table."""
+    sizes = ", ".join(f"{name} {size}" for name, size in row["megabytes"].items())
+    lines = [f"{row['question']}, {row['sampling']}: {row['clips']} clips; MB: {sizes}"]
+    lines += [_line(one) for one in row["contenders"]]
+    if (best := goals.best_rival(row)) is not None:
+        lines += [
+            f"      {ours:30} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x   against {best['name']}"
+            for ours, times in best["fastvid_is_faster_by"].items()
+        ]
+    return "\n".join(lines)
+
+
+def _line(one: Mapping[str, Any]) -> str:
+    spread = f"{one['rate_min']:.0f}..{one['rate_max']:.0f}"
+    return f"  {one['label']:58} {one['rate']:8.1f} {spread:>13} {one['cpu_ms']:7.2f}"
+
+
 def table(row: dict[str, Any]) -> str:
     """Format a row as a text table."""
     packets = row["packets_a_clip"]
@@ -148,8 +189,7 @@ def table(row: dict[str, Any]) -> str:
     ]
     lines.append(f"  {'':58} {'clips/s':>8} {'min..max':>13} {'CPU ms':>7}")
     for one in row["contenders"]:
-        spread = f"{one['rate_min']:.0f}..{one['rate_max']:.0f}"
-        lines.append(f"  {one['label']:58} {one['rate']:8.1f} {spread:>13} {one['cpu_ms']:7.2f}")
+        lines.append(_line(one))
         if "share_of_floor" in one:
             share = one["share_of_floor"]
             lines.append(f"      {share['wall']:.2f} of libavcodec alone   by CPU time {share['cpu']:.2f}")

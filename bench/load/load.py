@@ -8,8 +8,6 @@ page-cached   files in the page cache
 cold          files dropped from the page cache before each round
 http          fastvid over a web server on loopback that delays each response, against the disk; and requests and bytes
               per clip by the server's count, planned and as whole files, without any cache
-beside        the step time of a thread that launches many small operations, as a model on a GPU does: with fastvid
-              loading, with the loader idle, and as a control beside an unrelated process
 """
 
 from __future__ import annotations
@@ -18,104 +16,24 @@ import argparse
 import json
 import logging
 import os
-import signal
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Final
 
 from bench.common.footage import shard
 from bench.common.harness import Record, merge_remeasured, options, write_json
 from bench.common.newest import CHECKED, use_newest
-from bench.common.rounds import apart, cpu_of_family, in_turn, ranged, ratios
+from bench.common.rounds import apart, cpu_of_family, in_turn, ranged
 from bench.load.cold import drop_from_cache
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from bench.load.slow_server import served, slow_server
 from fastvid.errors import JobError, UsageError
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
-
-KINDS: Final = ("elsewhere", "thread", "process")
-
-_OPERATIONS: Final = 400  # per step
-# Rounds are short because the speed of a shared machine changes within seconds; a batch takes 0.1 s to make.
-_STEPS: Final = 120
-_TAKEN: Final = 3
-_IDLE_SECONDS: Final = 0.6
-_START_SECONDS: Final = 5.0
-
-
-def slowdown(inputs: PipelineInputs, kind: str, rounds: int) -> dict[str, float]:
-    """Measure the relative increase of a launch-bound thread's step time while fastvid loads on the other cores.
-
-    Returns step times in milliseconds, and increases as fractions of the step time without loading.
-    """
-    own = replace(inputs, workers=max(1, inputs.workers - 1))
-    kept, loaded, means = apart(_launch, own, kind, rounds)
-    rises = [one - 1 for one in ratios(loaded, kept)]
-    return {
-        "step_ms_kept": 1e3 * statistics.median(kept),
-        "step_ms_loaded": 1e3 * statistics.median(loaded),
-        "rise_of_the_mean": statistics.median(means) - 1,
-        **ranged("rise", rises),
-    }
-
-
-def _launch(inputs: PipelineInputs, kind: str, rounds: int) -> list[list[float]]:
-    import torch
-
-    torch.set_num_threads(1)
-    small = torch.zeros(16)
-
-    def steps(count: int) -> list[float]:
-        found = []
-        for _ in range(count):
-            begun = time.perf_counter()
-            for _ in range(_OPERATIONS):
-                small.add_(1)
-            found.append(time.perf_counter() - begun)
-        return found
-
-    batches: Batches | None = None
-    if kind == "elsewhere":
-        other = get_context("spawn").Process(target=_consume, args=(partial(decoder_alone, inputs),))
-        other.start()
-        assert other.pid is not None
-        time.sleep(_START_SECONDS)
-        os.kill(other.pid, signal.SIGSTOP)
-    else:
-        batches = fastvid_loader(inputs, workers=kind)
-        next(batches)
-    kept, loaded, means = [], [], []
-    for _ in range(rounds):
-        # Without a consumer the loader is idle once its prefetch queue is full.
-        time.sleep(_IDLE_SECONDS)
-        without, within = steps(_STEPS), []
-        if batches is None:
-            os.kill(other.pid, signal.SIGCONT)
-            within = steps(_STEPS)
-            os.kill(other.pid, signal.SIGSTOP)
-        else:
-            for _ in range(_TAKEN):
-                next(batches)
-                # These steps take about as long as the loader needs to replace the batch.
-                within += steps(_STEPS // _TAKEN)
-        kept.append(statistics.median(without))
-        loaded.append(statistics.median(within))
-        means.append(statistics.mean(within) / statistics.mean(without))
-    if batches is None:
-        other.kill()
-    return [kept, loaded, means]
-
-
-def _consume(start: Callable[[], Batches]) -> None:
-    for _ in start():
-        pass
-
 
 WANTED: Final = {"compact": {"rival": 3.2, "decoder": 0.95}, "intra": {"rival": 2.3, "decoder": 0.85}}
 """By profile: times the best rival's speed, in random order with uint8 batches; share of the decoder alone."""
@@ -167,7 +85,6 @@ SHORT: Final = "fastvid, epochs of 30 clips"
 
 _SHARD: Final = 4  # videos per shard
 _WARM: Final = 4  # batches
-_BESIDE: Final = 12  # rounds of `slowdown` per --rounds: they are short
 
 _log = logging.getLogger(__name__)
 
@@ -178,7 +95,7 @@ add_arguments = options(
     rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
     batches=(20, "batches per round"),
     uint8=(False, "batches of uint8 levels, which a device normalises"),
-    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http", "beside")}),
+    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http")}),
 )
 
 
@@ -214,8 +131,6 @@ def run(args: argparse.Namespace) -> int:
             print("\n".join(map(sentence, row["goals"])))
         if args.only in (None, "http"):
             row["http"] = over_http(inputs, args.batches, args.rounds, args.latency)
-        if args.only in (None, "beside"):
-            row["beside"] = {kind: slowdown(inputs, kind, _BESIDE * args.rounds) for kind in KINDS}
         print(json.dumps(row, indent=1), flush=True)
         known = args.only is not None and any(one["dataset"] == folder.name for one in record["rows"])
         record["rows"] = _replaced(record["rows"], row) if known else [*record["rows"], row]

@@ -24,18 +24,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 import tomllib
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.scaling.model import (
-    ALGORITHMS,
     AllReducePoint,
     ClusterModel,
     Compute,
@@ -52,41 +52,36 @@ from bench.scaling.model import (
 from fastvid.errors import UsageError
 
 _SPELLINGS: Final = (
-    "write 8, {value = 8}, {low = 1, high = 2}, {low = 1, high = 9, scale = 'log'} or {values = [1, 2]}, "
-    "each table with a source"
+    "write numbers as 8, {value = 8}, {low = 1, high = 2}, {low = 1, high = 9, scale = 'log'} or {values = [1, 2]}, "
+    "each table with a source; $ is the whole file"
 )
 _FORMS: Final = ({"value"}, {"low", "high"}, {"low", "high", "scale"}, {"values"})
 
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
+Algorithm: TypeAlias = Literal["auto", "hierarchical", "ring", "tree"]
+Finite: TypeAlias = Annotated[float, msgspec.Meta(ge=-sys.float_info.max, le=sys.float_info.max)]
 
-@dataclass(frozen=True)
-class Quantity:
-    """One input number."""
 
-    low: float
-    high: float
-    log: bool = False
-    values: tuple[float, ...] = ()
+class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a file; its fields are all keys that the part may have."""
 
-    @classmethod
-    def parse(cls, raw: object, where: str) -> Quantity:
-        """Parse one of the forms in this module's docstring."""
-        if not isinstance(raw, Mapping):
-            number = finite(raw, where)
-            return cls(number, number)
-        keys = set(raw) - {"source"}
-        if keys not in _FORMS or raw.get("scale", "log") != "log":
-            raise UsageError(f"{where} is {dict(raw)!r}", hint=_SPELLINGS)
-        if "values" in keys:
-            if not isinstance(raw["values"], list) or not raw["values"]:
-                raise UsageError(f"{where}.values is {raw['values']!r}, must be a list of numbers", hint=_SPELLINGS)
-            values = tuple(finite(number, f"{where}.values") for number in raw["values"])
-            return cls(min(values), max(values), values=values)
-        low = finite(raw.get("value", raw.get("low")), where)
-        high = finite(raw.get("value", raw.get("high")), where)
-        log = "scale" in keys
-        if low > high or (log and low <= 0):
-            raise UsageError(f"{where}: low is {low} and high is {high}" + (" on a log scale" if log else ""))
-        return cls(low, high, log=log)
+
+class Quantity(Part):
+    """One input number, in one of the forms of this module's docstring."""
+
+    value: int | Finite | None = None
+    low: Finite | None = None
+    high: Finite | None = None
+    scale: Literal["log"] | None = None
+    values: Annotated[list[Finite], msgspec.Meta(min_length=1)] | None = None
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        given = {name for name in ("value", "low", "high", "scale", "values") if getattr(self, name) is not None}
+        if given not in _FORMS:
+            raise ValueError(f"a number of {', '.join(sorted(given)) or 'nothing'}")
+        if self.low is not None and self.high is not None and (self.low > self.high or (self.scale and self.low <= 0)):
+            raise ValueError(f"low is {self.low} and high is {self.high}{' on a log scale' if self.scale else ''}")
 
     def draw(self, name: str, seed: int, count: int) -> Value:
         """Return `count` draws, shape [count], or the number itself if it is exact.
@@ -94,84 +89,125 @@ class Quantity:
         Each name has its own random stream, so that adding an input does not change the draws of the others.
         """
         stream = np.random.default_rng([seed, zlib.crc32(name.encode())])
-        if self.values:
+        if self.value is not None:
+            return self.value
+        if self.values is not None:
             return np.asarray(self.values)[stream.integers(len(self.values), size=count)]
+        assert self.low is not None
+        assert self.high is not None
         if self.low == self.high:
             return self.low
         unit: NDArray[np.float64] = stream.random(count)
-        if self.log:
+        if self.scale:
             drawn: NDArray[np.float64] = np.exp(math.log(self.low) + unit * math.log(self.high / self.low))
             return drawn
         return self.low + unit * (self.high - self.low)
 
 
-def finite(raw: object, where: str) -> float:
-    """Return `raw` as a float."""
-    if not isinstance(raw, int | float) or isinstance(raw, bool) or not math.isfinite(raw):
-        raise UsageError(f"{where} is {raw!r}, must be a finite number", hint=_SPELLINGS)
-    return float(raw)
-
-
-def whole(raw: object, where: str) -> int:
-    """Return `raw`, or its ``value``, as an int."""
-    value = raw.get("value") if isinstance(raw, Mapping) else raw
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UsageError(f"{where} is {raw!r}, must be an integer")
-    return value
-
-
+Section: TypeAlias = dict[str, int | Finite | Quantity]
 _SECTIONS: Final = {"workload": Workload, "gradients": Gradients, "compute": Compute, "data": DataPath}
-_COMPUTE_EXTRA: Final = ("step_seconds", "measured_gpus")
-_TOP: Final = ("name", "note", *_SECTIONS, "topology", "predict", "reference")
-_QUANTITIES: Final = ("train_seconds", "clips_per_second", "efficiency_node", "efficiency_gpu", "step_seconds")
+_MEASURED: Final = ("step_seconds", "measured_gpus")  # keys of [compute] instead of ``seconds``
 
 
-@dataclass(frozen=True)
-class Reference:
+class Link(Part):
+    """The fields of a link, or all-reduces measured on it alone: ranks, bytes and seconds of each."""
+
+    bytes_per_second: Finite | Quantity | None = None
+    latency_seconds: Finite | Quantity | None = None
+    points: list[tuple[Count, float, float]] | None = None
+
+    def __post_init__(self) -> None:
+        if self.points is not None and (self.bytes_per_second is not None or self.latency_seconds is not None):
+            raise ValueError("a link has points and also fields; give points or the link's fields")
+        if self.points is None and self.bytes_per_second is None:
+            raise ValueError("a link needs bytes_per_second or points")
+
+    def drawn(self, name: str, seed: int, draws: int) -> NetworkLink:
+        """Return the link, fitted to its points if it has them."""
+        if self.points is not None:
+            return fit_link([AllReducePoint(*point) for point in self.points])
+        given = {"bytes_per_second": self.bytes_per_second, "latency_seconds": self.latency_seconds}
+        known = {key: value for key, value in given.items() if value is not None}
+        return NetworkLink(**{key: _drawn(value, f"{name}.{key}", seed, draws) for key, value in known.items()})
+
+
+class Places(Part):
+    """Where ranks are, and their links."""
+
+    gpus_per_node: Count | Quantity
+    intra: Link
+    inter: Link
+
+
+class Asked(Part):
+    """What to predict."""
+
+    gpus: Annotated[list[Count], msgspec.Meta(min_length=1)]
+    strategies: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)] = ("ddp",)
+    algorithms: Annotated[tuple[Algorithm, ...], msgspec.Meta(min_length=1)] = ("auto",)
+
+
+class Reference(Part):
     """A published or measured result to compare a prediction with."""
 
-    gpus: int
-    strategy: SyncSpec
-    quantity: str
-    value: float
+    gpus: Count
+    quantity: Literal["train_seconds", "clips_per_second", "efficiency_node", "efficiency_gpu", "step_seconds"]
+    value: Finite
     source: str
+    strategy: str = "ddp"
 
 
-@dataclass(frozen=True)
-class ModelFile:
-    """A parsed model file; `raw` keeps the original values with their sources."""
+class ModelFile(Part):
+    """A model file; `raw` keeps the original values with their sources."""
 
-    name: str
-    note: str
-    sections: Mapping[str, Mapping[str, Any]]
-    gpus: tuple[int, ...]
-    strategies: tuple[SyncSpec, ...]
-    algorithms: tuple[str, ...]
-    references: tuple[Reference, ...]
-    raw: Mapping[str, Any]
+    name: Annotated[str, msgspec.Meta(min_length=1)]
+    workload: Section
+    gradients: Section
+    compute: Section
+    topology: Places
+    data: Section
+    predict: Asked
+    note: str = ""
+    reference: tuple[Reference, ...] = ()
+    raw: Mapping[str, Any] = msgspec.field(default_factory=dict)
 
     def cluster(self, seed: int = 0, draws: int = 1) -> ClusterModel:
         """Return the cluster with `draws` draws of each uncertain number, calibrated to the measured step."""
         drawn: dict[str, dict[str, Any]] = {
             section: {
-                name: value.draw(f"{section}.{name}", seed, draws) if isinstance(value, Quantity) else value
-                for name, value in table.items()
+                name: _drawn(value, f"{section}.{name}", seed, draws) for name, value in getattr(self, section).items()
             }
-            for section, table in self.sections.items()
+            for section in _SECTIONS
         }
         compute = drawn["compute"]
-        step_seconds, measured_gpus = compute.pop("step_seconds"), compute.pop("measured_gpus")
+        step_seconds, measured_gpus = (compute.pop(name) for name in _MEASURED)
         workload = Workload(**drawn["workload"])
         compute.setdefault("clips", workload.clips(measured_gpus)[0])
-        links = {end: _link(drawn[f"topology.{end}"]) for end in ("intra", "inter")}
+        places = self.topology
         measured = ClusterModel(
             workload,
             Gradients(**drawn["gradients"]),
             Compute(seconds=step_seconds, **compute),
-            Topology(drawn["topology"]["gpus_per_node"], **links),
+            Topology(
+                whole(places.gpus_per_node, "topology.gpus_per_node"),
+                places.intra.drawn("topology.intra", seed, draws),
+                places.inter.drawn("topology.inter", seed, draws),
+            ),
             DataPath(**drawn["data"]),
         )
-        return calibrate(measured, step_seconds, measured_gpus, self.algorithms[0])
+        return calibrate(measured, step_seconds, measured_gpus, self.predict.algorithms[0])
+
+
+def _drawn(value: int | float | Quantity, name: str, seed: int, draws: int) -> Value:
+    return value.draw(name, seed, draws) if isinstance(value, Quantity) else value
+
+
+def whole(number: int | float | Quantity, where: str) -> int:
+    """Return a number that must be exact and an integer."""
+    value = number.value if isinstance(number, Quantity) else number
+    if not isinstance(value, int):
+        raise UsageError(f"{where} is {value!r}, must be an integer")
+    return value
 
 
 def load_model(path: Path, changes: Mapping[str, str] | None = None) -> ModelFile:
@@ -196,87 +232,23 @@ def load_model(path: Path, changes: Mapping[str, str] | None = None) -> ModelFil
 
 def parse_model(raw: Mapping[str, Any]) -> ModelFile:
     """Check and convert the contents of a model file; see `load_model`."""
-    _known(raw, _TOP, "the file")
-    sections: dict[str, dict[str, Any]] = {}
-    for name, kind in _SECTIONS.items():
-        fields = {field.name: field for field in dataclasses.fields(kind)}
-        if kind is Compute:
-            fields.pop("seconds")
-        table = _table(raw, name)
-        _known(table, (*fields, *(_COMPUTE_EXTRA if kind is Compute else ())), name)
-        counts = {key for key, field in fields.items() if field.type == "int"} | {"measured_gpus"}
-        sections[name] = {
-            key: whole(value, f"{name}.{key}") if key in counts else Quantity.parse(value, f"{name}.{key}")
-            for key, value in table.items()
-        }
-    for key in _COMPUTE_EXTRA:
-        if key not in sections["compute"]:
-            raise UsageError(f"compute.{key} is missing")
-    topology = _table(raw, "topology")
-    _known(topology, ("gpus_per_node", "intra", "inter"), "topology")
-    sections["topology"] = {"gpus_per_node": whole(topology.get("gpus_per_node"), "topology.gpus_per_node")}
-    for end in ("intra", "inter"):
-        table = _table(topology, end)
-        _known(table, ("bytes_per_second", "latency_seconds", "points"), f"topology.{end}")
-        sections[f"topology.{end}"] = {
-            key: value if key == "points" else Quantity.parse(value, f"topology.{end}.{key}")
-            for key, value in table.items()
-        }
-    predict = _table(raw, "predict")
-    _known(predict, ("gpus", "strategies", "algorithms"), "predict")
-    model = ModelFile(
-        name=str(raw.get("name", "")),
-        note=str(raw.get("note", "")),
-        sections=sections,
-        gpus=tuple(whole(gpus, "predict.gpus") for gpus in predict.get("gpus", [])),
-        strategies=tuple(SyncSpec.parse(str(text)) for text in predict.get("strategies", ["ddp"])),
-        algorithms=tuple(str(name) for name in predict.get("algorithms", ["auto"])),
-        references=tuple(_reference(table) for table in raw.get("reference", [])),
-        raw=raw,
-    )
-    if unknown := set(model.algorithms) - set(ALGORITHMS):
-        raise UsageError(f"predict.algorithms has unknown {sorted(unknown)}", hint=f"use {', '.join(ALGORITHMS)}")
-    if not model.name or not model.gpus or not model.algorithms or not model.strategies:
-        raise UsageError("name, predict.gpus, predict.strategies and predict.algorithms must not be empty")
-    return model
-
-
-def _link(table: Mapping[str, Any]) -> NetworkLink:
-    if "points" in table:
-        if len(table) > 1:
-            raise UsageError(
-                f"a link has points and also {sorted(set(table) - {'points'})}", hint="give points or the link's fields"
-            )
-        return fit_link([AllReducePoint(int(ranks), size, seconds) for ranks, size, seconds in table["points"]])
-    if "bytes_per_second" not in table:
-        raise UsageError("a link needs bytes_per_second or points")
-    return NetworkLink(**table)
-
-
-def _reference(table: Mapping[str, Any]) -> Reference:
-    _known(table, ("gpus", "strategy", "quantity", "value", "source"), "reference")
     try:
-        reference = Reference(
-            whole(table["gpus"], "reference.gpus"),
-            SyncSpec.parse(str(table.get("strategy", "ddp"))),
-            str(table["quantity"]),
-            float(table["value"]),
-            str(table["source"]),
-        )
-    except KeyError as error:
-        raise UsageError(f"a reference lacks {error}") from error
-    if reference.quantity not in _QUANTITIES:
-        raise UsageError(f"reference.quantity is {reference.quantity!r}", hint=f"use one of {', '.join(_QUANTITIES)}")
-    return reference
-
-
-def _table(raw: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    table = raw.get(name)
-    if not isinstance(table, Mapping):
-        raise UsageError(f"the section [{name}] is missing" if table is None else f"{name} is {table!r}, not a section")
-    return table
-
-
-def _known(table: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    if unknown := sorted(set(table) - set(names)):
-        raise UsageError(f"{where} has unknown {', '.join(unknown)}; known are {', '.join(names)}")
+        model = msgspec.convert({**raw, "raw": raw}, ModelFile)
+    except msgspec.ValidationError as error:
+        raise UsageError(str(error), hint=_SPELLINGS) from None
+    for name, kind in _SECTIONS.items():
+        table: Section = getattr(model, name)
+        fields = {field.name: field.type for field in dataclasses.fields(kind)}
+        if kind is Compute:
+            del fields["seconds"]
+            fields |= {"step_seconds": "Value", "measured_gpus": "int"}
+            if missing := [key for key in _MEASURED if key not in table]:
+                raise UsageError(f"compute.{missing[0]} is missing")
+        if unknown := sorted(table.keys() - fields):
+            raise UsageError(f"{name} has unknown {', '.join(unknown)}; known are {', '.join(fields)}")
+        for key, value in table.items():
+            if fields[key] == "int":
+                whole(value, f"{name}.{key}")
+    for text in (*model.predict.strategies, *(reference.strategy for reference in model.reference)):
+        SyncSpec.parse(text)
+    return model

@@ -43,23 +43,18 @@ from bench.scaling.model import (
     predict_step,
     train_seconds,
 )
-from bench.scaling.model_file import ModelFile, load_model
+from bench.scaling.model_file import Algorithm, Count, ModelFile, Part, load_model
 from fastvid.errors import UsageError
 from fastvid.runtime.values import sha256
 
 MEASUREMENTS: Final = "fastvid-scaling-measurements/1"
 VALIDATION: Final = "fastvid-scaling-validation/1"
 
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=1)]
 Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
 Positives: TypeAlias = Positive | Annotated[list[Positive], msgspec.Meta(min_length=1)]
 
 
-class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A part of a measurement file; its fields are all keys that the part may have."""
-
-
-class MeasuredWorkload(_Part):
+class MeasuredWorkload(Part):
     """What each rank trains; what is absent is as in `Gradients`."""
 
     clips_per_rank: Count
@@ -71,14 +66,14 @@ class MeasuredWorkload(_Part):
     backward_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 2 / 3
 
 
-class MeasuredSteps(_Part):
+class MeasuredSteps(Part):
     """Seconds of single local steps of one of `ranks` processes that worked at the same time."""
 
     ranks: Count
     seconds: Positives
 
 
-class MeasuredReduce(_Part):
+class MeasuredReduce(Part):
     """Seconds of all-reduces over one kind of link."""
 
     link: Literal["intra", "inter"]
@@ -87,14 +82,14 @@ class MeasuredReduce(_Part):
     seconds: Positives
 
 
-class MeasuredLoaders(_Part):
+class MeasuredLoaders(Part):
     """Clips per second of all loaders together."""
 
     ranks: Count
     clips_per_second: Positives
 
 
-class MeasuredRun(_Part):
+class MeasuredRun(Part):
     """Seconds per step of real training."""
 
     ranks: Count
@@ -102,7 +97,7 @@ class MeasuredRun(_Part):
     seconds_per_step: Positives
 
 
-class Measurements(_Part):
+class Measurements(Part):
     """A measurement file, see this module's docstring."""
 
     schema: Literal["fastvid-scaling-measurements/1"]
@@ -112,8 +107,8 @@ class Measurements(_Part):
     local_steps: list[MeasuredSteps]
     all_reduces: list[MeasuredReduce]
     runs: list[MeasuredRun]
-    algorithm: Literal["auto", "hierarchical", "ring", "tree"] = "ring"  # the algorithm of gloo
-    loaders: list[MeasuredLoaders] = []
+    algorithm: Algorithm = "ring"  # the algorithm of gloo
+    loaders: tuple[MeasuredLoaders, ...] = ()
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> Measurements:
@@ -282,20 +277,20 @@ def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, 
     """
     cluster = model.cluster(seed, draws)
     rows = [
-        _row(cluster, gpus, strategy, algorithm)
-        for algorithm in model.algorithms
-        for strategy in model.strategies
-        for gpus in model.gpus
+        _row(cluster, gpus, SyncSpec.parse(strategy), algorithm)
+        for algorithm in model.predict.algorithms
+        for strategy in model.predict.strategies
+        for gpus in model.predict.gpus
     ]
     references = []
-    for reference in model.references:
-        row = _row(cluster, reference.gpus, reference.strategy, model.algorithms[0])
+    for reference in model.reference:
+        row = _row(cluster, reference.gpus, SyncSpec.parse(reference.strategy), model.predict.algorithms[0])
         predicted = row[reference.quantity]
         references.append(
             {
                 "label": "predicted",
                 "gpus": reference.gpus,
-                "strategy": str(reference.strategy),
+                "strategy": reference.strategy,
                 "quantity": reference.quantity,
                 "predicted": predicted,
                 "reference": reference.value,

@@ -34,7 +34,7 @@ from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks import Member, join
+from fastvid.train.ranks import Member, gather_bytes, join
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import open_datasets
 
@@ -59,7 +59,7 @@ def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
     """
     with join(config.run.timeout_s) as member:
         found = _Rank(config, plan, member).run()
-        everyone = _gather(found, member)
+        everyone = [json.loads(one) for one in gather_bytes(json.dumps(found).encode(), member)]
     if not member.leads:
         return None
     shared = {key: everyone[0].pop(key) for key in ("parameters", "bucket_bytes", "alone")}
@@ -237,20 +237,6 @@ class _EndlessLoader:
 def _forever(loader: assemble.Loader) -> Iterator[Batch]:
     while True:
         yield from loader
-
-
-def _gather(value: dict[str, Any], member: Member) -> list[dict[str, Any]]:
-    """All-gather a JSON object; returns the values in order of rank."""
-    if member.world.size == 1:
-        return [value]
-    data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(member.world.size)]
-    dist.all_gather(sizes, torch.tensor([len(data)]))
-    most = max(int(size) for size in sizes)
-    padded = torch.cat([data, torch.zeros(most - len(data), dtype=torch.uint8)])
-    parts = [torch.zeros(most, dtype=torch.uint8) for _ in range(member.world.size)]
-    dist.all_gather(parts, padded)
-    return [json.loads(part[: int(size)].numpy().tobytes()) for part, size in zip(parts, sizes, strict=True)]
 
 
 def analyse(found: dict[str, Any]) -> dict[str, Any]:

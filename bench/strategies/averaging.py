@@ -2,20 +2,19 @@
 
 The toy of `bench.strategies.toy_task` is trained by the real trainer and strategies on four ranks. Time is counted
 (`bench.strategies.slow_network`): 2 ms a clip on a rank, the latency of each message, and its bytes over the rate of a
-rank's link; gradients of ddp may travel during the whole backward pass. ``--only wire`` checks the counted time against
-real time over network namespaces limited by tc (needs root).
+rank's link; gradients of ddp may travel during the whole backward pass. ``--wire`` checks the counted time against real
+time over network namespaces limited by tc (needs root).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.common.harness import machine_facts, options, write_json
+from bench.common.harness import options
 from bench.common.hosts import Hosts
-from bench.strategies.contest import Contender, Goal, Network, Places, compete, contest_table, with_rate
+from bench.strategies.contest import Contender, Goal, Network, compete, contest_record, contest_table, with_rate
 from bench.strategies.ranks import Ranks, RunSpec
 
 SCHEMA: Final = "fastvid-bench-averaging/1"
@@ -53,13 +52,8 @@ add_arguments = options(
     "seeds",
     json="averaging.json",
     clips=(16384, "clips per run"),
-    only=(str, "measure one part; keep the other from --json", {"choices": ("contest", "wire")}),
+    wire=(False, "compare the counted time with real time instead, over network namespaces; needs root"),
 )
-
-
-def efficiency(t_comm: float, t_step: float, k: int) -> float:
-    """Return the share of time spent computing with `t_comm` of communication after every `k` steps of `t_step`."""
-    return 1 / (1 + t_comm / (k * t_step))
 
 
 def base(clips: int) -> RunSpec:
@@ -79,26 +73,14 @@ def contenders(clips: int) -> list[Contender]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = json.loads(args.json.read_text()) if args.only else {}
-    record |= {
-        "schema": SCHEMA, "seeds": args.seeds, "clips": args.clips, "batch": BATCH, "clip_ms": 1000 * CLIP_S,
-        "goal": vars(GOAL), "look_clips": 16 * BATCH,
-        "networks": {network.name: network.as_row() for network in NETWORKS},
-    }  # fmt: skip
-
-    def done(rows: list[dict[str, Any]]) -> None:
-        record["rows"] = rows
-        write_json(args.json, {**record, "machine": machine_facts()})
-
-    if args.only != "wire":
-        with Places() as places:
-            compete(places.run, contenders(args.clips), range(args.seeds), GOAL, done=done)
-        print(contest_table(record))
-    if args.only != "contest":
-        record["wire"] = {"machine": machine_facts(), "clips": _CHECK_CLIPS, "rows": wire()}
-        write_json(args.json, {"machine": machine_facts(), **record})
-        for row in record["wire"]["rows"]:
+    if args.wire:
+        for row in wire():
             print(row)
+        return 0
+    record = contest_record(SCHEMA, args, GOAL, batch=BATCH, clip_ms=1000 * CLIP_S)
+    record["networks"] = {network.name: network.as_row() for network in NETWORKS}
+    compete(contenders(args.clips), GOAL, record)
+    print(contest_table(record))
     return 0
 
 

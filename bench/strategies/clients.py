@@ -10,13 +10,12 @@ except those of the client beside the server.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.common.harness import machine_facts, merge_remeasured, options, write_json
-from bench.strategies.contest import Contender, Goal, Network, Places, clients_table, compete
+from bench.common.harness import options
+from bench.strategies.contest import Contender, Goal, Network, clients_table, compete, contest_record
 from bench.strategies.ranks import RunSpec
 
 SCHEMA: Final = "fastvid-bench-clients/1"
@@ -34,12 +33,7 @@ _SYNC: Final = ({"momentum": 0.9}, (0.025,))
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
 
 
-add_arguments = options(
-    "seeds",
-    json="clients.json",
-    clips=(12800, "clips per run"),
-    only=(str, "run contenders with this in their name; keep others of --json", {"metavar": "TEXT"}),
-)
+add_arguments = options("seeds", json="clients.json", clips=(12800, "clips per run"))
 
 
 def contenders(clips: int) -> list[Contender]:
@@ -69,25 +63,7 @@ def contenders(clips: int) -> list[Contender]:
 
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
-    record: dict[str, Any] = {
-        "schema": SCHEMA, "seeds": args.seeds, "clips": args.clips, "batch": BATCH, "step_ms": 1000 * STEP_S,
-        "slower": SLOWER, "goal": vars(GOAL), "look_clips": 16 * BATCH, "rows": [],
-    }  # fmt: skip
-
-    chosen, kept = contenders(args.clips), {}
-    if args.only:
-        before = json.loads(args.json.read_text())
-        record = merge_remeasured(before, {**record, "rows": before["rows"], "machine": machine_facts()}, args.only)
-        kept = {row["contender"]: row for row in before["rows"]}
-    names = [one.name for one in chosen]
-    chosen = [one for one in chosen if (args.only or "") in one.name]
-
-    def done(rows: list[dict[str, Any]]) -> None:
-        found = kept | {row["contender"]: row for row in rows}
-        record["rows"] = [found[name] for name in names if name in found]
-        write_json(args.json, {"machine": machine_facts(), **record})
-
-    with Places() as places:
-        compete(places.run, chosen, range(args.seeds), GOAL, done=done)
+    record = contest_record(SCHEMA, args, GOAL, batch=BATCH, step_ms=1000 * STEP_S, slower=SLOWER)
+    compete(contenders(args.clips), GOAL, record)
     print(clients_table(record))
     return 0

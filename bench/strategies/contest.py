@@ -10,6 +10,7 @@ Tables are in Markdown, for the console and for the documentation.
 
 from __future__ import annotations
 
+import argparse
 import logging
 import math
 import statistics
@@ -17,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from bench.common.harness import Record, machine_facts
 from bench.common.rounds import in_turn
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
@@ -82,22 +84,30 @@ class Goal:
 Run = Callable[[Contender, RunSpec], dict[str, Any]]
 
 
-def compete(
-    run: Run, contenders: Sequence[Contender], seeds: Sequence[int], goal: Goal, *, done: Callable[[Any], None]
-) -> None:
-    """Tune all contenders, then run them seed by seed in turn; `done` gets the rows after each seed."""
-    chosen = {one.name: tuned(run, one, goal) for one in contenders}
-    runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+def contest_record(schema: str, args: argparse.Namespace, goal: Goal, *, batch: int, **facts: Any) -> Record:
+    """Return the record of a contest before its first run; contenders are looked at every 16 batches."""
+    return Record(schema, args, "seeds", "clips", batch=batch, goal=vars(goal), look_clips=16 * batch, rows=[], **facts)
 
-    def once(number: int, turn: int) -> None:
-        one = contenders[number]
-        spec = replace(with_rate(one.spec, chosen[one.name]["base_lr"]), seed=seeds[turn])
-        runs[one.name].append(run(one, spec))
-        _log.info("%s, seed %d: %.4f at the end", one.name, spec.seed, goal.final(runs[one.name][-1]["curve"]))
-        if len({len(found) for found in runs.values()}) == 1:
-            done([row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)])
 
-    in_turn(range(len(contenders)), len(seeds), once)
+def compete(contenders: Sequence[Contender], goal: Goal, record: Record) -> None:
+    """Tune all contenders, then run them seed by seed in turn; the record gets the rows after each seed."""
+    with Places() as places:
+        chosen = {one.name: tuned(places.run, one, goal) for one in contenders}
+        runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+
+        def once(number: int, seed: int) -> None:
+            one = contenders[number]
+            spec = replace(with_rate(one.spec, chosen[one.name]["base_lr"]), seed=seed)
+            runs[one.name].append(places.run(one, spec))
+            _log.info("%s, seed %d: %.4f at the end", one.name, seed, goal.final(runs[one.name][-1]["curve"]))
+            if len({len(found) for found in runs.values()}) == 1:
+                record["rows"] = [
+                    row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)
+                ]
+                record["machine"] = machine_facts()
+                record.save()
+
+        in_turn(range(len(contenders)), record["seeds"], once)
 
 
 def tuned(run: Run, one: Contender, goal: Goal) -> dict[str, Any]:
@@ -244,19 +254,6 @@ def contest_table(record: Mapping[str, Any]) -> str:
     return markdown(heads, lines)
 
 
-def migration_table(record: Mapping[str, Any]) -> str:
-    """Return the table of sweeps whose models or data move."""
-    heads = ["dataset, MB", "a part, MB", "a model's state, MB", "", "data moved, MB", "states moved, MB", "s"]
-    lines = [
-        [
-            number(row["dataset_mb"]), number(row["part_mb"]), number(row["state_mb"]), row["way"],
-            middle(row["data_wire_mb"]), middle(row["state_wire_mb"]), spread(row["seconds"]),
-        ]
-        for row in record["rows"]
-    ]  # fmt: skip
-    return markdown(heads, lines)
-
-
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return a table."""
     lines = [heads, ["---"] * len(heads), *rows]
@@ -337,15 +334,3 @@ def clients_table(record: Mapping[str, Any]) -> str:
     ]  # fmt: skip
     heads = ["", f"s to {record['goal']['value']:g}", f"times sooner than {rows[0]['contender']}", "clips to it"]
     return markdown([*heads, "final loss", "staleness", "s in all"], lines)
-
-
-def conditions(record: Mapping[str, Any]) -> str:
-    """Return a sentence about how a contest was measured."""
-    unit = f"{record['step_ms']:g} ms of sleep a batch" if "step_ms" in record else f"{record['clip_ms']:g} ms a clip"
-    machine, done = record["machine"], min(len(row["final"]) for row in record["rows"])
-    planned = "" if done == record["seeds"] else f" of {record['seeds']} planned"
-    return (
-        f"{done}{planned} seeds, mean and 95 % interval; {record['clips']:,} clips a run, looked at every"
-        f" {record['look_clips']:,} clips; {unit} on a rank; load average {machine['load_average']:g} on"
-        f" {machine['cores']} cores at the end."
-    )

@@ -2,14 +2,12 @@
 
     python -m bench motion_sync asgd --data runs/demo/shards --seeds 3
 
-kavg and asgd train the recipe ``motion_tsm``, relay the three models of ``motion_sweep``; "kavg_at_once" measures the
-cost of rounds of 8 steps from the first step on. An unfinished run in its folder is resumed, a finished one is recorded
-as it is. Relay needs a dataset of at least two shards.
+All train the recipe ``motion_tsm``; "kavg_at_once" measures the cost of rounds of 8 steps from the first step on. An
+unfinished run in its folder is resumed, a finished one is recorded as it is.
 
 Records about samples:
 
-    each_sample_once     whether the run's lineage equals that of the dataset, position by position and epoch by epoch;
-                         for a sweep, whether each model made each visit of each epoch once
+    each_sample_once     whether the run's lineage equals that of the dataset, position by position and epoch by epoch
     acknowledged, returned, lost    counts of asgd's server: positions done, positions returned by dead clients, dead
                          clients
 """
@@ -17,7 +15,6 @@ Records about samples:
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import secrets
@@ -46,31 +43,32 @@ STALENESS: Final = 1.0
 """Minimum mean staleness of asgd's gradients, in updates; with less it would be plain SGD."""
 
 
+RECIPE: Final = "motion_tsm"
+
+
 @dataclass(frozen=True)
 class SyncRecipe:
     """How to train with one strategy."""
 
-    recipe: str
     ranks: int
     changes: tuple[str, ...] = ()
     must: bool = True
 
 
 SYNC_RECIPES: Final = {
-    "ddp": SyncRecipe("motion_tsm", 2, ("sync=ddp",)),
+    "ddp": SyncRecipe(2, ("sync=ddp",)),
     # Post-local SGD: rounds of 8 steps after four epochs of averaged gradients, when the learning rate is warmed up.
-    "kavg": SyncRecipe("motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
+    "kavg": SyncRecipe(2, ("sync=kavg", "sync_options.period=8", "sync_options.local_after=4")),
     # Half the learning rate: the best of 0.01, 0.015, 0.02 and 0.03.
     "kavg_at_once": SyncRecipe(
-        "motion_tsm", 2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False,
+        2, ("sync=kavg", "sync_options.period=8", "optim.base_lr=0.015"), must=False,
     ),
     # A warm start, then gradients about three updates old; less momentum, because asynchrony acts like momentum.
     "asgd": SyncRecipe(
-        "motion_tsm", 4,
+        4,
         ("sync=asgd", "sync_options.push=gradients", "sync_options.warm_up=290", "sync_options.lease_batches=4",
          "optim.momentum=0.85", "data.num_threads=1"),
     ),
-    "relay": SyncRecipe("motion_sweep", 2),
 }  # fmt: skip
 
 
@@ -97,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
         f"{key}={value}" for key, value in dict(item.split("=", 1) for item in (*plan.changes, *args.change)).items()
     ]
     args.json = args.json or RESULTS / f"motion_{args.sync}.json"
-    record = Record(SCHEMA, args, "sync", recipe=plan.recipe, ranks=plan.ranks, changes=own, runs=[])
+    record = Record(SCHEMA, args, "sync", recipe=RECIPE, ranks=plan.ranks, changes=own, runs=[])
     record["target_percent"] = TARGET_PERCENT
     # Stop all processes of a run on SIGTERM.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -107,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
         began = time.monotonic()
         _train(plan, out, changes)
         seconds = time.monotonic() - began
-        found = (sweep if args.sync == "relay" else single)(out, plan, changes)
+        found = single(out, changes)
         record["runs"].append({"seed": seed, "seconds": round(seconds, 1), **found})
         record["machine"] = machine_facts()
         record.save()
@@ -140,7 +138,7 @@ def _train(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> None:
 
 def _torchrun(plan: SyncRecipe, out: Path, changes: Sequence[str]) -> list[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(plan.ranks)]
-    return [*command, "-m", "fastvid.train", plan.recipe, *changes, f"run.out={out}"]
+    return [*command, "-m", "fastvid.train", RECIPE, *changes, f"run.out={out}"]
 
 
 def _environment() -> dict[str, str]:
@@ -156,14 +154,14 @@ def _samples_per_epoch(config: Any) -> int:
     return len(Dataset(config.data.path, split=config.data.split)) // size * size
 
 
-def single(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any]:
+def single(out: Path, changes: Sequence[str]) -> dict[str, Any]:
     """Return the results of a run of one model."""
     rows = metrics.read(out / metrics.METRICS_FILE)
     scores = metrics.curve(rows, "eval")
     found = Checkpoints(str(out / "checkpoints")).newest()
     assert found is not None
     state = decode(found.data, found.name)
-    (config,) = recipes.load_all(plan.recipe, list(changes))
+    (config,) = recipes.load_all(RECIPE, list(changes))
     facts: dict[str, Any] = {
         "samples": state["replica"]["samples"],
         "samples_by_epoch": [entry["samples"] for entry in state["lineage"]],
@@ -205,40 +203,4 @@ def _server(head: Mapping[str, Any]) -> dict[str, Any]:
         "staleness_mean": sum(staleness * times for staleness, times in counts.items()) / sum(counts.values()),
         "staleness": {str(staleness): counts[staleness] for staleness in sorted(counts)},
         "pushes_by_client": {str(number): client["pushes"] for number, client in head["clients"].items()},
-    }
-
-
-def _visits(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[int, int, int], Mapping[str, Any]]:
-    return {(row["model"], row["epoch"], row["partition"]): row for row in rows if row["kind"] == "visit"}
-
-
-def sweep(out: Path, plan: SyncRecipe, changes: Sequence[str]) -> dict[str, Any]:
-    """Return the results of a sweep."""
-    results = json.loads((out / "results.json").read_text())
-    rows = metrics.read(out / metrics.METRICS_FILE)
-    visits = _visits(rows)
-    epochs = recipes.load_all(plan.recipe, list(changes))[0].run.epochs
-    every = {(m["model"], e, p) for m in results["models"] for e in range(epochs) for p in range(results["partitions"])}
-    made = [len(model["visits"]) for model in results["models"]]
-    once = visits.keys() == every and made == [len(every) // len(made)] * len(made)
-    return {
-        "scored": next(row["scored"] for row in reversed(rows) if row["kind"] == "eval"),
-        "each_sample_once": once,
-        "partitions": results["partitions"],
-        "order": results["order"],
-        # Since the last start.
-        "dataset_bytes": results["dataset_bytes"],
-        "lost": len(results["lost"]),
-        "models": [
-            {
-                "model": model["model"],
-                "top1_percent": model["score"],
-                "scores": model["scores"],
-                "settings": model["settings"],
-                "visits": len(model["visits"]),
-                "samples": sum(row["samples"] for (number, _, _), row in visits.items() if number == model["model"]),
-            }
-            for model in results["models"]
-        ],
-        "epochs": epochs,
     }

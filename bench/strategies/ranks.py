@@ -35,8 +35,6 @@ class RunSpec:
     links: Sequence[SlowLink] = (SlowLink(),)
     counted: bool = False
     dataset_clips: int = 32768
-    epochs: int = 1
-    cached: bool = False
     seed: int = 0
 
 

@@ -23,7 +23,6 @@ from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 
 SHAPE: Final = (3, 1, 4, 8)  # shape of a clip
-CLIP_BYTES: Final = 4 * 3 * 1 * 4 * 8
 CLASSES: Final = 10
 HELD_OUT: Final = 2048
 WRONG: Final = 0.1  # share of wrong labels
@@ -35,7 +34,7 @@ def optim_of(spec: RunSpec) -> Any:
     return replace(optim, **spec.optim)
 
 
-def config_of(spec: RunSpec, *, epochs: int = 1) -> Any:
+def config_of(spec: RunSpec) -> Any:
     """Return the configuration of a run."""
     crop = (CenterCrop(4),)
     return Config(
@@ -46,7 +45,7 @@ def config_of(spec: RunSpec, *, epochs: int = 1) -> Any:
         model=ModelConfig(name="student", num_classes=CLASSES),
         optim=optim_of(spec),
         run=RunConfig(
-            out="", epochs=epochs, seed=spec.seed, log_every_steps=10**9, eval_every_epochs=10**9, timeout_s=TIMEOUT_S,
+            out="", epochs=1, seed=spec.seed, log_every_steps=10**9, eval_every_epochs=10**9, timeout_s=TIMEOUT_S,
         ),
         sync=spec.sync,
         sync_options=dict(spec.options),
@@ -70,9 +69,8 @@ class ToyTask:
         wrong = torch.rand(count, generator=generator) < WRONG
         self.label[wrong] = torch.randint(0, CLASSES, (int(wrong.sum()),), generator=generator)
 
-    def parts(self, member: Any, reader: Any) -> tuple[Any, Any, Any]:  # noqa: ARG002
+    def parts(self, reader: Any) -> tuple[Any, Any, Any]:
         """Return configuration, replica and loader of this rank."""
-
         spec = self.spec
         config = config_of(spec)
         model = self.model()

@@ -30,7 +30,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import Schedule, sgd
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.ranks import Member
 from fastvid.train.records.records import METRICS_FILE, Recorder
@@ -144,7 +144,7 @@ class _TrainerLoop:
         samples = args.steps * args.batch
         schedule = Schedule(config.optim, epochs=1000, samples_per_epoch=samples, global_batch_size=args.batch)
         recorder = Recorder(Path(config.run.out) / METRICS_FILE)
-        replica = Replica(self.model, sgd(self.model, config.optim), schedule)
+        replica = Replica(self.model, make_optimizer(self.model, config.optim), schedule)
         self.trainer = Trainer(
             config, member, replica, self.loader, build_strategy("ddp", member, {}), recorder=recorder
         )
@@ -161,7 +161,7 @@ class _BareLoop:
     def __init__(self, config: Config, args: argparse.Namespace) -> None:
         self.config, self.model = config, _model(args)
         self.loader = MemoryLoader(config, args.steps, args.side)
-        self.optimizer = sgd(self.model, config.optim)
+        self.optimizer = make_optimizer(self.model, config.optim)
 
     def block(self) -> None:
         for batch in self.loader:

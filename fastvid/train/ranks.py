@@ -37,7 +37,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -212,8 +212,8 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
     number = uuid.uuid4().hex
     store.set(f"{_PREFIX}/place/{world.rank}", number)
     deadline = time.monotonic() + timeout_s
-    peer = _Leader(store, world) if world.rank == 0 else _Follower(store, number)
-    while (token := peer.poll()) is None:
+    poll = _leader(store, world) if world.rank == 0 else _follower(store, number)
+    while (token := poll()) is None:
         if time.monotonic() > deadline:
             raise WorkerError(
                 f"rank {world.rank} of {world.size} waited {timeout_s:g} s for the other ranks",
@@ -223,44 +223,44 @@ def fresh_store(store: Store, world: World, timeout_s: float) -> Store:
     return PrefixStore(f"{_PREFIX}/{token}", store)
 
 
-class _Leader:
-    """Rank 0 of the rendezvous."""
+def _leader(store: Store, world: World) -> Callable[[], str | None]:
+    """Return what rank 0 polls until it returns the token."""
+    places = [f"{_PREFIX}/place/{rank}" for rank in range(world.size)]
+    offered = ""
 
-    def __init__(self, store: Store, world: World) -> None:
-        self.store, self.world = store, world
-        self.places = [f"{_PREFIX}/place/{rank}" for rank in range(world.size)]
-        self.token = ""
-
-    def poll(self) -> str | None:
-        if not self.store.check(self.places):
+    def poll() -> str | None:
+        nonlocal offered
+        if not store.check(places):
             return None
-        numbers = [number.decode() for number in self.store.multi_get(self.places)]
+        numbers = [number.decode() for number in store.multi_get(places)]
         token = sha256("".join(numbers).encode())
-        if token != self.token:
-            self.token = token
+        if token != offered:
+            offered = token
             for number in numbers:
-                self.store.set(f"{_PREFIX}/seat/{number}", token)
-        if self.store.add(f"{_PREFIX}/seen/{token}", 0) < self.world.size - 1:
+                store.set(f"{_PREFIX}/seat/{number}", token)
+        if store.add(f"{_PREFIX}/seen/{token}", 0) < world.size - 1:
             return None
-        self.store.set(f"{_PREFIX}/go/{token}", "go")
+        store.set(f"{_PREFIX}/go/{token}", "go")
         return token
 
+    return poll
 
-class _Follower:
-    """Any other rank of the rendezvous."""
 
-    def __init__(self, store: Store, number: str) -> None:
-        self.store, self.seat = store, f"{_PREFIX}/seat/{number}"
-        self.seen = ""
+def _follower(store: Store, number: str) -> Callable[[], str | None]:
+    """Return what any other rank polls until it returns the token."""
+    seat, seen = f"{_PREFIX}/seat/{number}", ""
 
-    def poll(self) -> str | None:
-        if not self.store.check([self.seat]):
+    def poll() -> str | None:
+        nonlocal seen
+        if not store.check([seat]):
             return None
-        token = self.store.get(self.seat).decode()
-        if token != self.seen:
-            self.seen = token
-            self.store.add(f"{_PREFIX}/seen/{token}", 1)
-        return token if self.store.check([f"{_PREFIX}/go/{token}"]) else None
+        token = store.get(seat).decode()
+        if token != seen:
+            seen = token
+            store.add(f"{_PREFIX}/seen/{token}", 1)
+        return token if store.check([f"{_PREFIX}/go/{token}"]) else None
+
+    return poll
 
 
 # The functions of this module have the process group at import time as a default argument. If DDP imported it later,
@@ -399,12 +399,8 @@ def _nnodes(command: Sequence[str]) -> str:
 
 def highest(value: int, member: Member) -> int:
     """Return the rank with the highest value, the lowest one on ties; the same on every rank."""
-    if member.world.size == 1:
-        return 0
-    values = torch.zeros(member.world.size, dtype=torch.int64)
-    values[member.world.rank] = value
-    dist.all_reduce(values)
-    return int(values.argmax())
+    values = [int(text) for text in gather_bytes(str(value).encode(), member)]
+    return values.index(max(values))
 
 
 def broadcast_bytes(data: bytes | None, member: Member, source: int = 0) -> bytes | None:

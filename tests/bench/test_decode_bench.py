@@ -15,9 +15,9 @@ from bench import __main__ as command
 from bench import report
 from bench.common.footage import SAMPLINGS
 from bench.common.harness import machine_facts
-from bench.decode import contest, practice
+from bench.decode import contest, decode
 from bench.decode.goals import best_rival
-from bench.decode.rivals import DALI_KNOBS, KNOBS, library_of, rival
+from bench.decode.rivals import KNOBS, library_of, rival
 from fastvid.tune.measure import (
     Contender,
     Corpus,
@@ -138,41 +138,6 @@ def test_rivals_deliver_the_same_pictures(corpus, name):
             assert contest.check(rival(name, corpus, settings | {knob: value}, 1, False), corpus) is None
 
 
-@pytest.fixture(scope="module")
-def vp9(videos, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("bench") / "vp9"
-    pack(folder, [[("v40", videos.textured("vp9", size=(256, 320), frames=40).data, 0)]])
-    return Corpus(str(folder), "tsn8")
-
-
-@pytest.mark.parametrize("name", DALI_KNOBS)
-def test_dali_delivers_the_same_pictures_from_a_plan_and_from_whole_videos(vp9, name):
-    pytest.importorskip("nvidia.dali")
-    settings = {knob: values[0] for knob, values in DALI_KNOBS[name].items()}
-    for knob, values in DALI_KNOBS[name].items():
-        for value in values:
-            assert contest.check(rival(name, vp9, settings | {knob: value}, 1, False), vp9) is None
-
-
-@pytest.mark.soak
-def test_dali_on_planned_packets_is_compared_with_whole_videos(vp9, tmp_path, monkeypatch):
-    pytest.importorskip("nvidia.dali")
-    # Use the existing dataset instead of sharding.
-    monkeypatch.setattr(practice, "shard", lambda *_, **__: vp9.folder)
-    monkeypatch.setattr(practice, "_DALI", (("vp9", "vp9", ()),))
-    first = {name: {knob: values[:1] for knob, values in knobs.items()} for name, knobs in DALI_KNOBS.items()}
-    monkeypatch.setattr(contest, "DALI_KNOBS", first)
-    footage = tmp_path / "footage"
-    footage.mkdir()
-    (footage / "v40.mp4").write_bytes(vp9.mp4s[0])
-    (row,) = practice.sliced(footage, 1, tmp_path, 1, 1, 1)
-    assert [one["name"] for one in row["contenders"]] == ["dali-cpu", "dali-whole"]
-    best = best_rival(row)
-    assert best["fastvid_is_faster_by"]["dali-cpu on planned packets"]["wall"] > 0
-    assert row["packets_a_clip"]["planned"] <= row["packets_a_clip"]["from_keys"]
-    assert "vp9" in practice.table(row)
-
-
 def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, videos, tmp_path):
     default = tmp_path / "default"
     pack(
@@ -187,7 +152,7 @@ def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, v
     )
     assert one == other
     rivals = [rival("pyav", corpora["default"], {"source": "memory", "ffmpeg_threads": 1}, 1, False)]
-    row = practice.today(corpora, rivals, 1, 1)
+    row = decode.today(corpora, rivals, 1, 1)
     assert [one["settings"]["encoding"] for one in row["contenders"]] == ["default"] * 2 + ["compact"] * 2 + ["default"]
     assert set(best_rival(row)["fastvid_is_faster_by"]) == {
         f"{product} of {name}" for product in ("rgb", "planes") for name in corpora

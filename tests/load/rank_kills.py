@@ -32,7 +32,7 @@ from fastvid.load.clips.sampling import Segments
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.optim import Schedule, sgd
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Loader, Replica
 from fastvid.train.ranks import join
 from fastvid.train.records.checkpoint import Checkpoints, decode
@@ -148,7 +148,7 @@ def train(config, notes, given, *, after, ahead):
         trainer = StepwiseTrainer(
             config,
             member,
-            Replica(model, sgd(model, config.optim), schedule),
+            Replica(model, make_optimizer(model, config.optim), schedule),
             RecordingLoader(clips, notes, given, ahead),
             build_strategy("ddp", member, {}),
             checkpoints=Checkpoints(str(Path(config.run.out) / "checkpoints"), keep=100),

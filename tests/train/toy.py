@@ -27,7 +27,7 @@ from fastvid.load.order.draws import Permutation
 from fastvid.load.order.epoch import Batches, Last
 from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
-from fastvid.train.loop.loop import EvalData, Trainer
+from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.evaluate import Score, evaluate
 from fastvid.train.parts.optim import Schedule, make_optimizer
@@ -80,6 +80,10 @@ class ToyLoader:
                 stop=share.stop,
             )
         self.epoch, self.position, self._origin = self.epoch + 1, 0, 0
+
+    @property
+    def num_samples(self) -> int:
+        return self.batches.num_samples
 
     @property
     def global_batch_size(self) -> int:
@@ -165,7 +169,7 @@ def trainer(
         ),
         loader,
         strategy,
-        eval_data=EvalData(kind(world, size=7, last="keep"), NUM_SAMPLES),
+        eval_data=kind(world, size=7, last="keep"),
         checkpoints=Checkpoints(str(folder / "checkpoints"), config.run.keep_checkpoints) if saves else None,
         recorder=Recorder(folder / METRICS_FILE if member.leads and saves else None),
         stop=stop or StopSignal(),
@@ -253,7 +257,6 @@ def score(member: Member, *, bad: tuple[int, ...]) -> Score:
     return evaluate(
         net(),
         ToyLoader(member.world, size=7, last="keep", bad=bad),
-        total=NUM_SAMPLES,
         device=member.device,
         add_up=lambda values: strategy.total(values)(),
     )

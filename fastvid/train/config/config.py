@@ -9,11 +9,10 @@ files in ``pipelines/``, which is next to the package in a checkout and inside i
 from __future__ import annotations
 
 import importlib
-import importlib.util
+import runpy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import fastvid
@@ -317,8 +316,8 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
             by the file itself are not caught.
     """
     path = find(recipe)
-    make = getattr(_module(path), "recipe", None)
-    if not callable(make):
+    make = _function(path, "recipe")
+    if make is None:
         raise UsageError("recipe has no function recipe()", file=path, hint="define recipe() -> Config in the file")
     config = make()
     if not isinstance(config, Config):
@@ -329,8 +328,8 @@ def load(recipe: str, changes: Sequence[str] = ()) -> Config:
 def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
     """Return the configurations of all models: from ``sweep()`` if defined, else that of `load`."""
     path = find(recipe)
-    make = getattr(_module(path), "sweep", None)
-    if not callable(make):
+    make = _function(path, "sweep")
+    if make is None:
         return [load(recipe, changes)]
     configs = make()
     if not isinstance(configs, list) or not configs or not all(isinstance(config, Config) for config in configs):
@@ -338,13 +337,10 @@ def load_all(recipe: str, changes: Sequence[str] = ()) -> list[Config]:
     return [overrides.apply(config, changes) for config in configs]
 
 
-def _module(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"fastvid_recipe_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _function(path: Path, name: str) -> Any:
+    """Return a function of the file; None if it has none of that name."""
+    found = runpy.run_path(str(path), run_name=f"fastvid_recipe_{path.stem}").get(name)
+    return found if callable(found) else None
 
 
 def find(recipe: str) -> Path:

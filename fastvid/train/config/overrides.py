@@ -16,6 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+import msgspec
+
 from fastvid.errors import UsageError
 from fastvid.runtime.values import check_choice, check_least
 
@@ -74,7 +76,6 @@ NAMED: Final = "named"
 ``key=NAME`` then makes a new object of that class, with the values of ``key.OPTION=`` as its fields.
 """
 
-_BOOLS = {"true": True, "false": False}
 _NONE = "none"
 _OWN = ""  # the value of a key in a tree that also has keys inside it
 
@@ -87,7 +88,7 @@ def apply(config: Root, overrides: Sequence[str]) -> Root:
         if not equals or not key:
             raise UsageError(f"{text!r} is not key=value")
         _insert(tree, key, value)
-    return _rebuilt(config, tree, "")  # type: ignore[no-any-return]
+    return _changed(type(config), config, tree, "")  # type: ignore[no-any-return]
 
 
 def keys(config: object, prefix: str = "") -> list[str]:
@@ -107,40 +108,37 @@ def keys(config: object, prefix: str = "") -> list[str]:
     return found
 
 
-def parse(text: str, kind: Any, key: str) -> Any:
+_EXPECTED: Final = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def parse(text: str, hint: Any, key: str) -> Any:
     """Parse a value of a type.
 
-    `kind`: bool, int, float, str, a Literal, ``X | None``, ``int | str`` or ``tuple[X, ...]``.
+    `hint`: bool, int, float, str, a Literal, ``X | None``, ``int | str`` or ``tuple[X, ...]``.
     """
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        if type(None) in arguments and text.lower() == _NONE:
-            return None
-        inner = [argument for argument in arguments if argument is not type(None)]
-        inner = [argument for argument in inner if not is_dataclass(argument)] or inner
-        if inner == [int, str]:
-            return int(text) if text.isdecimal() else text
-        return _refuse(key) if inner[1:] else parse(text, inner[0], key)
-    if origin is Literal:
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if type(None) in kinds and text.lower() == _NONE:
+        return None
+    plain = [kind for kind in kinds if kind is not type(None) and not is_dataclass(kind)]
+    if plain == [int, str]:
+        return int(text) if text.isdecimal() else text
+    kind, arguments = plain[0] if len(plain) == 1 else None, get_args(plain[0]) if plain else ()
+    if get_origin(kind) is Literal:
         check_choice(key, text, arguments)
         return text
-    if origin is tuple and arguments[1:] == (...,):
+    if get_origin(kind) is tuple and arguments[1:] == (...,):
         return tuple(parse(part.strip(), arguments[0], key) for part in text.split(",") if part.strip())
-    if kind is str:
-        return text
-    if kind is bool:
-        if text.lower() not in _BOOLS:
-            raise UsageError(f"{key} is {text!r}, expected true or false")
-        return _BOOLS[text.lower()]
-    if kind in (int, float):
-        try:
-            number = kind(text)
-        except ValueError:
-            number = math.nan
-        if math.isnan(number):
-            raise UsageError(f"{key} is {text!r}, expected {'a whole number' if kind is int else 'a number'}")
-        return number
-    return _refuse(key)
+    if kind not in _EXPECTED:
+        raise UsageError(
+            f"{key} cannot be set on the command line", hint="set it in the recipe, which is a Python file"
+        )
+    try:
+        value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
+    except msgspec.ValidationError:
+        value = math.nan
+    if value != value:  # NaN
+        raise UsageError(f"{key} is {text!r}, expected {_EXPECTED[kind]}")
+    return value
 
 
 def _insert(tree: Tree, key: str, value: str) -> None:
@@ -160,88 +158,64 @@ def _insert(tree: Tree, key: str, value: str) -> None:
         known[_OWN] = value
 
 
-def _rebuilt(config: Any, tree: Tree, prefix: str) -> Any:
-    hints = get_type_hints(type(config))
-    known = {item.name: item.metadata.get(NAMED) for item in fields(config) if item.init}
+def _changed(kind: Any, current: Any, tree: Tree, prefix: str) -> Any:
+    """Return an object of a dataclass with some values changed; a new one if `current` is None."""
+    hints, known = get_type_hints(kind), {item.name: item for item in fields(kind) if item.init}
     changes: dict[str, Any] = {}
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if name not in known:
-            raise _unknown(config, prefix, name)
-        current, find = getattr(config, name), known[name]
-        own = value if isinstance(value, str) else value.get(_OWN)
-        if find is not None and isinstance(own, str):
-            changes[name] = _made(find(own), {} if isinstance(value, str) else value, f"{key}.")
-            continue
-        if isinstance(value, dict) and own is not None:
-            other = next(inner for inner in value if inner != _OWN)
-            raise UsageError(f"{key}.{other} is inside a key that is also given a value")
-        replaced = isinstance(value, str) and _dataclasses(hints[name])  # such as data.balance=none
-        if not replaced and (is_dataclass(current) or isinstance(current, Mapping)):
-            if isinstance(value, str):
-                inside = keys(current, f"{key}.") if is_dataclass(current) else [f"{key}.NAME"]
-                raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
-            if is_dataclass(current):
-                changes[name] = _rebuilt(current, value, f"{key}.")
-            else:
-                *_, kind = get_args(hints[name]) or (Any,)
-                changes[name] = _merged(current, value, f"{key}.", kind)
-        elif isinstance(value, str):
-            changes[name] = parse(value, hints[name], key)
-        elif kinds := _dataclasses(hints[name]):
-            # Not set in the recipe: one with its defaults, such as data.balance.power=0.5.
-            changes[name] = _rebuilt(kinds[0](), value, f"{key}.")
-        else:
-            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
-    return replace(config, **changes)
-
-
-def _made(kind: Any, tree: Tree, prefix: str) -> Any:
-    """Return an object of a dataclass, with values for some of its fields."""
-    hints, known = get_type_hints(kind), [item.name for item in fields(kind) if item.init]
-    values = {}
     for name, value in tree.items():
         if name == _OWN:
             continue
-        key = f"{prefix}{name}"
         if name not in known:
-            raise _unknown_of([f"{prefix}{one}" for one in known], key)
-        if not isinstance(value, str):
-            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
-        values[name] = parse(value, hints[name], key)
-    required = (item.name for item in fields(kind) if item.init and item.default is item.default_factory is MISSING)
-    if missing := [name for name in required if name not in values]:
+            raise _unknown(kind, current, prefix, name)
+        now, find = getattr(current, name, None), known[name].metadata.get(NAMED)
+        changes[name] = _value(hints[name], now, value, f"{prefix}{name}", find)
+    if current is not None:
+        return replace(current, **changes)
+    required = (item.name for item in known.values() if item.default is item.default_factory is MISSING)
+    if missing := [name for name in required if name not in changes]:
         raise UsageError(f"{prefix}{missing[0]} is not given", hint=f"set {prefix}{missing[0]}")
-    return kind(**values)
+    return kind(**changes)
 
 
-def _dataclasses(hint: Any) -> list[Any]:
-    return [kind for kind in get_args(hint) if is_dataclass(kind)]
+def _value(hint: Any, now: Any, value: Tree | str, key: str, find: Any = None) -> Any:
+    """Return the new value of a field of that type, or of an entry of a mapping; it is `now` before."""
+    own, inside = (value, {}) if isinstance(value, str) else (value.get(_OWN), value)
+    if find is not None and isinstance(own, str):
+        return _changed(find(own), None, inside, f"{key}.")
+    kinds = [kind for kind in (hint, *get_args(hint)) if is_dataclass(kind)]
+    if isinstance(value, str):
+        several = is_dataclass(now) or isinstance(now, Mapping) or kinds == [hint]
+        if several and (kinds == [hint] or not kinds):  # otherwise it is replaced, such as by data.balance=none
+            raise _several(now, hint, key)
+        return _scalar(value) if hint is Any else parse(value, hint, key)
+    if own is not None:
+        other = next(name for name in value if name != _OWN)
+        raise UsageError(f"{key}.{other} is inside a key that is also given a value")
+    if isinstance(now, Mapping):
+        *_, kind = get_args(hint) or (Any,)
+        kind = kind if is_dataclass(kind) else Any
+        return {**now, **{name: _value(kind, now.get(name), one, f"{key}.{name}") for name, one in value.items()}}
+    if is_dataclass(now):
+        return _changed(type(now), now, value, f"{key}.")
+    if kinds:  # not set in the recipe: one with its defaults, such as data.balance.power=0.5
+        return _changed(kinds[0], None, value, f"{key}.")
+    raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
 
 
-def _merged(current: Mapping[str, Any], tree: Tree, prefix: str, kind: Any) -> dict[str, Any]:
-    """Return a mapping with some entries added or changed; dataclasses if `kind` is one, else values of any type."""
-    merged = dict(current)
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if is_dataclass(kind):
-            if isinstance(value, str) or _OWN in value:
-                inside = [f"{key}.{item.name}" for item in fields(kind)]
-                raise UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
-            merged[name] = _rebuilt(merged[name], value, f"{key}.") if name in merged else _made(kind, value, f"{key}.")
-        elif isinstance(value, str):
-            merged[name] = _scalar(value)
-        else:
-            raise UsageError(f"{key} is a single value and does not contain {next(iter(value))!r}")
-    return merged
+def _several(now: Any, hint: Any, key: str) -> UsageError:
+    inside = keys(now, f"{key}.") if is_dataclass(now) else [f"{key}.{name}" for name in _names(hint) or ["NAME"]]
+    return UsageError(f"{key} contains several values", hint=f"set one of {', '.join(inside)}")
+
+
+def _names(kind: Any) -> list[str]:
+    return [item.name for item in fields(kind) if item.init] if is_dataclass(kind) else []
 
 
 def _scalar(text: str) -> Any:
     """Parse a value without a declared type: true, false, none, a number, or else text."""
-    if text.lower() in _BOOLS:
-        return _BOOLS[text.lower()]
-    if text.lower() == _NONE:
-        return None
+    known = {"true": True, "false": False, _NONE: None}
+    if text.lower() in known:
+        return known[text.lower()]
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -249,20 +223,12 @@ def _scalar(text: str) -> Any:
     return value if isinstance(value, (int, float)) else text
 
 
-def _unknown(config: Any, prefix: str, name: str) -> UsageError:
-    here = keys(config, prefix)
-    here += [f"{prefix}{item.name}.NAME" for item in fields(config) if getattr(config, item.name) == {}]
-    return _unknown_of(here, f"{prefix}{name}")
-
-
-def _unknown_of(here: Sequence[str], key: str) -> UsageError:
-    leaves = {one.rpartition(".")[2]: one for one in reversed(here)}
-    near = [leaves[leaf] for leaf in difflib.get_close_matches(key.rpartition(".")[2], leaves, n=1)]
+def _unknown(kind: Any, current: Any, prefix: str, name: str) -> UsageError:
+    here = keys(current, prefix) if current is not None else [f"{prefix}{one}" for one in _names(kind)]
+    here += [f"{prefix}{one}.NAME" for one in _names(kind) if getattr(current, one, None) == {}]
+    key = f"{prefix}{name}"
     if not here:
         return UsageError(f"{key} is not a setting", hint="remove it, there are none here")
-    hint = f"did you mean {near[0]}? known are {', '.join(here)}" if near else f"known are {', '.join(here)}"
-    return UsageError(f"{key} is not a setting", hint=hint)
-
-
-def _refuse(key: str) -> Any:
-    raise UsageError(f"{key} cannot be set on the command line", hint="set it in the recipe, which is a Python file")
+    leaves = {one.rpartition(".")[2]: one for one in reversed(here)}
+    near = [f"did you mean {leaves[leaf]}? " for leaf in difflib.get_close_matches(name, leaves, n=1)]
+    return UsageError(f"{key} is not a setting", hint=f"{''.join(near)}known are {', '.join(here)}")

@@ -142,18 +142,10 @@ log = logging.getLogger(__name__)
 _LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ranks, and one line on the console
 
 
-@dataclass(frozen=True)
-class EvalData:
-    """The evaluation split."""
-
-    loader: Loader
-    total: int  # number of samples in the split
-
-
 def score_of(
     config: Config,
     replica: Replica,
-    data: EvalData,
+    loader: Loader,
     device: torch.device,
     add_up: Callable[[Tensor], Tensor] = lambda values: values,
 ) -> Score:
@@ -161,7 +153,7 @@ def score_of(
     run = config.run
     with replica.averaged():
         return evaluate(
-            replica.model, data.loader, total=data.total, device=device, amp=run.amp, task=config.task, seed=run.seed,
+            replica.model, loader, device=device, amp=run.amp, task=config.task, seed=run.seed,
             add_up=add_up,
         )  # fmt: skip
 
@@ -181,7 +173,7 @@ class Trainer:
     loader: Loader
     strategy: Strategy
     _: KW_ONLY
-    eval_data: EvalData | None = None
+    eval_data: Loader | None = None
     checkpoints: Checkpoints | None = None
     recorder: Recorder = field(default_factory=lambda: Recorder(None))
     callbacks: Observers = field(default_factory=lambda: Observers("run.callbacks"))
@@ -350,10 +342,10 @@ class Trainer:
         if count:
             raise _diverged(f"{_several(broken or ['weights of another rank'])} not finite", replica)
 
-    def _evaluate(self, replica: Replica, data: EvalData, epoch: int) -> None:
+    def _evaluate(self, replica: Replica, loader: Loader, epoch: int) -> None:
         with self._watch.paused(), self._whole.paused() as began:
             self.score = score_of(
-                self.config, replica, data, self.member.device, lambda values: self.strategy.total(values)()
+                self.config, replica, loader, self.member.device, lambda values: self.strategy.total(values)()
             )
             seconds = time.perf_counter() - began
         row = {"samples": replica.samples, "epoch": epoch, "seconds": seconds, **self.score.as_row()}

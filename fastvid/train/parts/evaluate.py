@@ -120,7 +120,6 @@ def evaluate(
     model: nn.Module,
     loader: Loader,
     *,
-    total: int,
     device: torch.device,
     amp: Amp = "off",
     task: Task | None = None,
@@ -129,13 +128,13 @@ def evaluate(
 ) -> Score:
     """Score one epoch of a loader.
 
-    `total`: number of samples in the split. `add_up`: sums a float64 CPU tensor over the ranks.
+    `add_up`: sums a float64 CPU tensor over the ranks.
     """
     task = Classification() if task is None else task
     phase, training = Phase(training=False, seed=seed), model.training
     model.eval()
     sums: Sums | None = None
-    delivered = 0
+    delivered, total = 0, loader.num_samples
     gathered = Gathered(total) if task.scores_split else None
     try:
         for batch in loader:

@@ -22,7 +22,7 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 from fastvid.errors import UsageError
 from fastvid.runtime.names import accepted, check_keywords, first_argument, import_name
-from fastvid.train.config.config import Groups, OptimConfig
+from fastvid.train.config.config import OptimConfig
 
 
 class Lars(Optimizer):
@@ -337,35 +337,30 @@ _MOMENTS = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lamb": 2}
 _PROBE = 64
 
 
-def sgd(model: nn.Module, config: OptimConfig) -> SGD:
-    """Return SGD over the parameter groups of a model.
+def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+    """Return the optimizer of a configuration.
 
     Each group has ``name`` and ``lr_mult``; the rate itself is set before each step.
     """
-    return SGD(
-        _groups(model, config), lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov,
-        fused=_fused(model),
-    )  # fmt: skip
-
-
-def make_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
-    """Return the optimizer of a configuration, over the groups described at `sgd`."""
-    if config.name == "sgd":
-        return sgd(model, config)
-    groups = _groups(model, config)
+    groups = parameter_groups(model, config)
     if ":" in config.name:
         return _foreign_optim(groups, config)
+    # On a GPU one kernel updates many parameters, and fp16 steps need no host synchronisation.
+    fused = True if all(parameter.is_cuda for parameter in model.parameters()) else None
+    if config.name == "sgd":
+        return SGD(groups, lr=config.base_lr, momentum=config.momentum, nesterov=config.nesterov, fused=fused)
     for group in groups:
         group["adapt"] = group["name"] in _ADAPTED
-    betas = (config.beta1, config.beta2)
+    rest: dict[str, Any] = {"lr": config.base_lr, "eps": config.eps}
     if config.name == "lars":
         return Lars(groups, lr=config.base_lr, momentum=config.momentum, trust=config.trust)
-    if config.name == "lamb":
-        return Lamb(groups, lr=config.base_lr, betas=betas, eps=config.eps)
     if config.name == "adagrad":
-        return Adagrad(groups, lr=config.base_lr, eps=config.eps)
+        return Adagrad(groups, **rest)
+    rest["betas"] = (config.beta1, config.beta2)
+    if config.name == "lamb":
+        return Lamb(groups, **rest)
     kind: type[Adam] = {"adam": Adam, "adamw": AdamW}[config.name]
-    return kind(groups, lr=config.base_lr, betas=betas, eps=config.eps, fused=_fused(model))
+    return kind(groups, **rest, fused=fused)
 
 
 def state_per_weight(config: OptimConfig) -> float:
@@ -381,12 +376,6 @@ def state_per_weight(config: OptimConfig) -> float:
     optimizer.step()
     state = optimizer.state[weights]
     return sum(value.numel() for value in state.values() if isinstance(value, torch.Tensor)) / weights.numel()
-
-
-def _groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
-    return parameter_groups(
-        model, config.groups, config.weight_decay, config.head_lr_mult, config.no_decay, config.layer_decay
-    )
 
 
 def _foreign_optim(groups: list[dict[str, Any]], config: OptimConfig) -> Optimizer:
@@ -417,11 +406,6 @@ def _facts(group: Mapping[str, Any]) -> tuple[float | None, list[int]]:
     return group.get("lr_mult"), [id(parameter) for parameter in group["params"]]
 
 
-def _fused(model: nn.Module) -> bool | None:
-    """Return True on a GPU: one kernel updates many parameters, and fp16 steps need no host synchronisation."""
-    return True if all(parameter.is_cuda for parameter in model.parameters()) else None
-
-
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Restore an optimizer's state, which may come from another device; its own kernels stay chosen."""
     chosen = [{name: group[name] for name in _KERNELS if name in group} for group in optimizer.param_groups]
@@ -430,23 +414,16 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         group |= own
 
 
-def parameter_groups(
-    model: nn.Module,
-    kind: Groups,
-    weight_decay: float,
-    head_lr_mult: float = 1.0,
-    no_decay: Sequence[str] = (),
-    layer_decay: float | None = None,
-) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, config: OptimConfig) -> list[dict[str, Any]]:
     """Return the trainable parameters in non-empty groups by learning rate and weight decay."""
-    tsm = kind == "tsm"
+    tsm, weight_decay, head_lr_mult = config.groups == "tsm", config.weight_decay, config.head_lr_mult
     last = {id(head) for _, head in heads(model)} if tsm or head_lr_mult != 1.0 else set()
     if (tsm or head_lr_mult != 1.0) and not last:
         given = "optim.groups is 'tsm'" if tsm else f"optim.head_lr_mult is {head_lr_mult}"
         raise UsageError(
             f"{given}, but the model has no linear layer", hint="set optim.groups=plain and optim.head_lr_mult=1"
         )
-    scales = {} if layer_decay is None else layer_scales(model, layer_decay)
+    scales = {} if config.layer_decay is None else layer_scales(model, config.layer_decay)
     rules: dict[str, tuple[float, float]] = {  # factor of the rate, weight decay
         "weight": (1.0, weight_decay),
         "bias": (_TSM_BIAS if tsm else 1.0, 0.0),
@@ -464,7 +441,7 @@ def parameter_groups(
             seen.add(id(parameter))
             full = f"{path}.{name}" if path else name
             group = _group(module, name, parameter.ndim, id(module) in last)
-            if group == "weight" and (full in exempt or not set(no_decay).isdisjoint(full.split("."))):
+            if group == "weight" and (full in exempt or not set(config.no_decay).isdisjoint(full.split("."))):
                 group = "norm"  # the group with the plain rate and no weight decay
             found.setdefault((group, scales.get(full, 1.0)), []).append(parameter)
     order = list(rules)

@@ -284,6 +284,11 @@ class Loader:
         """Samples per global batch."""
         return self.clips.global_batch_size
 
+    @property
+    def num_samples(self) -> int:
+        """Samples of an epoch."""
+        return self.clips.batches.num_samples
+
     def __iter__(self) -> Iterator[Batch]:
         """Yield the rest of the epoch, then move to the next one."""
         epoch, state = self.clips.epoch, self.clips.state_dict()

@@ -86,9 +86,11 @@ class Checkpoints:
         Returns:
             The file name.
         """
-        buffer = io.BytesIO()
-        torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
-        data = buffer.getbuffer()
+        return self.write(encode(state), samples)
+
+    def write(self, data: bytes | memoryview, samples: int) -> str:
+        """Write the bytes that `encode` returned, see `save`."""
+        data = memoryview(data)
         name = f"checkpoint-{samples:012d}-{sha256(data)[:_DIGITS]}.pt"
         with self.storage.create(name) as file:
             file.write(data[: len(data) // 2])
@@ -119,7 +121,7 @@ class Checkpoints:
             StorageError: If the previous checkpoint could not be written.
         """
         self.wait()
-        self._pending = self._writer.submit(self._write, _snapshot(state), samples)
+        self._pending = self._writer.submit(self._write, snapshot(state), samples)
 
     def wait(self) -> None:
         """Wait until no checkpoint is being written.
@@ -213,6 +215,13 @@ class Checkpoints:
         return CheckpointFile(name, data)
 
 
+def encode(state: dict[str, Any]) -> bytes:
+    """Return a state as the bytes of a checkpoint."""
+    buffer = io.BytesIO()
+    torch.save({"version": CHECKPOINT_VERSION, **state}, buffer)
+    return buffer.getvalue()
+
+
 def decode(data: bytes, name: str) -> dict[str, Any]:
     """Return the state in a checkpoint, with its tensors on the CPU.
 
@@ -231,14 +240,14 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     return state
 
 
-def _snapshot(value: Any) -> Any:
+def snapshot(value: Any) -> Any:
     """Return a copy on the CPU that shares no memory with the state."""
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {name: _snapshot(item) for name, item in value.items()}
+        return {name: snapshot(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)(_snapshot(item) for item in value)
+        return type(value)(snapshot(item) for item in value)
     return value
 
 

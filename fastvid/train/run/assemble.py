@@ -31,7 +31,6 @@ from fastvid.models.weights import load_weights
 from fastvid.runtime.values import json_text, sha256
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.config.data import MAIN, DatasetConfig
-from fastvid.train.loop.loop import EvalData
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import LABEL, Freezer, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes, gather_bytes, highest
@@ -169,7 +168,7 @@ class Run:
     train_set: Dataset | Mixture
     eval_set: Dataset | None
     loader: Loader
-    eval_data: EvalData | None
+    eval_data: Loader | None
     replica: Replica
     loggers: Observers
     callbacks: Observers
@@ -188,13 +187,13 @@ class Run:
         loggers = observers("run.loggers", others if member.leads else (), Logger, _LOGGERS)
         callbacks = observers("run.callbacks", config.run.callbacks, Callback, {})
         config, train_set, eval_set = open_datasets(config, state, member)
-        loader = train_loader(config, train_set, reader)
+        loader = make_loader(config, train_set, reader, train=True)
         try:
             check_agreement(facts(config, loader.clips.state_dict()["fingerprint"], train_set, eval_set), member)
             replica = make_replica(config, samples_per_epoch(loader.clips), member, make)
             if state is None and member.leads:
                 _warn_of_the_first_rate(config, replica.schedule.lr(0))
-            evaluated = None if eval_set is None else eval_data(config, eval_set, reader)
+            evaluated = None if eval_set is None else make_loader(config, eval_set, reader)
             if state is None and member.leads:
                 load_initial_weights(config, replica.model)
         except BaseException:
@@ -203,30 +202,19 @@ class Run:
         return cls(config, checkpoint, state, train_set, eval_set, loader, evaluated, replica, loggers, callbacks)
 
 
-def train_loader(config: Config, dataset: Dataset | Mixture, member: Member) -> Loader:
-    """Return the loader of the training split."""
-    return _loader(config, dataset, member, train=True)
-
-
-def eval_data(
-    config: Config, dataset: Dataset, member: Member, views: Views = ONE_VIEW, *, targets: bool = True
-) -> EvalData:
-    """Return the evaluation split with its loader: every sample once, in the order of the dataset.
-
-    Without `targets`, the loader delivers only what a prediction needs.
-    """
-    return EvalData(_loader(config, dataset, member, views, train=False, targets=targets), len(dataset))
-
-
-def _loader(
+def make_loader(
     config: Config,
     dataset: Dataset | Mixture,
     member: Member,
     views: Views = ONE_VIEW,
     *,
-    train: bool,
+    train: bool = False,
     targets: bool = True,
 ) -> Loader:
+    """Return the loader of a split: to `train` on, or of every sample once, in the order of the dataset.
+
+    Without `targets`, it delivers only what a prediction needs.
+    """
     data, world = config.data, member.world
     asked = config.task.loader_arguments(data) if targets else {}
     own = data.fields if targets else ()

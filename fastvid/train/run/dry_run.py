@@ -58,7 +58,7 @@ def _check_model(config: Config, world_size: int, sharing: int, source: assemble
     run = assemble.Run.of(config, member, Member(World(0, sharing), member.device), source)
     run.loader.close()
     if run.eval_data is not None:
-        run.eval_data.loader.close()
+        run.eval_data.close()
     config, train_set, eval_set, model = run.config, run.train_set, run.eval_set, run.replica.model
     if run.state is not None:
         run.replica.load_state_dict(run.state["replica"])

@@ -95,7 +95,7 @@ class EvalReport:
     protocol: str
     num_views: int
     names: tuple[str, ...]
-    rows: Sequence[dict[str, Any]]  # A row for each output, see `Task.per_output`
+    rows: Sequence[dict[str, Any]]  # A row for each output, see `Task.details`
     # int64 [names, names], number of videos by true class (row) and predicted class (column); None where there
     # are no classes.
     confusion: Tensor | None
@@ -110,15 +110,9 @@ def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names:
     predictions, targets, scored = gathered.means(num_views)
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
-    numbers = task.score(predictions, targets)
-    return EvalReport(
-        Score(numbers, task.value(numbers), len(targets), len(scored)),
-        protocol,
-        num_views,
-        tuple(names),
-        task.per_output(predictions, targets, names),
-        task.confusion(predictions, targets),
-    )
+    numbers, details = task.score(predictions, targets), task.details(predictions, targets, names)
+    score = Score(numbers, task.value(numbers), len(targets), len(scored))
+    return EvalReport(score, protocol, num_views, tuple(names), details.rows, details.confusion)
 
 
 def score(
@@ -142,7 +136,7 @@ def _score(config: Config, checkpoint: str | None, asked: Views, protocol: str, 
     if dataset is None:
         raise UsageError("there is no evaluation split: data.eval_split is none", hint="set data.eval_split")
     gathered = Gathered(len(dataset))
-    for batch in assemble.eval_data(config, dataset, member, asked).loader:
+    for batch in assemble.make_loader(config, dataset, member, asked):
         add_batch(model, batch, gathered, member, config)
     strategy = Strategy(member)
     gathered.add_up(lambda values: strategy.total(values)())
@@ -302,7 +296,7 @@ def predict(
         gathered = Gathered(len(dataset))
         frames: dict[str, tuple[int, ...]] = {}
         config = replace(config, data=replace(config.data, path=folder))
-        for batch in assemble.eval_data(config, dataset, member, asked, targets=False).loader:
+        for batch in assemble.make_loader(config, dataset, member, asked, targets=False):
             add_batch(model, batch, gathered, member, config, targets=False)
             first = batch.frame_index.flatten(1)[:, : config.data.num_frames]
             frames |= {key: tuple(shown) for key, shown in zip(batch.key, first.tolist(), strict=True)}

@@ -32,7 +32,6 @@ from __future__ import annotations
 import inspect
 import logging
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal, cast, get_args
 
@@ -56,7 +55,7 @@ PolicyName = Literal["schedule", "noise", "plateau"]
 NAMES: Final = get_args(PolicyName)
 
 
-class BatchPolicy(ABC):
+class BatchPolicy:
     """Decides the size of the global batch. Every method is called on every rank with the same arguments.
 
     `growth`: growth factor, a whole number of at least 2, so that every size is a multiple of the first.
@@ -81,14 +80,14 @@ class BatchPolicy(ABC):
             )
         self.first = first
 
-    @abstractmethod
-    def size(self, samples: int) -> int:
-        """Return the size of the batch that starts after `samples` samples of the run."""
+    def size(self, samples: int) -> int:  # noqa: ARG002
+        """Return the size of the batch that starts after `samples` samples of the run: by default as decided so far."""
+        return self.grown(self.growths)
 
-    def observe_noise(self, scale: float, samples: int) -> None:  # noqa: B027
+    def observe_noise(self, scale: float, samples: int) -> None:
         """Handle the gradient noise scale since the last call, in clips; it may be infinite or nan."""
 
-    def observe_loss(self, loss: float, samples: int) -> None:  # noqa: B027
+    def observe_loss(self, loss: float, samples: int) -> None:
         """Handle the mean loss of an evaluation; it may be nan."""
 
     def grown(self, times: int) -> int:
@@ -99,6 +98,12 @@ class BatchPolicy(ABC):
                 break
             size *= self.growth
         return size
+
+    def _grow(self, samples: int, why: str) -> None:
+        before, after = self.grown(self.growths), self.grown(self.growths + 1)
+        if after > before:
+            self.growths += 1
+            log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the decisions so far."""
@@ -132,20 +137,7 @@ class Scheduled(BatchPolicy):
         return self.grown(sum(samples >= milestone for milestone in self.milestones))
 
 
-class MeasuredPolicy(BatchPolicy):
-    """Base class of policies that grow after a measurement."""
-
-    def size(self, samples: int) -> int:  # noqa: ARG002
-        return self.grown(self.growths)
-
-    def _grow(self, samples: int, why: str) -> None:
-        before, after = self.grown(self.growths), self.grown(self.growths + 1)
-        if after > before:
-            self.growths += 1
-            log.info("batch of %d clips grows to %d after %d clips: %s", before, after, samples, why)
-
-
-class Noise(MeasuredPolicy):
+class Noise(BatchPolicy):
     """Grows once per measurement in which the noise scale exceeds `threshold` times the batch size."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 1.0) -> None:
@@ -157,7 +149,7 @@ class Noise(MeasuredPolicy):
             self._grow(samples, f"gradient noise scale is {scale:.3g}")
 
 
-class Plateau(MeasuredPolicy):
+class Plateau(BatchPolicy):
     """Grows after `patience` consecutive evaluations that did not improve on the best loss."""
 
     def __init__(self, growth: int = 2, largest: int | None = None, threshold: float = 0.01, patience: int = 2) -> None:
@@ -184,25 +176,14 @@ class Plateau(MeasuredPolicy):
         self.best, self.waited = float(state["best"]), int(state["waited"])
 
 
-def make_policy(
-    name: str,
-    *,
-    growth: int = 2,
-    largest: int | None = None,
-    at: str | float | None = None,
-    threshold: float | None = None,
-    patience: int | None = None,
-) -> BatchPolicy:
-    """Build the policy of that name; None keeps the policy's default."""
+def make_policy(name: str, **options: Any) -> BatchPolicy:
+    """Build the policy of that name; an option that is None keeps the policy's default."""
     kinds: dict[str, type[BatchPolicy]] = {"schedule": Scheduled, "noise": Noise, "plateau": Plateau}
     check_choice("sync option batch", name, kinds)
-    given = {"at": at, "threshold": threshold, "patience": patience}
-    options = {option: value for option, value in given.items() if value is not None}
-    known = inspect.signature(kinds[name]).parameters
-    for option in options:
-        if option not in known:
-            raise UsageError(f"batch={name} has no option batch_{option}", hint="remove it, or use another policy")
-    return kinds[name](growth=growth, largest=largest, **options)
+    given = {option: value for option, value in options.items() if value is not None}
+    if unknown := given.keys() - inspect.signature(kinds[name]).parameters.keys():
+        raise UsageError(f"batch={name} has no option batch_{min(unknown)}", hint="remove it, or use another policy")
+    return kinds[name](**given)
 
 
 def epochs_of(text: str | float) -> tuple[float, ...]:
@@ -250,14 +231,10 @@ class AdaptiveBatch(Strategy):
             raise UsageError(f"sync option batch_lr is {batch_lr!r}", hint=f"use one of {', '.join(get_args(LrRule))}")
         check_least(1, **{"sync option batch_window": batch_window})
         super().__init__(member, **options)
-        self.batch_policy: BatchPolicy = make_policy(
-            batch,
-            growth=batch_growth,
-            largest=batch_max,
-            at=batch_at,
-            threshold=batch_threshold,
+        self.batch_policy = make_policy(
+            batch, growth=batch_growth, largest=batch_max, at=batch_at, threshold=batch_threshold,
             patience=batch_patience,
-        )
+        )  # fmt: skip
         self.meter: NoiseMeter | None = None
         self._batch_linear = isinstance(self.batch_policy, Scheduled) if batch_lr is None else batch_lr == "linear"
         self._batch_window = batch_window

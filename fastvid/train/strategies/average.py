@@ -1,9 +1,9 @@
 """Averages a model over ranks: parameters, norm statistics, moments and a few words in one message.
 
-Parameters may travel in half precision, or in 8 or 4 bits, as differences with error feedback: what rounding withholds
-from a message is kept on the rank and added to the next one, so the sum of all messages and what is still withheld
-equals the sum of all values (Karimireddy et al. 2019). `Compressor.drain` hands it out, for a message in full precision
-before a checkpoint, which contains one rank's state only.
+Parameters may travel in 8 or 4 bits, as differences with error feedback: what rounding withholds from a message is kept
+on the rank and added to the next one, so the sum of all messages and what is still withheld equals the sum of all
+values (Karimireddy et al. 2019). `Integers.drain` hands it out, for a message in full precision before a checkpoint,
+which contains one rank's state only.
 
 Integers: each block of `BLOCK` numbers has a scale in float32, its largest magnitude over the largest level, 127 or 7.
 Rank r owns about 1/P of the blocks: it receives the others' levels of them, adds them in the vector's own precision and
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
@@ -63,71 +62,25 @@ BLOCK: Final = 4096
 _SCALE_BYTES: Final = 4
 
 
-def add_up(values: Tensor, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str) -> None:
-    """Replace a vector [n] by its sum over the ranks of a group."""
-    traffic.count(purpose, values)
-    dist.all_reduce(values, group=group)
+class Integers:
+    """Averages the vectors of one rank, always of the same length, as integers of 8 or 4 bits with a scale per `BLOCK`.
 
-
-class Compressor(ABC):
-    """Compresses the vectors of one rank, always of the same length, and keeps what rounding withholds."""
-
-    def __init__(self) -> None:
-        self._withheld: Tensor | None = None
-
-    @abstractmethod
-    def average(
-        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
-    ) -> None:
-        """Replace a vector [n] by its mean over the ranks of a group."""
-
-    def drain(self, values: Tensor) -> bool:
-        """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero."""
-        if self._withheld is None:
-            return False
-        values.add_(self._withheld)
-        self._withheld.zero_()
-        return True
-
-
-class Half(Compressor):
-    """Sends float16 or bfloat16. What the sum over the ranks rounds, on its way, is not fed back."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self._dtype = dtype
-
-    def average(
-        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
-    ) -> None:
-        """See `Compressor`. Each rank divides before the sum, so that half precision does not overflow."""
-        if self._withheld is None:
-            self._withheld = torch.zeros_like(values)
-        values.add_(self._withheld)
-        sent = (values / size).to(self._dtype)
-        torch.sub(values, sent.to(values.dtype), alpha=size, out=self._withheld)
-        add_up(sent, group, traffic, purpose)
-        values.copy_(sent)
-
-
-class Integers(Compressor):
-    """Sends integers of 8 or 4 bits with a scale per `BLOCK` numbers."""
+    What rounding withholds is kept for the next average.
+    """
 
     def __init__(self, bits: int) -> None:
-        super().__init__()
         self.bits = bits
+        self._withheld: Tensor | None = None
         self._mean_withheld: Tensor | None = None  # of the mean of the blocks that this rank owns
         self._owned = slice(0)
-        self._size = 1
 
-    def average(
-        self, values: Tensor, size: int, group: dist.ProcessGroup | None, traffic: Traffic, purpose: str
-    ) -> None:
-        """See `Compressor`."""
-        rank, parts = dist.get_rank(group), shares(len(values), size)
+    def average(self, values: Tensor, traffic: Traffic, purpose: str) -> None:
+        """Replace a vector [n] by its mean over the ranks."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        parts = shares(len(values), size)
         if self._withheld is None or self._mean_withheld is None:
             self._withheld = torch.zeros_like(values)
-            self._owned, self._size = parts[rank], size
+            self._owned = parts[rank]
             self._mean_withheld = torch.zeros_like(values[self._owned])
         values.add_(self._withheld)
         encoded = [encode(values[part] / size, self.bits) for part in parts]
@@ -137,34 +90,39 @@ class Integers(Compressor):
         message = torch.cat(encoded)
         traffic.count(purpose, message)
         sizes = [len(part) for part in encoded]
-        received = self._exchanged(message, sizes, rank, group)
+        received = self._exchanged(message, sizes, rank, self._mean_withheld)
         # Every rank decodes the same bytes, so that all have the same bits.
         for part, message in zip(parts, torch.split_with_sizes(received, sizes), strict=True):
             values[part] = self._decoded(message, part, values)
 
-    def _exchanged(self, message: Tensor, sizes: list[int], rank: int, group: dist.ProcessGroup | None) -> Tensor:
-        """Send each rank its blocks, add what arrives, and return the encoded means of all blocks."""
-        ranks, own, mean = len(sizes), sizes[rank], self._mean_withheld
-        assert mean is not None  # what was withheld is part of this mean
+    def _exchanged(self, message: Tensor, sizes: list[int], rank: int, mean: Tensor) -> Tensor:
+        """Send each rank its blocks, add what arrives to what was withheld, and return the means of all blocks."""
+        ranks, own = len(sizes), sizes[rank]
         received = message.new_empty(own * ranks)
-        dist.all_to_all_single(received, message, [own] * ranks, sizes, group=group)
+        dist.all_to_all_single(received, message, [own] * ranks, sizes)
         for part in torch.split(received, own) if own else ():
             mean.add_(decode(part, len(mean), self.bits, mean.dtype))
         message = encode(mean, self.bits)
         mean.sub_(decode(message, len(mean), self.bits, mean.dtype))
         received = message.new_empty(sum(sizes))
-        dist.all_to_all_single(received, message.repeat(ranks), sizes, [own] * ranks, group=group)
+        dist.all_to_all_single(received, message.repeat(ranks), sizes, [own] * ranks)
         return received
 
     def _decoded(self, message: Tensor, part: slice, values: Tensor) -> Tensor:
         return decode(message, part.stop - part.start, self.bits, values.dtype)
 
     def drain(self, values: Tensor) -> bool:
-        """See `Compressor`. Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself."""
-        if self._mean_withheld is not None:
-            values[self._owned].add_(self._mean_withheld, alpha=self._size)
-            self._mean_withheld.zero_()
-        return super().drain(values)
+        """Add what has been withheld to a vector [n], and forget it. Return whether it may not be zero.
+
+        Values count 1 / P in a mean; what the owner of a block withholds is of the mean itself.
+        """
+        if self._withheld is None or self._mean_withheld is None:
+            return False
+        values[self._owned].add_(self._mean_withheld, alpha=dist.get_world_size())
+        values.add_(self._withheld)
+        self._mean_withheld.zero_()
+        self._withheld.zero_()
+        return True
 
 
 def shares(length: int, size: int) -> list[slice]:
@@ -203,32 +161,28 @@ def decode(message: Tensor, length: int, bits: int, dtype: torch.dtype) -> Tenso
     return (padded * scales[:, None]).flatten()[:length]
 
 
-CODECS: Final[dict[str, Callable[[], Compressor]]] = {
-    "fp16": lambda: Half(torch.float16),
-    "bf16": lambda: Half(torch.bfloat16),
-    "int8": lambda: Integers(8),
-    "int4": lambda: Integers(4),
-}
-"""How parameters may be sent, by name."""
+BITS: Final = {"int8": 8, "int4": 4}
+"""Bits of a parameter in a compressed message, by the name of the compression."""
 
 
 class Averager:
-    """Averages tensors over a group of ranks; every rank of the group must call it with the same shapes.
+    """Averages tensors over the ranks, each of which must call it with the same shapes.
 
     It has one buffer with a range for each tensor, the parameters first, and further `words` at the end. Tensors are
     copied from and to it and never rebound.
 
     `buffer`: [n + words], float64 if any tensor is float64, else float32. `parameters`: the part that belongs to the
-    parameters. `words`: [words], the end.
+    parameters. `words`: [words], the end. `size`: number of ranks.
     """
 
     def __init__(
         self,
         parameters: Sequence[Tensor],
         others: Sequence[Tensor],
+        size: int,
         *,
         words: int = 0,
-        codec: Compressor | None = None,
+        codec: Integers | None = None,
         traffic: Traffic | None = None,
     ) -> None:
         self.tensors = (*parameters, *others)
@@ -240,7 +194,7 @@ class Averager:
         self._views = [part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True)]
         self._split = sum(sizes[: len(parameters)])
         self.parameters = self.buffer[: self._split]
-        self._codec = codec
+        self._codec, self._size = codec, size
         self._traffic = traffic or Traffic()
 
     def consists_of(self, tensors: Iterable[Tensor]) -> bool:
@@ -260,35 +214,32 @@ class Averager:
             tensor.copy_(view)
 
     @torch.no_grad()
-    def reduce(
-        self,
-        size: int,
-        group: dist.ProcessGroup | None,
-        purpose: str,
-        anchor: Tensor | None = None,
-        *,
-        whole: bool = False,
-    ) -> None:
-        """Replace the buffer by its mean over the ranks of a group.
+    def reduce(self, purpose: str, anchor: Tensor | None = None, *, whole: bool = False) -> None:
+        """Replace the buffer by its mean over the ranks.
 
-        `anchor`: [n], parameters that are the same on all ranks of the group; required by a codec. `whole`: whether to
-        send parameters in full precision, together with what the codec has withheld.
+        `anchor`: [n], parameters that are the same on all ranks; required by a codec. `whole`: whether to send
+        parameters in full precision, together with what the codec has withheld.
         """
-        if size == 1:
+        if self._size == 1:
             return
         if self._codec is None or anchor is None:
-            add_up(self.buffer.div_(size), group, self._traffic, purpose)
+            self._add_up(self.buffer, purpose)
             return
         # Differences are small, so rounding them costs little, and the result is the same on all ranks.
         difference = self.parameters.sub_(anchor)
         if whole:
             self._codec.drain(difference)
-            add_up(self.buffer.div_(size), group, self._traffic, purpose)
+            self._add_up(self.buffer, purpose)
         else:
-            self._codec.average(difference, size, group, self._traffic, purpose)
+            self._codec.average(difference, self._traffic, purpose)
             if len(rest := self.buffer[self._split :]):
-                add_up(rest.div_(size), group, self._traffic, f"{purpose}_rest")
+                self._add_up(rest, f"{purpose}_rest")
         difference.add_(anchor)
+
+    def _add_up(self, values: Tensor, purpose: str) -> None:
+        values.div_(self._size)
+        self._traffic.count(purpose, values)
+        dist.all_reduce(values)
 
 
 def statistics(model: nn.Module) -> list[Tensor]:
@@ -311,53 +262,6 @@ def moments(optimizer: Optimizer) -> list[Tensor]:
         for name, value in sorted(optimizer.state.get(parameter, {}).items())
         if name != "step" and isinstance(value, Tensor) and value.shape == parameter.shape
     ]
-
-
-@torch.no_grad()
-def reset_moments(optimizer: Optimizer) -> None:
-    """Set moments and step counters to zero, in place, as before the optimizer's first step."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.zero_()
-
-
-class RankSums:
-    """Sums over ranks and over a part of the run. `gather` returns the same values on every rank."""
-
-    def __init__(self, size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        self._own = torch.zeros(size, dtype=torch.float64, device=device)
-        self._gathered = torch.zeros(size, dtype=torch.float64)
-        self._total = total
-        self._added = False
-
-    def add(self, values: Tensor) -> None:
-        """Add this rank's values, [size]."""
-        self._own += values
-        self._added = True
-
-    def gather(self) -> list[float]:
-        """Return the sums over all ranks since `clear`. Every rank must call it at the same point."""
-        if self._added:
-            self._gathered += self._total(self._own.cpu())()
-            self._own.zero_()
-            self._added = False
-        return [float(value) for value in self._gathered]
-
-    def clear(self) -> None:
-        """Reset the sums."""
-        self._own.zero_()
-        self._gathered.zero_()
-        self._added = False
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the sums as last gathered."""
-        return {"gathered": self._gathered.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state."""
-        self.clear()
-        self._gathered += torch.tensor(state["gathered"], dtype=torch.float64)
 
 
 _EMPTY = 1e-12  # a share below this contains no clip: nonempty shares are at least one over the global batch size
@@ -384,9 +288,11 @@ class NoiseMeter:
     """
 
     def __init__(self, world_size: int, device: torch.device, total: Callable[[Tensor], Callable[[], Tensor]]) -> None:
-        self.world_size = world_size
+        self.world_size, self._total = world_size, total
         self.count = 0
-        self._window = RankSums(4, device, total)
+        self._own = torch.zeros(4, dtype=torch.float64, device=device)  # sums of this rank since `gather`
+        self._gathered = torch.zeros(4, dtype=torch.float64)
+        self._added = False
 
     def add(self, own: Tensor, mean: Tensor, share: Tensor, clips: int) -> None:
         """Add a measurement."""
@@ -397,7 +303,8 @@ class NoiseMeter:
         values = torch.stack([share * clips * single, share * clips * mean, share * single, share * mean])
         # A step that overflowed in fp16 is skipped on every rank, because the mean over all ranks is not finite either.
         finite = torch.isfinite(mean)
-        self._window.add(torch.where(finite & torch.isfinite(values), values, 0.0))
+        self._own += torch.where(finite & torch.isfinite(values), values, 0.0)
+        self._added = True
         self.count += 1
 
     def scale(self) -> float:
@@ -405,7 +312,8 @@ class NoiseMeter:
 
         The result is the same on every rank. Every rank must call it at the same point.
         """
-        own, mean, own_share, mean_share = self._window.gather()
+        self.gather()
+        own, mean, own_share, mean_share = self._gathered.tolist()
         others = max(1, self.world_size - 1)
         noise = (own - mean) / others
         signal = mean_share - (own_share - mean_share) / others
@@ -415,22 +323,27 @@ class NoiseMeter:
 
     def clear(self) -> None:
         """Discard all measurements."""
-        self._window.clear()
+        self._own.zero_()
+        self._gathered.zero_()
+        self._added = False
         self.count = 0
 
     def gather(self) -> None:
-        """Sum the measurements over the ranks, before a checkpoint."""
-        self._window.gather()
+        """Sum the measurements over the ranks, each of which must call it at the same point."""
+        if self._added:
+            self._gathered += self._total(self._own.cpu())()
+            self._own.zero_()
+            self._added = False
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements as last gathered, and the world size."""
-        return {"window": self._window.state_dict(), "count": self.count, "world_size": self.world_size}
+        return {"window": {"gathered": self._gathered.tolist()}, "count": self.count, "world_size": self.world_size}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; measurements made with a different world size cannot be combined and are discarded."""
         self.clear()
         if state["world_size"] == self.world_size:
-            self._window.load_state_dict(state["window"])
+            self._gathered += torch.tensor(state["window"]["gathered"], dtype=torch.float64)
             self.count = int(state["count"])
 
 

@@ -41,7 +41,7 @@ from fastvid.errors import ChecksumError, FastvidError, UsageError, WorkerError
 from fastvid.runtime import faults
 from fastvid.train.ranks import Interrupted, Member, StopSignal, broadcast_bytes
 
-MAGIC: Final = b"fvlink\0\5"
+MAGIC: Final = b"fvlink\0\6"
 """First word of a header, and the greeting of a server: its last byte is the version of this format."""
 
 _HEADER: Final = struct.Struct("<8sQQIII")

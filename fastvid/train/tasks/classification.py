@@ -23,16 +23,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.device import upload
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.values import check_least
-from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
-
-
-@dataclass(frozen=True, eq=False)
-class Mixed:
-    """A batch after mixing."""
-
-    video: Tensor
-    partner: Tensor  # int64 [B], label of the clip that each clip was mixed with
-    own: Tensor  # float64 [B], weight of the clip's own label, 0 to 1
+from fastvid.train.tasks.task import DataSettings, Details, Phase, RunSettings, Task, check_column, output
 
 
 @dataclass(frozen=True)
@@ -49,8 +40,12 @@ class Mixer:
     group_size: int  # clips per group, at least 2
     seed: int
 
-    def __call__(self, batch: Batch) -> Mixed:
-        """Mix a batch of whole groups; a pair with a masked clip is left unchanged."""
+    def __call__(self, batch: Batch) -> Batch:
+        """Mix a batch of whole groups; a pair with a masked clip is left unchanged.
+
+        Added are ``partner_label``, int64 [B], the label of the clip that each clip was mixed with, and ``own_share``,
+        float64 [B], the weight of the clip's own label, 0 to 1.
+        """
         rows, size = batch.num_rows, self.group_size
         assert rows % size == 0, (rows, size)
         video = batch.video
@@ -78,7 +73,7 @@ class Mixer:
                     part = (..., slice(down, down + height), slice(right, right + width))
                     out[row][part] = video[other][part]
                     own[row] = 1.0 - height * width / (video.shape[-2] * video.shape[-1])
-        return Mixed(out, partner, upload(own, video.device))
+        return Batch(batch, video=out, partner_label=partner, own_share=upload(own, video.device))
 
     def _draws(self, epoch: int, position: int) -> np.random.Generator:
         words = hashlib.blake2b(f"{self.seed}:{epoch}:{position}".encode(), digest_size=16).digest()
@@ -153,8 +148,7 @@ class Classification(Task):
     def prepare(self, batch: Batch, phase: Phase) -> Batch:
         if not (self._mixes and phase.training):
             return batch
-        mixed = Mixer(self.mixup, self.cutmix, phase.group_size, phase.seed)(batch)
-        return Batch(batch, video=mixed.video, partner_label=mixed.partner, own_share=mixed.own)
+        return Mixer(self.mixup, self.cutmix, phase.group_size, phase.seed)(batch)
 
     def loss(self, outputs: Any, batch: Batch) -> Tensor:
         logits = _logits(outputs)
@@ -190,14 +184,11 @@ class Classification(Task):
             **{f"{top}_percent": 100 * float(hit.sum()) / count for top, hit in _hits(predictions, truth).items()},
         }
 
-    def confusion(self, predictions: Tensor, targets: Tensor) -> Tensor:
+    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:
         size = predictions.shape[1]
         guesses = predictions.nan_to_num(-1.0).argmax(1)
-        return torch.bincount(targets[:, 0].long() * size + guesses, minlength=size * size).view(size, size)
-
-    def per_output(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> list[dict[str, Any]]:
-        confusion = self.confusion(predictions, targets)
-        rows = []
+        confusion = torch.bincount(targets[:, 0].long() * size + guesses, minlength=size * size).view(size, size)
+        rows: list[dict[str, Any]] = []
         for number, name in enumerate(names):
             row = confusion[number].clone()
             total, hits = int(row.sum()), int(row[number])
@@ -212,7 +203,7 @@ class Classification(Task):
                     "taken_for_videos": int(row[other]),
                 }
             )
-        return rows
+        return Details(rows, confusion)
 
     @property
     def _mixes(self) -> bool:

@@ -67,10 +67,6 @@ class Sums(Mapping[str, Tensor]):
         assert self.names == other.names, (self.names, other.names)
         return Sums(self.names, self.vector + other.vector)
 
-    def select(self, *names: str) -> Tensor:
-        """Return some of the sums as a vector, float64 [names]."""
-        return torch.stack([self[name] for name in names])
-
     def numbers(self, vector: Tensor | None = None) -> dict[str, float]:
         """Return the sums as plain numbers by name; `vector` is used instead of the own vector if given."""
         return dict(zip(self.names, (self.vector if vector is None else vector).tolist(), strict=True))
@@ -131,6 +127,19 @@ class Phase:
         """
         epoch, places = (batch.epoch, batch.position) if self.training else (0, batch.sample)
         return [Draws(self.seed, epoch, max(0, place)).words(Purpose.TASK, 1)[0] >> 1 for place in places.tolist()]
+
+
+@dataclass(frozen=True, eq=False)
+class Details:
+    """What the report of an evaluation shows besides the metrics.
+
+    Attributes:
+        rows: A row for each output of the model.
+        confusion: int64 [k, k], samples by true and by predicted class; None where that makes no sense.
+    """
+
+    rows: Sequence[dict[str, Any]] = ()
+    confusion: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -226,18 +235,9 @@ class Task:
         """
         raise _lacks(self, "score")
 
-    def per_output(
-        self,
-        predictions: Tensor,  # noqa: ARG002
-        targets: Tensor,  # noqa: ARG002
-        names: Sequence[str],  # noqa: ARG002
-    ) -> list[dict[str, Any]]:
-        """Return a row for each output of the model, for the report of an evaluation; arguments as in `score`."""
-        return []
-
-    def confusion(self, predictions: Tensor, targets: Tensor) -> Tensor | None:  # noqa: ARG002
-        """Return int64 [k, k], samples by true and by predicted class; None where that makes no sense."""
-        return None
+    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:  # noqa: ARG002
+        """Return what the report of an evaluation shows besides the metrics; arguments as in `score`."""
+        return Details()
 
     @property
     def predicts(self) -> bool:

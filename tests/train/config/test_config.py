@@ -21,7 +21,7 @@ from fastvid.train.config import config as recipes
 from fastvid.train.config import overrides
 from fastvid.train.config.config import Config, OptimConfig, ShardConfig, flatten, to_json
 from fastvid.train.ranks import Member
-from fastvid.train.run.assemble import eval_data, train_loader
+from fastvid.train.run.assemble import make_loader
 from tests import datasets
 from tests.train import toy
 
@@ -172,10 +172,10 @@ def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(con
     with pytest.raises(UsageError, match=r"data\.after cannot be set on the command line"):
         overrides.apply(config, ["data.after=shade"])
     whole, member = Dataset(str(tmp_path / "shards")), Member(World(), torch.device("cpu"))
-    train = train_loader(config, whole, member).state_dict()["fingerprint"]
+    train = make_loader(config, whole, member, train=True).state_dict()["fingerprint"]
     assert "ColorJitter" in train["after"]
     assert "shade" in train["after"]
-    assert "after" not in eval_data(config, whole, member).loader.state_dict()["fingerprint"]
+    assert "after" not in make_loader(config, whole, member).state_dict()["fingerprint"]
 
 
 def test_the_shard_command_can_be_pasted_into_a_shell() -> None:

@@ -230,7 +230,7 @@ def test_batches_reach_a_channels_last_model_without_a_copy(
     model, seen = assemble.build_model(config, member), []
     first = next(module for module in model.modules() if isinstance(module, nn.Conv2d))
     first.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    batch = next(iter(assemble.train_loader(config, FakeDataset(64), member)))
+    batch = next(iter(assemble.make_loader(config, FakeDataset(64), member, train=True)))
     for video in (batch.video, Mixer(0.4, 0.0, 2, seed=1)(batch).video):
         model(video)
         assert (seen[-1].data_ptr() == video.data_ptr()) is chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -11,28 +12,30 @@ from torch import nn
 from fastvid.errors import UsageError
 from fastvid.models import zoo
 from fastvid.train.config.config import OptimConfig
-from fastvid.train.parts.optim import make_optimizer, parameter_groups, sgd
+from fastvid.train.parts.optim import make_optimizer, parameter_groups
 
 DECAY = 1e-4
 
 
-def numbers(groups: list[dict[str, object]]) -> dict[str, tuple[int, float, float]]:
-    return {
-        str(group["name"]): (len(group["params"]), group["lr_mult"], group["weight_decay"])  # type: ignore[arg-type, misc]
-        for group in groups
-    }
+def groups_of(model: nn.Module, kind: str, head_lr_mult: float = 1.0) -> list[dict[str, Any]]:
+    config = OptimConfig(base_lr=0.1, base_batch_size=1, weight_decay=DECAY, groups=kind, head_lr_mult=head_lr_mult)  # type: ignore[arg-type]
+    return parameter_groups(model, config)
+
+
+def numbers(groups: list[dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
+    return {group["name"]: (len(group["params"]), group["lr_mult"], group["weight_decay"]) for group in groups}
 
 
 def test_tsm_groups_of_a_resnet_18_have_the_published_multipliers() -> None:
     model = zoo.build("tsm-r18", num_classes=10, num_frames=8, width=8)
     # 20 convolutions without bias: stem, 16 in blocks, 3 downsamples; a norm with weight and bias after each.
-    assert numbers(parameter_groups(model, "tsm", DECAY)) == {
+    assert numbers(groups_of(model, "tsm")) == {
         "weight": (20, 1.0, DECAY),
         "norm": (40, 1.0, 0.0),
         "head_weight": (1, 5.0, DECAY),
         "head_bias": (1, 10.0, 0.0),
     }
-    assert numbers(parameter_groups(model, "plain", DECAY)) == {
+    assert numbers(groups_of(model, "plain")) == {
         "weight": (21, 1.0, DECAY),
         "bias": (1, 1.0, 0.0),
         "norm": (40, 1.0, 0.0),
@@ -44,7 +47,7 @@ def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
     shared = nn.Linear(4, 4)
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.GroupNorm(2, 4), nn.LayerNorm(4), shared, shared, nn.PReLU())
     model[0].weight.requires_grad_(False)
-    groups = parameter_groups(model, kind, DECAY)  # type: ignore[arg-type]
+    groups = groups_of(model, kind)
     found = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(found) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     undecayed = {id(p) for group in groups if group["weight_decay"] == 0 for p in group["params"]}
@@ -52,20 +55,28 @@ def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
     assert set(found) - undecayed == {id(shared.weight)}
 
 
+def test_the_heads_rate_is_multiplied() -> None:
+    model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
+    plain = {group["name"]: group["lr_mult"] for group in groups_of(model, "plain", 10.0)}
+    assert plain == {"weight": 1.0, "norm": 1.0, "head_weight": 10.0, "head_bias": 10.0}
+    tsm = {group["name"]: group["lr_mult"] for group in groups_of(model, "tsm", 0.5)}
+    assert (tsm["head_weight"], tsm["head_bias"]) == (2.5, 5.0)
+
+
 def test_conv_bias_learns_twice_as_fast_in_tsm_groups() -> None:
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-    assert numbers(parameter_groups(model, "tsm", DECAY))["bias"] == (1, 2.0, 0.0)
+    assert numbers(groups_of(model, "tsm"))["bias"] == (1, 2.0, 0.0)
 
 
 def test_tsm_groups_need_a_head() -> None:
     with pytest.raises(UsageError, match="no linear layer"):
-        parameter_groups(nn.Conv3d(3, 4, 1), "tsm", DECAY)
+        groups_of(nn.Conv3d(3, 4, 1), "tsm")
 
 
 def test_the_rate_is_multiplied_by_lr_mult_per_group() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     config = OptimConfig(base_lr=0.1, base_batch_size=1, momentum=0.0, weight_decay=0.0, groups="tsm")
-    optimizer = sgd(model, config)
+    optimizer = make_optimizer(model, config)
     for group in optimizer.param_groups:
         group["lr"] = 0.1 * group["lr_mult"]
     before = model[1].weight.detach().clone()

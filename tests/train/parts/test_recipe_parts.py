@@ -19,7 +19,7 @@ from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.processes import World
 from fastvid.train.config.config import Config, OptimConfig
 from fastvid.train.loop.loop import micro_batches
-from fastvid.train.parts.optim import Schedule, make_optimizer, parameter_groups
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Average, Freezer, Replica
 from fastvid.train.tasks.classification import Classification, Mixer
 from tests.train import toy
@@ -43,14 +43,6 @@ def test_undecayed_groups_are_not_scaled_and_zero_weights_are_updated(name: str)
         float(parameter.grad.abs().max()) == 0 or changed  # type: ignore[union-attr]
         for parameter, changed in zip(model.parameters(), moved, strict=True)
     )
-
-
-def test_the_heads_rate_is_multiplied() -> None:
-    model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
-    plain = {group["name"]: group["lr_mult"] for group in parameter_groups(model, "plain", 0.0, 10.0)}
-    assert plain == {"weight": 1.0, "norm": 1.0, "head_weight": 10.0, "head_bias": 10.0}
-    tsm = {group["name"]: group["lr_mult"] for group in parameter_groups(model, "tsm", 0.0, 0.5)}
-    assert (tsm["head_weight"], tsm["head_bias"]) == (2.5, 5.0)
 
 
 def test_ema_matches_a_manual_computation_and_restores_the_weights() -> None:
@@ -96,13 +88,13 @@ def batch_of(size: int, group: int = 1, bad: tuple[int, ...] = ()) -> object:
 def test_mixup_blends_mirrored_clips_of_a_group() -> None:
     batch = batch_of(8, group=4)
     mixed = Mixer(0.4, 0.0, 4, seed=1)(batch)  # type: ignore[arg-type]
-    video, own = batch.video, mixed.own.view(-1, 1, 1, 1, 1)  # type: ignore[attr-defined]
+    video, own = batch.video, mixed.own_share.view(-1, 1, 1, 1, 1)  # type: ignore[attr-defined]
     mirrored = video[[3, 2, 1, 0, 7, 6, 5, 4]]
     assert torch.allclose(mixed.video, own * video + (1 - own) * mirrored)
-    assert torch.equal(mixed.partner, batch.label[[3, 2, 1, 0, 7, 6, 5, 4]])  # type: ignore[attr-defined]
+    assert torch.equal(mixed.partner_label, batch.label[[3, 2, 1, 0, 7, 6, 5, 4]])  # type: ignore[attr-defined]
     # One weight per group, and a different one in the next group.
-    assert len(set(mixed.own[:4].tolist())) == len(set(mixed.own[4:].tolist())) == 1
-    assert mixed.own[0] != mixed.own[4]
+    assert len(set(mixed.own_share[:4].tolist())) == len(set(mixed.own_share[4:].tolist())) == 1
+    assert mixed.own_share[0] != mixed.own_share[4]
     assert not torch.equal(mixed.video, video)
     # The batch itself is unchanged, and the draw is a function of seed and position.
     assert torch.equal(Mixer(0.4, 0.0, 4, seed=1)(batch).video, mixed.video)  # type: ignore[arg-type]
@@ -118,8 +110,8 @@ def test_cutmix_pastes_one_box_into_all_frames_and_weights_by_its_area() -> None
     # The same pixels in all frames and channels.
     assert torch.equal(foreign.all(2).all(1), foreign.any(2).any(1))
     share = foreign[:, 0, 0].double().mean((1, 2))
-    assert torch.allclose(1 - share, mixed.own)
-    assert 0 < float(mixed.own.min()) < float(mixed.own.max()) <= 1
+    assert torch.allclose(1 - share, mixed.own_share)
+    assert 0 < float(mixed.own_share.min()) < float(mixed.own_share.max()) <= 1
 
 
 def test_a_pair_with_a_masked_clip_is_not_mixed() -> None:
@@ -127,7 +119,7 @@ def test_a_pair_with_a_masked_clip_is_not_mixed() -> None:
     gone = int(whole.sample[0])  # type: ignore[attr-defined]
     batch = batch_of(8, group=2, bad=(gone,))
     mixed = Mixer(0.4, 0.0, 2, seed=1)(batch)  # type: ignore[arg-type]
-    assert mixed.own[:2].tolist() == [1.0, 1.0]
+    assert mixed.own_share[:2].tolist() == [1.0, 1.0]
     assert torch.equal(mixed.video[:2], batch.video[:2])  # type: ignore[attr-defined]
 
 

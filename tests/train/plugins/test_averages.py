@@ -12,7 +12,7 @@ import torch
 from fastvid.errors import UsageError
 from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.parts.replica import Replica
-from fastvid.train.strategies.relay import state as packed_state
+from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.strategies.relay.stage import train_visit
 from tests.train import toy
@@ -67,7 +67,7 @@ def test_each_model_of_a_sweep_carries_its_average() -> None:
     for partition in range(2):
         token, report = train_visit(sweep, Unit(0, 0, partition, ends_epoch=False), token, relay_lab.CPU)
         assert report["samples"]
-        states.append(packed_state.unpack(token)["replica"])
+        states.append(decode(token, "token")["replica"])
     first, second = (state["average"]["0.weight"] for state in states)
     weights = [state["model"]["0.weight"] for state in states]
     # An average lags behind its weights, and goes on in the next visit from where it was.

@@ -49,7 +49,7 @@ def config(shards: Path, out: Path, **data: Any) -> Config:
 
 def batches(made: Config) -> list[Any]:
     made, train, _ = open_datasets(made, None, ALONE)
-    loader = assemble.train_loader(made, train, ALONE)
+    loader = assemble.make_loader(made, train, ALONE, train=True)
     try:
         return list(loader)
     finally:

@@ -109,7 +109,7 @@ def test_a_model_may_name_its_layers() -> None:
 
 def test_a_model_without_blocks_is_refused() -> None:
     with pytest.raises(UsageError, match="no parameter of the model has a number in its name") as error:
-        parameter_groups(nn.Linear(2, 2), "plain", 0.0, layer_decay=0.5)
+        parameter_groups(nn.Linear(2, 2), replace(CONFIG, layer_decay=0.5))
     assert "parameter_layers()" in (error.value.hint or "")
     for decay in (0.0, 1.5):
         with pytest.raises(UsageError, match="layer_decay"):
@@ -118,8 +118,8 @@ def test_a_model_without_blocks_is_refused() -> None:
 
 def test_layers_split_the_groups_but_not_the_weight_decay() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
-    plain = parameter_groups(model, "plain", 0.05)
-    split = parameter_groups(model, "plain", 0.05, layer_decay=0.5)
+    plain = parameter_groups(model, CONFIG)
+    split = parameter_groups(model, replace(CONFIG, layer_decay=0.5))
 
     def decays(groups: Any) -> dict[int, float]:
         return {id(one): group["weight_decay"] for group in groups for one in group["params"]}

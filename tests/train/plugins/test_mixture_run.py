@@ -75,7 +75,7 @@ def test_each_dataset_has_its_share_and_classes_are_merged(folder: Path) -> None
     assert (train.classes, made.model.num_classes) == (("left", "right", "up"), 3)
     assert held_out is not None
     assert [key[:5] for key in held_out.keys.to_pylist()] == ["first"] * 4
-    loader = assemble.train_loader(made, train, ALONE)
+    loader = assemble.make_loader(made, train, ALONE, train=True)
     found = [(name, int(label), key) for batch in loader for name, label, key in
              zip(batch.dataset, batch.label, batch.key, strict=True)]  # fmt: skip
     loader.clips.close()

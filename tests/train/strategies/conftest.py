@@ -22,17 +22,13 @@ from tests.train.strategies import lab, scenarios
 ALONE = Member(World(), torch.device("cpu"))
 BY_WORLD = {
     2: (
-        "k1-sgd", "k1-momentum", "k1-average", "k1-adam", "k4", "k4-norm", "k4-average", "k4-reset", "k4-block0",
-        "k4-block", "k4-slowmo", "count-k11", "count-k5", "count-average", "count-fp16", "count-bf16", "still-block",
-        "post-local", "ddp-plain", "scheduled", "adaptive", "batch-ddp", "batch-kavg", "batch-capped", "batch-plateau",
-        "meter-ddp", "meter-k1", "meter-k5", "count-int8", "count-int4", "k4-nesterov",
-        *(f"{when}-{name}" for name in scenarios.STATEFUL if name != "groups" for when in ("whole", "again")),
+        "k1-sgd", "k1-momentum", "k1-adam", "k4", "k4-norm", "count-k11", "count-k5", "count-int8", "count-int4",
+        "k4-nesterov", "post-local", "ddp-plain", "batch-ddp", "batch-kavg", "batch-capped", "batch-plateau",
+        "meter-ddp", "meter-k1", "meter-k5",
+        *(f"{when}-{name}" for name in scenarios.STATEFUL for when in ("whole", "again")),
     ),
     3: ("k1-momentum", "k1-masked", "batch-ddp", "resumed", "wire"),
-    4: (
-        "noise-k3", "noise-k7", "noise-k11", "still-k11", "k2", "k4", "groups-equal", "groups-of-1", "groups-of-2",
-        "groups-of-4", "whole-groups", "again-groups",
-    ),
+    4: ("noise-k3", "noise-k7", "noise-k11", "still-k11"),
 }  # fmt: skip
 
 Outcome = dict[str, Any]

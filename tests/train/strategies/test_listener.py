@@ -111,7 +111,7 @@ def knocking(address: Address) -> Iterator[socket.socket]:
 def test_servers_listen_on_the_given_address_alone() -> None:
     with echoing("127.0.0.2") as made:
         assert listening_at(made.address.port) == {"127.0.0.2"}
-    with serving(SIZE, shards=2) as server:
+    with serving(SIZE) as server:
         assert listening_at(server.address.port) == {"127.0.0.1"}
     store = shared_store(Member(World(), torch.device("cpu")))
     assert listening_at(store.port) == {"127.0.0.1"}
@@ -127,7 +127,7 @@ def test_a_host_that_is_not_this_machine_is_refused() -> None:
 
 @pytest.mark.parametrize("token", ["fedcba9876543210", "", TOKEN + " "])
 def test_a_client_with_another_token_is_refused(token: str) -> None:
-    with serving(SIZE) as server, client_of(server, SIZE) as client:
+    with serving(SIZE) as server, client_of(server) as client:
         client.join(ones())
         address = server.address
         with pytest.raises(WorkerError, match="refused this client") as failed:
@@ -156,7 +156,7 @@ def test_a_client_detects_a_server_that_does_not_know_the_token() -> None:
 
 def test_a_stranger_can_neither_read_nor_push_nor_close_admission() -> None:
     """It sends messages without a proof, an old proof, garbage, or nothing at all, and holds its connections open."""
-    with serving(SIZE) as server, client_of(server, SIZE) as client, contextlib.ExitStack() as held:
+    with serving(SIZE) as server, client_of(server) as client, contextlib.ExitStack() as held:
         client.join(ones())
         before, address = threading.active_count(), server.address
         for number in range(STRANGERS):
@@ -175,10 +175,10 @@ def test_a_stranger_can_neither_read_nor_push_nor_close_admission() -> None:
                     data += piece
             assert len(data) <= 40
         assert client.push(ones(), 1.0) == 0
-        with client_of(server, SIZE) as newcomer:
-            weights = torch.empty(SIZE, dtype=torch.float64)
-            assert newcomer.join(weights) == (1,)
-            assert torch.equal(weights, torch.zeros_like(weights))
+        with client_of(server) as newcomer:
+            newcomer.join(torch.empty(SIZE, dtype=torch.float64))
+            assert newcomer.version == 1
+            assert torch.equal(newcomer.weights, torch.zeros(SIZE, dtype=torch.float64))
         assert len(server.clients) == 2
 
 
@@ -222,9 +222,8 @@ def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: py
     """An honest client that diverges must not poison the others."""
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(serving(SIZE))
-        honest, other = (stack.enter_context(client_of(server, SIZE)) for _ in range(2))
-        weights = ones()
-        honest.join(weights)
+        honest, other = (stack.enter_context(client_of(server)) for _ in range(2))
+        honest.join(ones())
         other.join(ones())
         wrong = ones()
         wrong[2] = value
@@ -232,17 +231,17 @@ def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: py
             honest.push(wrong, 1.0)
         assert f"client {honest.number}: 1 of {SIZE} values are not finite" in caplog.text
         assert server.not_finite == 1
-        assert server.head.version == 0
+        assert server.weights.version == 0
         assert torch.equal(weights_of(server), ones())
         # The link is still usable, and the others go on.
-        honest.fetch(weights)
-        assert torch.equal(weights, ones())
+        honest.fetch()
+        assert torch.equal(honest.weights, ones())
         assert other.push(ones(), 1.0) == 0
 
 
 @pytest.mark.parametrize("rate", [float("nan"), float("inf")])
 def test_a_rate_that_is_not_finite_is_refused(rate: float) -> None:
-    with serving(SIZE) as server, client_of(server, SIZE) as client:
+    with serving(SIZE) as server, client_of(server) as client:
         client.join(ones())
         with pytest.raises(FastvidError, match="not finite"):
             client.push(ones(), rate)
@@ -250,10 +249,10 @@ def test_a_rate_that_is_not_finite_is_refused(rate: float) -> None:
 
 
 def test_initial_weights_that_are_not_finite_are_refused() -> None:
-    with serving(SIZE) as server, client_of(server, SIZE) as client:
+    with serving(SIZE) as server, client_of(server) as client:
         with pytest.raises(FastvidError, match="not finite"):
             client.join(ones() * float("nan"))
-        assert not server.head.initialized
+        assert not server.weights.initialized
 
 
 def test_the_token_of_the_environment_is_not_sent_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:

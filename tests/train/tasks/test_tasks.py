@@ -296,7 +296,7 @@ def test_masked_clips_count_in_no_sum() -> None:
     rows = {"loss": torch.tensor([1.0, float("nan"), 3.0]), "far": torch.tensor([True, True, False])}
     sums = Sums.over(rows, torch.tensor([True, False, True]))
     assert sums.numbers() == {"loss": 4.0, "far": 1.0, "clips": 2.0}
-    assert sums.select("clips", "loss").tolist() == [2.0, 4.0]
+    assert [float(sums[name]) for name in ("clips", "loss")] == [2.0, 4.0]
     with pytest.raises(KeyError, match="there is no sum 'top1'; there are loss, far, clips"):
         sums["top1"]
 

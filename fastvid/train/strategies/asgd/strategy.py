@@ -16,14 +16,11 @@ their running average, in which a value has a weight of one over the number of c
 it; a client adopts it when it joins.
 
 Accounting: a position is acknowledged with the push that contains it, so every position is acknowledged once. If a
-client dies or leaves, the rest of its lease goes to other clients, and ``returned`` counts these positions; a push in
-flight to several shards may then be in the weights twice. The lineage in a checkpoint is that of the acknowledged
-samples, and equals ddp's at the end of an epoch.
+client dies or leaves, the rest of its lease goes to other clients, and ``returned`` counts these positions. The lineage
+in a checkpoint is that of the acknowledged samples, and equals ddp's at the end of an epoch.
 
 A checkpoint contains the server's state: weights, optimizer, statistics, leases. Samples that were leased but not
-acknowledged are leased again. With several shards, the state of the first one, the head, is copied first: a push that
-it has not acknowledged may already be in the other shards, but one that it has acknowledged is never missing there. If
-a server dies, the run resumes from its newest checkpoint.
+acknowledged are leased again. If a server dies, the run resumes from its newest checkpoint.
 
 Failures: each client has a separate connection, so its death affects no other process; the server drops it and
 continues with the others. torchrun, however, stops all processes of a job when one dies, and restarts them from the
@@ -44,43 +41,25 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from fastvid.errors import FastvidError, StateError, UsageError
 from fastvid.load.batch.batch import Batch
-from fastvid.runtime.values import check_least
+from fastvid.runtime.values import check_choice, check_least
 from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Round, Strategy
 from fastvid.train.parts.replica import Lineage, Loader, Replica
 from fastvid.train.ranks import Member, broadcast_bytes
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Lease, Leases
-from fastvid.train.strategies.asgd.server import Policy, Server
-from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, WeightShard, ranges
+from fastvid.train.strategies.asgd.server import Server
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, Vector, Weights
 from fastvid.train.strategies.average import statistics
 from fastvid.train.strategies.link import Address, host_of_job, server_elsewhere
 
 _ELEMENTWISE: Final = ("sgd", "adam", "adamw", "adagrad")
 """Names of element-wise optimizers, which can step the flat vector of all weights, or a part of it."""
-
-_REMOVED: Final = (
-    "n_push", "n_fetch", "elasticity", "period", "outer", "outer_momentum", "outer_lr", "quorum", "grace_s",
-)  # fmt: skip
-"""Options of former versions, whose clients took steps of their own between two pushes."""
-
-
-def refuse_removed(options: Mapping[str, Any]) -> None:
-    """Raise a UsageError for options of former versions."""
-    gone = [f"{name}" for name in sorted(options.keys() & _REMOVED)]
-    if options.get("push", "gradients") != "gradients":
-        gone.append(f"push={options['push']}")
-    if gone:
-        raise UsageError(
-            f"sync=asgd no longer has the option {', '.join(gone)}",
-            hint="every client pushes each gradient; for steps of one's own between two averages use sync=kavg",
-        )
 
 
 def refuse_unfit(config: Config) -> None:
@@ -108,11 +87,7 @@ class Asgd(Strategy):
     Args:
         member: This process.
         push: "gradients", the one thing that clients push; accepted from recipes of 0.2.
-        overlap: Whether to transfer while the next step computes, which makes its gradient one update staler.
-        staleness_aware: See `Policy`.
-        bound: See `Policy`.
         warm_up: Updates by the first client before others are admitted.
-        shards: Number of shards of the server, each with a separate lock, and threads and links for each client.
         lease_batches: Global batches per lease, whose first batch is not prefetched.
         server: ``host:port`` of a server in another job; None for rank 0 of this one.
         host: Name or address of rank 0's machine that the server listens on, as clients reach it; None is torchrun's
@@ -132,7 +107,6 @@ class Asgd(Strategy):
 
     @classmethod
     def check(cls, config: Config) -> None:
-        refuse_removed(config.sync_options)
         super().check(config)
         refuse_unfit(config)
 
@@ -141,27 +115,22 @@ class Asgd(Strategy):
         member: Member,
         *,
         push: str = "gradients",
-        overlap: bool = False,
-        staleness_aware: bool = False,
-        bound: int | None = None,
         warm_up: int = 0,
-        shards: int = 1,
         lease_batches: int = 8,
         server: str | None = None,
         host: str | None = None,
         port: int = 0,
         timeout_s: float = 60.0,
     ) -> None:
-        refuse_removed({"push": push})
+        check_choice("sync option push", push, ("gradients",))
         check_least(1, **{"sync option lease_batches": lease_batches})
         super().__init__(member)
-        self.policy = Policy(staleness_aware=staleness_aware, bound=bound)
-        self._overlap, self._warm_up, self._shards, self._lease_batches = overlap, warm_up, shards, lease_batches
+        self._warm_up, self._lease_batches = warm_up, lease_batches
         self._elsewhere = server_elsewhere("server", server, port)
         self._host, self._port, self._timeout_s = host or host_of_job(), port, timeout_s
         self._serves = member.leads and server is None
         self.server: Server | None = None
-        self._states: list[Any] | None = None
+        self._state: dict[str, Any] | None = None  # the server's
         self._client: ParameterClient | None = None
         self._lease: Lease | None = None
         self._progress: LeaseProgress | None = None
@@ -182,9 +151,7 @@ class Asgd(Strategy):
                 samples, size = replica.schedule.total // epochs, self._lease_batches * loader.global_batch_size
                 self._serve(Leases(samples, epochs, size))
                 ends.push(lambda kind, *_: self._close(early=kind is not None))
-            client = ParameterClient(
-                self._address(), self._vector.size, timeout_s=self._timeout_s, overlap=self._overlap
-            )
+            client = ParameterClient(self._address(), timeout_s=self._timeout_s)
             ends.push(lambda kind, *_: self._leave(client, early=kind is not None))
             client.join(self._vector.collect(self._vector.buffer()))
             self._vector.spread(client.weights)
@@ -215,13 +182,12 @@ class Asgd(Strategy):
         """Load the server's model on the rank that serves; the other ranks keep theirs."""
         if self.server is None or self._client is None:
             return True
-        self._client.settle()
         if self._own_statistics is None:
             self._own_statistics = [value.clone() for value in statistics(replica.model)]
-        self._states = self.server.state_dicts()
-        replica.samples = int(self._states[0]["leases"]["acknowledged"])
-        central = torch.cat([state["shard"]["values"] for state in self._states])
-        self._client.adopt(central, tuple(int(state["shard"]["version"]) for state in self._states))
+        self._state = self.server.state_dict()
+        replica.samples = int(self._state["leases"]["acknowledged"])
+        central = self._state["shard"]["values"]
+        self._client.adopt(central, int(self._state["shard"]["version"]))
         self._vector.spread(central)
         return True
 
@@ -232,7 +198,7 @@ class Asgd(Strategy):
         self._own_statistics = None
 
     def state_dict(self) -> dict[str, Any]:
-        return {"push": "gradients", "servers": self._states}
+        return {"push": "gradients", "servers": None if self._state is None else [self._state]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if not self._serves:
@@ -242,12 +208,17 @@ class Asgd(Strategy):
                 f"checkpoint was written with push={before or 'gradients of an earlier version'}, which is gone",
                 hint="use another run.out",
             )
-        self._states = state["servers"]
+        servers = state["servers"] or [None]
+        if len(servers) > 1:
+            raise StateError(
+                f"checkpoint was written with {len(servers)} server shards, which are gone", hint="use another run.out"
+            )
+        (self._state,) = servers
 
     def lineage(self) -> list[dict[str, int | str]] | None:
-        if self._states is None:
+        if self._state is None:
             return None
-        kept: list[dict[str, int | str]] = self._states[0]["leases"]["lineage"]
+        kept: list[dict[str, int | str]] = self._state["leases"]["lineage"]
         return kept
 
     def numbers(self) -> dict[str, float]:
@@ -260,7 +231,7 @@ class Asgd(Strategy):
         counts = self._client.staleness if self._client is not None else Counter[int]()
         if (server := self.server) is not None:
             counts = server.counts()
-            row |= {"clients": server.present, "updates": server.head.version, "lost": server.lost}
+            row |= {"clients": server.present, "updates": server.weights.version, "lost": server.lost}
             row |= {} if server.leases is None else {"returned": server.leases.returned}
         new, self._reported = counts - self._reported, Counter(counts)
         if pushes := new.total():
@@ -275,24 +246,15 @@ class Asgd(Strategy):
         self._vector.spread(self._client.weights, statistics=False)
 
     def _serve(self, leases: Leases) -> None:
-        if self._states is not None and len(self._states) != self._shards:
-            raise StateError(
-                f"checkpoint has {len(self._states)} server shards, this run has {self._shards}",
-                hint=f"set sync_options.shards={len(self._states)}",
-            )
         vector = self._vector
         self.server = Server(
-            [
-                WeightShard(start, stop, self._rule, vector.sections, dtype=vector.dtype)
-                for start, stop in ranges(vector.size, self._shards)
-            ],
-            self.policy,
+            Weights(vector.size, self._rule, vector.sections, dtype=vector.dtype),
             leases,
             warm_up=self._warm_up,
             host=self._host,
             port=self._port,
             timeout_s=self._timeout_s,
-            states=self._states,
+            state=self._state,
         )
         self._reported = self.server.counts()
 

@@ -1,6 +1,6 @@
-"""A model as one vector on the CPU, and the server's ranges of it, each with its optimizer.
+"""A model as one vector on the CPU, and the server's copy of it with its optimizer.
 
-Every step of a range atomically creates a new version. A reader gets the memory of the newest version itself, without a
+Every step atomically creates a new version. A reader gets the memory of the newest version itself, without a
 copy. A step in place would tear what is being sent, so a step that finds readers first moves to another buffer, and the
 last reader of the former one returns it. Thus a reader delays a step at most by a copy, never by the time that sending
 takes, and buffers are reused, because the pages of a new one cost more than the copy.
@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import StateError
+from fastvid.train.records.checkpoint import snapshot
 from fastvid.train.strategies.average import statistics
 from fastvid.train.strategies.link import crc32
 
@@ -53,46 +54,36 @@ class Snapshot:
         return crc32(self.values)
 
 
-def ranges(size: int, shards: int) -> list[tuple[int, int]]:
-    """Return contiguous ranges of ``size // shards`` elements each; the last one also takes the remainder."""
-    if not 1 <= shards <= size:
-        raise UsageError(f"{shards} shards for {size} weights", hint="use 1 shard up to the number of weights")
-    step = size // shards
-    return [(step * index, size if index == shards - 1 else step * (index + 1)) for index in range(shards)]
+class Weights:
+    """Flat weights with their optimizer.
 
-
-class WeightShard:
-    """The range [start, stop) of the flat weights, with its optimizer."""
+    `sections`: ranges with settings of their own; None for one of all weights.
+    """
 
     def __init__(
         self,
-        start: int,
-        stop: int,
+        size: int,
         rule: OptimizerFactory,
         sections: Sequence[WeightRange] | None = None,
         *,
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.start, self.stop = start, stop
-        self._values = torch.zeros(stop - start, dtype=dtype)
+        self._values = torch.zeros(size, dtype=dtype)
         self._parts: list[tuple[int, int, nn.Parameter]] = []
-        self.averaged: list[slice] = []
+        self._averaged: list[slice] = []
         groups, covered = [], 0
-        for section in sections if sections is not None else [WeightRange(start, stop)]:
-            low, high = max(section.start, start) - start, min(section.stop, stop) - start
-            if low >= high:
-                continue
+        for section in sections if sections is not None else [WeightRange(0, size)]:
+            low, high = section.start, section.stop
             covered += high - low
             if section.averaged:
-                self.averaged.append(slice(low, high))
+                self._averaged.append(slice(low, high))
                 continue
             # A view, so that the optimizer updates the memory that readers get.
             parameter = nn.Parameter(self._values[low:high])
             self._parts.append((low, high, parameter))
             groups.append({"params": [parameter], "lr_mult": section.lr_mult, "weight_decay": section.weight_decay})
-        if covered != stop - start:
-            raise UsageError(f"sections do not cover weights {start} to {stop} exactly once")
-        self.optimizer = rule(groups) if groups else None
+        assert covered == size, (covered, size)
+        self.optimizer = rule(groups)
         self._lock = threading.Lock()
         self._version = -1  # before the weights are initialized
         self._snapshot: Snapshot | None = None  # of the newest version, once it was read
@@ -101,8 +92,8 @@ class WeightShard:
 
     @property
     def numel(self) -> int:
-        """Length of the range."""
-        return self.stop - self.start
+        """Number of weights."""
+        return len(self._values)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -134,14 +125,13 @@ class WeightShard:
         """
         with self._lock:
             self._leave_to_readers()
-            if self.optimizer is not None:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = rate * group["lr_mult"]
-                for low, high, parameter in self._parts:
-                    parameter.grad = gradient[low:high].to(parameter)
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)  # the caller reuses its buffer
-            for part in self.averaged:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate * group["lr_mult"]
+            for low, high, parameter in self._parts:
+                parameter.grad = gradient[low:high].to(parameter)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)  # the caller reuses its buffer
+            for part in self._averaged:
                 self._values[part].lerp_(gradient[part].to(self._values), share)
             self._version, self._snapshot = self._version + 1, None
             return self._version
@@ -175,37 +165,23 @@ class WeightShard:
         """Return a consistent state of weights, version and optimizer."""
         with self._lock:
             return {
-                "start": self.start,
-                "stop": self.stop,
                 "version": self._version,
                 "values": self._values.clone(),
-                "optimizer": None if self.optimizer is None else _copied(self.optimizer.state_dict()),
+                "optimizer": snapshot(self.optimizer.state_dict()),
             }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state."""
-        if (state["start"], state["stop"]) != (self.start, self.stop):
+        if len(state["values"]) != self.numel:
             raise StateError(
-                f"checkpoint has weights {state['start']} to {state['stop']}, this shard {self.start} to {self.stop}",
-                hint="use the number of shards that the run was started with",
+                f"checkpoint has {len(state['values'])} weights, the model {self.numel}",
+                hint="use the model that wrote it, or another run.out",
             )
         with self._lock, torch.no_grad():
             self._leave_to_readers()
             self._values.copy_(state["values"])
-            if self.optimizer is not None:
-                self.optimizer.load_state_dict(_copied(state["optimizer"]))
+            self.optimizer.load_state_dict(snapshot(state["optimizer"]))
             self._version, self._snapshot = int(state["version"]), None
-
-
-def _copied(value: Any) -> Any:
-    """Return a copy with cloned tensors, because the optimizer modifies its state in place."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if isinstance(value, dict):
-        return {key: _copied(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_copied(item) for item in value]
-    return value
 
 
 class Vector:

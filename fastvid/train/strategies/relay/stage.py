@@ -1,21 +1,24 @@
-"""A stage: keeps partitions of the dataset in memory, and trains the models that visit it.
+"""A stage: keeps partitions of the dataset, and trains the models that visit it.
 
-Each partition is a dataset of some shards that reads its files only once. A visit unpacks a model from its token,
-trains it on a partition, and packs it into a new token.
+Each partition is a dataset of some shards. The files of a remote one are copied to a local disk once: to the folder of
+FASTVID_CACHE, or a temporary one. A visit unpacks a model from its token, trains it on a partition, and packs it into a
+new token.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import hashlib
 import math
-import threading
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -26,18 +29,17 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime import faults
 from fastvid.runtime.processes import World
-from fastvid.storage import Storage, open_storage
-from fastvid.storage.protocol import Version, truncated_error
+from fastvid.storage import RemoteOptions, Storage, open_storage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Stepper, score_of
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Score
 from fastvid.train.parts.replica import Lineage, Replica
 from fastvid.train.ranks import Member
+from fastvid.train.records.checkpoint import decode, encode
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import open_datasets
 from fastvid.train.strategies.link import Address, open_link
-from fastvid.train.strategies.relay import state as tokens
 from fastvid.train.strategies.relay.scheduler import Unit
 from fastvid.train.tasks.task import LOSS
 
@@ -75,70 +77,6 @@ def serve(hub: Address, begin: Callable[[Mapping[str, Any]], Any], timeout_s: fl
     link.close()
 
 
-class ResidentStorage:
-    """Caches the files of a storage in the memory of this process.
-
-    `bytes_moved`: bytes read from `inner` so far.
-    """
-
-    copies, units = True, None
-
-    def __init__(self, inner: Storage) -> None:
-        self.inner, self.bytes_moved = inner, 0
-        self._files: dict[str, memoryview] = {}
-        self._lock = threading.Lock()
-
-    def __getattr__(self, name: str) -> Any:
-        """Everything else is that of the storage."""
-        return getattr(self.inner, name)
-
-    def map(self, name: str) -> memoryview:
-        """Return a whole file, read-only."""
-        with self._lock:
-            found = self._files.get(name)
-            if found is None:
-                found = self._files[name] = memoryview(self.inner.read(name))
-                self.bytes_moved += len(found)
-            return found
-
-    def read(self, name: str) -> bytes:
-        """Return a whole file."""
-        return bytes(self.map(name))
-
-    def read_into(self, name: str, ranges: Sequence[tuple[int, memoryview]], version: Version | None = None) -> None:
-        """Fill each writable view from its byte offset; a range of a certain version is not kept."""
-        if version is not None:
-            self.inner.read_into(name, ranges, version)
-            return
-        data = self.map(name)
-        for offset, view in ranges:
-            part = data[offset : offset + view.nbytes]
-            if len(part) != view.nbytes:
-                raise truncated_error(offset, view.nbytes, len(part), f"{self.url}/{name}")
-            view.cast("B")[:] = part
-
-    def size(self, name: str) -> int:
-        """Return the size of a file in bytes."""
-        return len(self.map(name))
-
-    def keep_only(self, names: set[str]) -> None:
-        """Drop all other files from memory."""
-        with self._lock:
-            self._files = {name: data for name, data in self._files.items() if name in names}
-
-    def keep(self, name: str) -> bool:
-        """See `Storage`: once it was read, a file is in memory."""
-        self.map(name)
-        return True
-
-    def discard(self, name: str) -> bool:
-        """See `Storage`."""
-        with self._lock:
-            self._files.pop(name, None)
-        self.inner.discard(name)
-        return True
-
-
 def deal_shards(samples: Sequence[int], num_partitions: int) -> list[tuple[int, ...]]:
     """Return the shards of each partition, balanced by samples: the largest one sets the pace.
 
@@ -169,28 +107,35 @@ def samples_by_shard(dataset: Dataset) -> list[int]:
 
 
 class Partition(Dataset):
-    """A dataset with the samples of some shards, read through a cache."""
+    """A dataset with the samples of some shards, whose files are read through a storage of their own."""
 
-    def __init__(self, whole: Dataset, shards: Sequence[int], cache: ResidentStorage) -> None:
+    def __init__(self, whole: Dataset, shards: Sequence[int], storage: Storage) -> None:
         super().__init__(
             whole.storage.url, split=whole.split, where=whole.where, generation=whole.generation.number
         )  # fmt: skip
-        # Set after the annotations are read, which the cache does not need to keep.
-        self.storage = cast("Storage", cache)
+        # Set after the annotations are read, which nobody needs to keep.
+        self.storage = storage
         self.shards = tuple(shards)
         owner, _ = self.locate(np.arange(len(self)))
         self.rows = self.rows[np.isin(owner, self.shards)]
 
-    @property
-    def files(self) -> list[str]:
-        """Names of the files that training on the partition reads."""
+    def load(self) -> int:
+        """Copy all files that training reads to this machine, unless they are on its disks; return their bytes."""
         stems = [self.generation.shards[shard].name for shard in self.shards]
-        return [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
+        names = [f"{stem}.{suffix}" for stem in stems for suffix in ("pkt", "tar")]
+        for name in names:
+            self.storage.keep(name)
+        return sum(self.storage.size(name) for name in names)
 
-    def load(self) -> None:
-        """Read all files into the cache."""
-        for name in self.files:
-            self.storage.map(name)
+
+def local_copies(url: str) -> Storage:
+    """Open a dataset's storage that copies the files to keep of a remote one to a local disk."""
+    storage = open_storage(url)
+    if not storage.copies or RemoteOptions().cache_folder() is not None:
+        return storage
+    folder = tempfile.mkdtemp(prefix="fastvid-relay-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return open_storage(url, options=RemoteOptions(cache=folder))
 
 
 @dataclass(frozen=True)
@@ -243,13 +188,8 @@ def train_visit(
             report["eval"] = None if score is None else score.as_row()
             report["score"] = -mean_loss if score is None else score.value
             state["scores"].append(report["score"])
-        data = tokens.pack({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
+        data = encode({**state, "replica": replica.state_dict(), "rng": torch.get_rng_state()})
     return data, report
-
-
-def read_weights(token: bytes) -> dict[str, torch.Tensor]:
-    """Return the model's state dict from a token."""
-    return dict(tokens.unpack(token)["replica"]["model"])
 
 
 def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Replica, dict[str, Any]]:
@@ -259,7 +199,7 @@ def _open(sweep_model: SweepModel, unit: Unit, token: bytes | None) -> tuple[Rep
         if replica.average is not None:
             replica.average.restart(replica.model)
         return replica, {_MODEL: unit.model, "visits": [], "scores": []}
-    state = tokens.unpack(token)
+    state = decode(token, "token")
     if state[_MODEL] != unit.model or len(state["scores"]) != unit.epoch:
         raise StateError(
             f"token contains model {state[_MODEL]} after {len(state['scores'])} epochs, "
@@ -290,7 +230,7 @@ class Clips:
         counts = samples_by_shard(self.train)
         self.parts = deal_shards(counts, num_partitions)
         self.sizes = [sum(counts[shard] for shard in part) for part in self.parts]
-        self.cache = ResidentStorage(open_storage(self.train.storage.url))
+        self._storage = local_copies(self.train.storage.url)
         self._kept: dict[int, Partition] = {}
         self._held_out: Partition | None = None
         for config in self.configs:
@@ -299,25 +239,20 @@ class Clips:
 
     def assign(self, partitions: tuple[int, ...]) -> dict[str, Any]:
         """See `serve`. Also loads the evaluation split, because the stage that ends an epoch evaluates."""
-        before = self.cache.bytes_moved
-        self._kept = {
-            part: self._kept.get(part) or Partition(self.train, self.parts[part], self.cache) for part in partitions
-        }
+        former, self._kept = self._kept, {}
+        moved = 0
+        for part in partitions:
+            self._kept[part] = former.get(part) or Partition(self.train, self.parts[part], self._storage)
+            moved += 0 if part in former else self._kept[part].load()
         if self.eval is not None and self._held_out is None:
             shards = [shard for shard, count in enumerate(samples_by_shard(self.eval)) if count]
-            self._held_out = Partition(self.eval, shards, self.cache)
-        kept = [*self._kept.values(), *([self._held_out] if self._held_out else [])]
-        self.cache.keep_only({name for partition in kept for name in partition.files})
-        for partition in kept:
-            partition.load()
-        return {"bytes_moved": self.cache.bytes_moved - before}
+            self._held_out = Partition(self.eval, shards, self._storage)
+            moved += self._held_out.load()
+        return {"bytes_moved": moved}
 
     def visit(self, unit: Unit, token: bytes | None) -> tuple[bytes, dict[str, Any]]:
         """See `serve`."""
-        before = self.cache.bytes_moved
-        sweep_model = self.sweep_model(unit.model, fresh=token is None)
-        data, report = train_visit(sweep_model, unit, token, self.member.device)
-        return data, {**report, "bytes_moved": self.cache.bytes_moved - before}
+        return train_visit(self.sweep_model(unit.model, fresh=token is None), unit, token, self.member.device)
 
     def sweep_model(self, model: int, *, fresh: bool) -> SweepModel:
         """Return a model of the sweep; with `fresh`, its initial weights are loaded."""
@@ -333,23 +268,18 @@ class Clips:
         def batches(unit: Unit) -> Iterator[Iterable[Batch]]:
             seed = partition_seed(config.run.seed, unit.partition)
             seeded = replace(config, run=replace(config.run, seed=seed))
-            loader = assemble.train_loader(seeded, self._kept[unit.partition], self.member)
-            try:
+            made = assemble.make_loader(seeded, self._kept[unit.partition], self.member, train=True)
+            with contextlib.closing(made) as loader:
                 loader.clips.set_epoch(unit.epoch)
                 yield loader
-            finally:
-                loader.close()
 
         score = None if self.eval is None else functools.partial(self._score, config)
         return SweepModel(config, build_replica, batches, score)
 
     def _score(self, config: Config, replica: Replica) -> Score:
         assert self._held_out is not None
-        data = assemble.eval_data(config, self._held_out, self.member)
-        try:
-            return score_of(config, replica, data, self.member.device)
-        finally:
-            data.loader.close()
+        with contextlib.closing(assemble.make_loader(config, self._held_out, self.member)) as loader:
+            return score_of(config, replica, loader, self.member.device)
 
     def _samples_per_epoch(self, config: Config) -> int:
         size = config.data.global_batch_size

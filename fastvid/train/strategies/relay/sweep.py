@@ -31,7 +31,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -43,15 +43,16 @@ from torch.distributed.rendezvous import rendezvous
 from fastvid.errors import UsageError, WorkerError
 from fastvid.format.dataset import Dataset
 from fastvid.runtime.processes import World
-from fastvid.runtime.values import check_choice
+from fastvid.runtime.values import check_choice, json_text
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.ranks import Member, device_of, fresh_store
+from fastvid.train.records.checkpoint import decode
 from fastvid.train.records.records import METRICS_FILE, Recorder, clock, shown_number
 from fastvid.train.strategies.link import Address, as_worker_error, host_of_job, server_elsewhere
 from fastvid.train.strategies.relay.hub import Hub, SweepRecord
 from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Scheduler
-from fastvid.train.strategies.relay.stage import Clips, read_weights, serve
+from fastvid.train.strategies.relay.stage import Clips, serve
 from fastvid.train.strategies.relay.state import TokenStore
 
 
@@ -109,7 +110,7 @@ class Relay(Strategy):
         relay = cls(Member(World(), torch.device("cpu")), **configs[0].sync_options)
         # A stage of another job takes its plan from the hub.
         if relay.hub is None:
-            prepare(configs, relay, world_size, relay.member.device)
+            prepare(configs, relay, world_size)
 
     @classmethod
     def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:  # noqa: ARG003
@@ -140,8 +141,8 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
 
     Returns ``models``: best first, each with the settings in which it differs, scores by epoch, and its visits;
     ``seconds``; ``bound_seconds``, a lower bound for any order of the same
-    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes``, read while loading
-    partitions and during visits; ``token_bytes``; ``lost``; ``timeline``.
+    visits: the longest model, or the work spread evenly over the partitions; ``dataset_bytes`` of the partitions that
+    were loaded; ``token_bytes``; ``lost``; ``timeline``.
     """
     settings = differing([flatten(to_json(config)) for config in configs])
     spent = [sum(visit["seconds"] for visit in record.visits if visit["model"] == m) for m in range(len(configs))]
@@ -153,18 +154,14 @@ def results(configs: Sequence[Config], scheduler: Scheduler, record: SweepRecord
             {
                 **{name: value for name, value in dataclasses.asdict(model).items() if name != "arrived"},
                 "seconds": spent[model.model],
-                "score": finite(model.scores[-1]) if model.scores else None,
-                "scores": [finite(score) for score in model.scores],
+                "score": model.scores[-1] if model.scores else None,
                 "settings": settings[model.model],
             }
             for model in ranked
         ],
         "seconds": seconds,
         "bound_seconds": max(max(spent), sum(spent) / scheduler.num_partitions),
-        "dataset_bytes": {
-            "loaded": sum(entry.get("bytes_moved", 0) for entry in record.stages),
-            "in_visits": sum(visit.get("bytes_moved", 0) for visit in record.visits),
-        },
+        "dataset_bytes": {"loaded": sum(entry["bytes_moved"] for entry in record.stages)},
         "token_bytes": record.token_bytes,
         "lost": record.lost,
         "timeline": record.visits,
@@ -182,11 +179,6 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     keys = dict.fromkeys(key for setting in settings for key in setting)
     varied = [key for key in keys if any(setting.get(key) != settings[0].get(key) for setting in settings)]
     return [{key: setting.get(key) for key in varied} for setting in settings]
-
-
-def finite(value: float) -> float | None:
-    """Return the value, or None if JSON cannot represent it."""
-    return value if math.isfinite(value) else None
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -216,18 +208,11 @@ RESULTS_FILE: Final = "results.json"
 _HUB: Final = "relay/hub"
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What is known about a sweep before its first visit."""
+def prepare(configs: Sequence[Config], relay: Relay, processes: int) -> tuple[dict[str, Any], Clips, Scheduler]:
+    """Check a sweep without writing anything, and return what its folder records, its clips and its scheduler.
 
-    plan: dict[str, Any]
-    models: list[Any]
-    clips: Clips
-    scheduler: Scheduler
-
-
-def prepare(configs: Sequence[Config], relay: Relay, processes: int, device: torch.device) -> Prepared:
-    """Check a sweep without writing anything; the sweep and its dry run both begin here."""
+    The sweep and its dry run both begin here.
+    """
     path = Path(configs[0].run.out) / SWEEP_FILE
     before = json.loads(path.read_text()) if path.exists() else None
     generation = configs[0].data.generation
@@ -235,17 +220,16 @@ def prepare(configs: Sequence[Config], relay: Relay, processes: int, device: tor
         generation = (
             before["generation"] if before else Dataset(configs[0].data.path, generation=generation).generation.number
         )
-    plan = {
+    sweep = {
         "partitions": relay.partitions or (before["partitions"] if before else processes),
         "generation": generation,
+        "models": json.loads(json.dumps([_kept(config) for config in configs])),
     }
-    models = json.loads(json.dumps([_kept(config) for config in configs]))
-    if before is not None:
-        for name, now in (*plan.items(), ("models", models)):
-            if before[name] != now:
-                raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
-    scheduler = Scheduler(len(configs), plan["partitions"], configs[0].run.epochs, order=relay.order)
-    return Prepared(plan, models, _clips(configs, plan, device), scheduler)
+    for name, now in sweep.items():
+        if before is not None and before[name] != now:
+            raise UsageError(f"the sweep in run.out has different {name}", file=path, hint="use another run.out")
+    scheduler = Scheduler(len(configs), sweep["partitions"], configs[0].run.epochs, order=relay.order)
+    return sweep, _clips(configs, sweep, relay.member.device), scheduler
 
 
 def _clips(configs: Sequence[Config], plan: Mapping[str, Any], device: torch.device) -> Clips:
@@ -260,10 +244,10 @@ class _HubProcess:
         self.configs, self.relay, self.store = configs, relay, store
         self.out, self.timeout_s = Path(configs[0].run.out), configs[0].run.timeout_s
         # Before anything is written, so that a sweep that is refused leaves nothing.
-        prepared = prepare(configs, relay, processes, relay.member.device)
-        self.plan, self.clips, self.scheduler = prepared.plan, prepared.clips, prepared.scheduler
+        sweep, self.clips, self.scheduler = prepare(configs, relay, processes)
+        self.plan = {name: sweep[name] for name in ("partitions", "generation")}
         self.out.mkdir(parents=True, exist_ok=True)
-        (self.out / SWEEP_FILE).write_text(json.dumps({**self.plan, "models": prepared.models}, indent=1) + "\n")
+        (self.out / SWEEP_FILE).write_text(json.dumps(sweep, indent=1) + "\n")
         self.token_store = TokenStore(len(configs), str(self.out / "tokens"))
         self.scheduler.restore(*self.token_store.history())
         self.recorder = Recorder(self.out / METRICS_FILE)
@@ -302,8 +286,9 @@ class _HubProcess:
         for model in self.scheduler.models:
             token = self.token_store.get(model.model)
             if model.status == "over" and token is not None:
-                torch.save(read_weights(token), self.out / "weights" / f"model-{model.model:04d}.pt")
-        (self.out / RESULTS_FILE).write_text(json.dumps(summary, indent=1) + "\n")
+                weights = decode(token, "token")["replica"]["model"]
+                torch.save(weights, self.out / "weights" / f"model-{model.model:04d}.pt")
+        (self.out / RESULTS_FILE).write_text(json_text(summary, indent=1) + "\n")
         log.info("sweep finished\n%s", table(summary))
         _print(summary)
 
@@ -337,7 +322,7 @@ class _HubProcess:
 
 def _print(found: Mapping[str, Any]) -> None:
     """Print the result of the sweep to stdout as JSON."""
-    print(json.dumps({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
+    print(json_text({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
 
 
 def _kept(config: Config) -> Any:

@@ -88,29 +88,26 @@ def wait_for(sign: Path) -> None:
 
 
 GRADIENTS: dict[str, Any] = {"lease_batches": LEASE_BATCHES}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": GRADIENTS,
-    "overlap": {**GRADIENTS, "overlap": True, "shards": 2},
-    "bound": {**GRADIENTS, "bound": 2, "staleness_aware": True},
-}
-SCENARIOS = {
-    name: lambda folder, member, options=options: lab.run(
-        lab.Case(
-            sync="asgd", norm=True, options=options, optim={"momentum": 0.5},
-            setup=begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)]),
-        ),
-        folder, member,
-    )
-    for name, options in OPTIONS.items()
-}  # fmt: skip
-SCENARIOS["standing"] = lambda folder, member: lab.run(
-    lab.Case({"lease_batches": PERIOD}, sync="asgd", setup=stand_still(folder, member)), folder, member
-)
+
+
+def plain(folder: Path, member: Member) -> dict[str, Any]:
+    ranks = [str(rank) for rank in range(member.world.size)]
+    setup = begin_together(folder, str(member.world.rank), ranks)
+    case = lab.Case(sync="asgd", norm=True, options=GRADIENTS, optim={"momentum": 0.5}, setup=setup)
+    return lab.run(case, folder, member)
+
+
+def standing(folder: Path, member: Member) -> dict[str, Any]:
+    case = lab.Case({"lease_batches": PERIOD}, sync="asgd", setup=stand_still(folder, member))
+    return lab.run(case, folder, member)
+
+
+SCENARIOS = {"plain": plain, "standing": standing}
 
 
 def job(folder: Path, name: str, port: str, *names: str) -> None:
     torch.set_num_threads(1)
-    place = {"port": int(port), "shards": 2} if name == "server" else {"server": f"127.0.0.1:{port}"}
+    place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
     setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)
     case = lab.Case({"lease_batches": PERIOD, **place}, sync="asgd", setup=setup, run={"checkpoint_every_s": 0.0})
     torch.save(lab.run(case, folder / name, ALONE), folder / f"{name}.pt")

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.weights import OptimizerFactory, WeightRange, WeightShard, ranges
+from fastvid.train.strategies.asgd.weights import OptimizerFactory, Weights
 from fastvid.train.strategies.link import Link
 
 TOKEN = "0123456789abcdef"
@@ -28,24 +28,20 @@ SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)
 def serving(
     size: int,
     *,
-    shards: int = 1,
     rule: OptimizerFactory = SGD_RULE,
-    sections: Sequence[WeightRange] | None = None,
-    dtype: torch.dtype = torch.float64,
-    kind: type[WeightShard] = WeightShard,
+    kind: type[Weights] = Weights,
     timeout_s: float = 20.0,
     **options: Any,
 ) -> Iterator[Server]:
-    """Yield a server. Clients must leave before the block ends."""
-    made = [kind(start, stop, rule, sections, dtype=dtype) for start, stop in ranges(size, shards)]
-    server = Server(made, token=TOKEN, timeout_s=timeout_s, **options)
+    """Yield a server of float64 weights. Clients must leave before the block ends."""
+    server = Server(kind(size, rule, dtype=torch.float64), token=TOKEN, timeout_s=timeout_s, **options)
     yield server
     server.close()
 
 
 @contextlib.contextmanager
-def client_of(server: Server, size: int, **options: Any) -> Iterator[ParameterClient]:
-    client = ParameterClient(server.address, size, **{"timeout_s": 20.0} | options)
+def client_of(server: Server) -> Iterator[ParameterClient]:
+    client = ParameterClient(server.address, timeout_s=20.0)
     yield client
     client.leave()
 
@@ -74,7 +70,8 @@ def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
 
 
 def weights_of(server: Server) -> Tensor:
-    return torch.cat([shard.state_dict()["values"] for shard in server.shards])
+    values: Tensor = server.weights.state_dict()["values"]
+    return values
 
 
 def together(count: int, work: Callable[[int], Any]) -> list[Any]:

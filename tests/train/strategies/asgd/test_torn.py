@@ -13,14 +13,14 @@ from torch import Tensor
 from torch.optim import Adam
 
 from fastvid.errors import ChecksumError
-from fastvid.train.strategies.asgd.weights import Snapshot, WeightShard
+from fastvid.train.strategies.asgd.weights import Snapshot, Weights
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
 SIZE = 400_000
 WRITERS, READERS = 2, 2
 
 
-class Unlocked(WeightShard):
+class Unlocked(Weights):
     """What is often written: weights change in place while they are sent. A version's checksum is taken when it is
     made, as it is in the real one."""
 
@@ -38,7 +38,7 @@ class Unlocked(WeightShard):
         yield self._made if self._version else Snapshot(0, self._values)
 
 
-def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
+def readings(kind: type[Weights]) -> tuple[int, int, int]:
     """Every push changes all weights by one, so a version is a constant vector; returns how many fetched vectors were
     constant, how many were not, and how many the checksum refused."""
     counts = {"whole": 0, "torn": 0, "refused": 0}
@@ -46,7 +46,7 @@ def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
     with serving(SIZE, kind=kind) as server:
 
         def work(index: int) -> None:
-            with client_of(server, SIZE) as client:
+            with client_of(server) as client:
                 weights = torch.zeros(SIZE, dtype=torch.float64)
                 client.join(weights)
                 joined.wait(60)
@@ -59,7 +59,7 @@ def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
                 while not over.is_set():
                     refused = False
                     try:
-                        client.fetch(weights)
+                        client.fetch()
                     except ChecksumError:
                         refused = True
                     same = bool((weights == weights[0]).all())
@@ -72,7 +72,7 @@ def readings(kind: type[WeightShard]) -> tuple[int, int, int]:
 
 
 def test_snapshots_are_never_torn() -> None:
-    whole, torn, refused = readings(WeightShard)
+    whole, torn, refused = readings(Weights)
     assert whole > 5
     assert torn == refused == 0
 
@@ -91,7 +91,7 @@ def test_tearing_is_detected_without_the_lock() -> None:
 def test_a_step_leaves_the_weights_to_their_readers() -> None:
     """Each version that is read stays what it was, whatever the optimizer; two buffers are enough for one reader."""
     rule = functools.partial(Adam, lr=0.0)
-    shard, alone = (WeightShard(0, 6, rule, dtype=torch.float64) for _ in range(2))
+    shard, alone = (Weights(6, rule, dtype=torch.float64) for _ in range(2))
     for made in (shard, alone):
         made.initialize(torch.arange(6.0))
     places = set()
@@ -117,9 +117,9 @@ def test_a_step_leaves_the_weights_to_their_readers() -> None:
 
 def test_a_payload_with_a_wrong_checksum_is_refused() -> None:
     with serving(8) as server, contextlib.ExitStack() as stack:
-        client = stack.enter_context(client_of(server, 8))
+        client = stack.enter_context(client_of(server))
         client.join(torch.zeros(8, dtype=torch.float64))
-        with server.head.reading() as snapshot:
+        with server.weights.reading() as snapshot:
             snapshot.checksum ^= 1
         with pytest.raises(ChecksumError, match="64 bytes differ"):
-            client.fetch(torch.empty(8, dtype=torch.float64))
+            client.fetch()

@@ -147,6 +147,17 @@ def token_after(model: int, visits: list[int]) -> bytes | None:
     return token
 
 
+def same(one: Any, other: Any) -> bool:
+    """Return whether two states are equal bit by bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
 def start_stage(port: int, *sweeps: str, **environment: str) -> subprocess.Popen[bytes]:
     """Run a stage in several sweeps, one after the other."""
     command = [sys.executable, "-W", "error", "-m", "tests.train.strategies.relay.relay_lab", str(port), *sweeps]

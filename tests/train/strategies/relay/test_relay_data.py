@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.errors import StorageError, UsageError
+from bench.load.slow_server import slow_server, totals
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.storage import open_storage
 from fastvid.train.strategies.relay.scheduler import Ownership
-from fastvid.train.strategies.relay.stage import Partition, ResidentStorage, deal_shards, samples_by_shard
+from fastvid.train.strategies.relay.stage import Partition, deal_shards, local_copies, samples_by_shard
 from tests import datasets
 from tests.load.loaders import clip_loader
 
@@ -51,10 +50,7 @@ def test_the_union_of_partitions_is_the_split(folder: Path) -> None:
     whole = Dataset(str(folder / "shards"), split="train")
     counts = samples_by_shard(whole)
     assert counts == [5, 3, 2]
-    parts = [
-        Partition(whole, shards, ResidentStorage(open_storage(str(folder / "shards"))))
-        for shards in deal_shards(counts, 2)
-    ]
+    parts = [Partition(whole, shards, whole.storage) for shards in deal_shards(counts, 2)]
     assert [part.keys.to_pylist() for part in parts] == [
         [f"clip{n:02d}" for n in range(5)], [f"clip{n:02d}" for n in range(5, 10)]
     ]  # fmt: skip
@@ -73,34 +69,20 @@ def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
     return video
 
 
-def test_no_dataset_bytes_are_read_after_the_first_epoch(folder: Path, tmp_path: Path) -> None:
-    shutil.copytree(folder / "shards", tmp_path / "shards")
-    whole = Dataset(str(tmp_path / "shards"), split="train")
-    cache = ResidentStorage(whole.storage)
-    part = Partition(whole, (0, 2), cache)
-    expected = [clips(Partition(whole, (0, 2), ResidentStorage(whole.storage)), epoch) for epoch in range(3)]
-    first = clips(part, 0)
-    moved = cache.bytes_moved
-    names = [f"{whole.generation.shards[shard].name}.{suffix}" for shard in (0, 2) for suffix in ("tar", "pkt")]
-    assert moved == sum((tmp_path / "shards" / name).stat().st_size for name in names)
-    # Training continues even after the dataset is deleted.
-    shutil.rmtree(tmp_path / "shards")
-    assert [first, *(clips(part, epoch) for epoch in (1, 2))][2].equal(expected[2])
-    assert clips(part, 1).equal(expected[1])
-    assert first.equal(expected[0])
-    assert cache.bytes_moved == moved
-    with pytest.raises(StorageError):
-        cache.map(f"{whole.generation.shards[1].name}.tar")
-
-
-def test_load_reads_every_file_that_an_epoch_needs(folder: Path) -> None:
-    whole = Dataset(str(folder / "shards"), split="train")
-    cache = ResidentStorage(whole.storage)
-    part = Partition(whole, (1,), cache)
-    part.load()
-    moved = cache.bytes_moved
-    clips(part, 0)
-    assert cache.bytes_moved == moved > 0
+def test_a_remote_partition_is_read_once(folder: Path) -> None:
+    local = Dataset(str(folder / "shards"), split="train")
+    with slow_server(folder / "shards", 0) as (url, _):
+        whole = Dataset(url, split="train")
+        # As control, without copies on a disk every epoch reads its bytes.
+        for storage, copied in ((whole.storage, False), (local_copies(url), True)):
+            part = Partition(whole, (0, 2), storage)
+            if copied:
+                names = [f"{whole.generation.shards[shard].name}.{end}" for shard in (0, 2) for end in ("tar", "pkt")]
+                assert part.load() == sum((folder / "shards" / name).stat().st_size for name in names)
+            before = totals(url)["bytes"]
+            for epoch in range(2):
+                assert clips(part, epoch).equal(clips(Partition(local, (0, 2), local.storage), epoch))
+            assert (totals(url)["bytes"] == before) == copied
 
 
 def test_partitions_are_reassigned_when_stages_join_and_leave() -> None:

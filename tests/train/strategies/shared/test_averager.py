@@ -1,14 +1,19 @@
-"""What an average is made of: parameters, statistics and moments."""
+"""What an average is made of, and averages of integers: error feedback loses nothing, and ranks get the same bits."""
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
-from fastvid.train.strategies.average import moments, reset_moments, statistics
+from fastvid.train.strategies.average import BITS, BLOCK, decode, encode, moments, shares, statistics
+from tests.train.strategies import scenarios
+from tests.train.strategies.conftest import Outcomes
 
 
 def test_statistics_are_the_floating_point_buffers() -> None:
@@ -39,17 +44,56 @@ def test_a_parameter_without_a_step_has_no_moments() -> None:
     assert moments(optimizer) == []
 
 
-def test_a_reset_zeroes_moments_and_counters_in_place() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.Adam([parameter])
-    parameter.sum().backward()
-    optimizer.step()
-    state = optimizer.state[parameter]
-    state["text"] = "plain"
-    before = {name: id(value) for name, value in state.items()}
-    assert float(state["step"]) == 1
-    reset_moments(optimizer)
-    assert {name: id(value) for name, value in state.items()} == before
-    assert float(state["step"]) == 0
-    assert all(not value.any() for value in moments(optimizer))
-    assert len(moments(optimizer)) == 2
+@pytest.mark.parametrize(("name", "bits"), list(BITS.items()))
+def test_the_messages_and_what_is_withheld_sum_to_all_that_was_given(outcomes: Outcomes, name: str, bits: int) -> None:
+    ranks = [rank[name] for rank in outcomes(3, "wire")]
+    for rank in ranks:
+        assert all(torch.equal(mine, others) for mine, others in zip(rank["means"], ranks[0]["means"], strict=True))
+        blocks = -(-scenarios.LENGTH // BLOCK)
+        assert rank["bytes"] == scenarios.ROUNDS * (4 * blocks + -(-scenarios.LENGTH * bits // 8))
+    given = sum(rank["given"] for rank in ranks) / len(ranks)
+    received = ranks[0]["received"]
+    rounded = float((received - given).abs().max())
+    kept = received + sum(rank["withheld"] for rank in ranks) / len(ranks)
+    # Sums of a hundred numbers near 1: some units in the last place of float64.
+    assert float((kept - given).abs().max()) < 1e-13
+    # Without feedback the errors of a hundred rounds would add up.
+    assert 1e-4 < rounded < 3 * ranks[0]["step"]
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+@given(data=st.data())
+def test_levels_are_the_nearest_ones(bits: int, data: st.DataObject) -> None:
+    length = data.draw(st.sampled_from([0, 1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]))
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
+    values = torch.randn(length, generator=generator, dtype=torch.float64) * 10 ** data.draw(st.integers(-6, 6))
+    message = encode(values, bits)
+    blocks = -(-length // BLOCK)
+    assert message.dtype == torch.uint8
+    assert len(message) == 4 * blocks + -(-length * bits // 8)
+    found = decode(message, length, bits, torch.float64)
+    for start in range(0, length, BLOCK):
+        own = values[start : start + BLOCK]
+        step = float(own.abs().max()) / (2 ** (bits - 1) - 1)
+        assert float((found[start : start + BLOCK] - own).abs().max()) <= step * (0.5 + 1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(bits: int) -> None:
+    assert not decode(encode(torch.zeros(5), bits), 5, bits, torch.float32).any()
+    for bad in (float("nan"), float("inf")):
+        values = torch.ones(BLOCK + 1)
+        values[3] = bad
+        found = decode(encode(values, bits), BLOCK + 1, bits, torch.float32)
+        assert not found[:BLOCK].isfinite().all()
+        assert found[BLOCK] == 1  # another block
+
+
+@given(st.integers(0, 10 * BLOCK), st.integers(1, 9))
+def test_ranks_own_whole_blocks_of_everything(length: int, size: int) -> None:
+    parts = shares(length, size)
+    assert len(parts) == size
+    assert (parts[0].start, parts[-1].stop) == (0, length)
+    assert all(part.stop == after.start for part, after in itertools.pairwise(parts))
+    assert all(part.start % BLOCK == 0 for part in parts)
+    assert max(part.stop - part.start for part in parts) <= BLOCK * (-(-length // BLOCK) // size + 1)
