@@ -34,24 +34,13 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
 from fastvid.models import zoo
+from fastvid.report import page as html
 from fastvid.report.charts import bars, lines
-from fastvid.report.page import Section, card, definitions, document, figures, film_strip, grid, picture, table, text
 from fastvid.runtime.processes import SAFE_PATH
 from fastvid.runtime.values import duration, things
 from fastvid.train.config import config as recipes
 from fastvid.train.records import checkpoint
 from fastvid.train.records import records as metrics
-
-_STYLE: Final = """
-.clip {
-  display: grid; grid-template-columns: minmax(0, 1fr) 260px; gap: 8px 20px; align-items: center; padding: 10px 0;
-  border-top: 1px solid var(--line);
-}
-.clip:first-of-type { border-top: 0; }
-.clip img { width: 100%; display: block; border-radius: 6px; }
-.clip div { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; } .clip b { width: 100%; }
-@media (max-width: 700px) { .clip { grid-template-columns: minmax(0, 1fr); } }
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,58 +76,58 @@ def page(
     ]
     waiting = [name for name in split if name != "compute"]
     sections = [
-        Section(
+        html.Section(
             "Learning",
-            grid(
-                card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
-                card("", lines(losses, "training loss", across="epochs", whole_x=True)),
+            html.grid(
+                html.card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
+                html.card("", lines(losses, "training loss", across="epochs", whole_x=True)),
             ),
             "Only a model that compares frames can tell the classes apart. TSM shifts a quarter of its channels to the"
             " frame before and a quarter to the frame after. The control is the same net without the shift: it averages"
             " its predictions for single frames. If the label is the kind of texture instead, which needs no motion,"
             f" the control reaches {percent(summary['control_texture_top1'])}.",
         ),
-        Section(
+        html.Section(
             "Clips",
-            card("Held-out clips", "".join(map(_strip, strips))),
+            html.card("Held-out clips", "".join(map(_strip, strips))),
             "The eight frames that the loader decoded, in order, cropped as the model saw them.",
         ),
-        Section(
+        html.Section(
             "Speed",
-            card(
+            html.card(
                 "Where a training step's time goes",
                 bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
                 f"One rank of {summary['processes']}. The model is idle during waits; decoding runs in parallel.",
             )
-            + grid(
-                card(
+            + html.grid(
+                html.card(
                     "Loader",
-                    table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
+                    html.table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
                     "Packets fed: with a plan, compared with all packets from each key frame on.",
                 ),
-                card("Dataset", definitions(dict(facts))),
+                html.card("Dataset", html.definitions(dict(facts))),
             ),
         ),
     ]
-    return document(
+    return html.document(
         "A model that sees motion",
         sections,
         command="demo",
         lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and used for training with"
         f" {things(summary['processes'], 'rank')} of torchrun. Textures drift in eight directions; no single frame"
         " shows which.",
-        top=figures(numbers),
-        style=_STYLE,
+        top=html.figures(numbers),
+        style=html.asset("fastvid.demo", "demo.css"),
     )
 
 
 def _strip(strip: Strip) -> str:
     said = "".join(
-        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{text(model)}: {text(guess)}</span>'
+        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{html.text(model)}: {html.text(guess)}</span>'
         for model, guess in strip.guesses.items()
     )
-    shown = picture(film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
-    return f'<div class="clip">{shown}<div><b>{text(strip.truth)}</b>{said}</div></div>'
+    shown = html.picture(html.film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
+    return f'<div class="clip">{shown}<div><b>{html.text(strip.truth)}</b>{said}</div></div>'
 
 
 _BATCH = 32

@@ -13,23 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import UsageError
+from fastvid.report import page as html
 from fastvid.report.charts import bars
-from fastvid.report.page import Markup, Section, card, document, figures, film_strip, picture, png, table, text
 from fastvid.runtime.values import count
 
 _PERCENT: Final = "_percent"
 _NAMED: Final = 30  # maximum number of classes for a table of counts; with more, the matrix is a picture
 _INK: Final = (0x55, 0x70, 0xFF)  # close to the style sheet's accent, readable on light and dark cards
-_STYLE: Final = """
-#confusion { width: auto; }
-#confusion td { text-align: center; padding: 5px 8px; min-width: 44px; border: 0; border-radius: 6px; }
-#confusion td:first-child { text-align: left; white-space: nowrap; }
-#confusion th { font-weight: 500; padding: 3px 13px; border: 0; }
-#confusion th + th { writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; }
-.matrix img {
-  width: min(100%, 860px); display: block; margin: auto; image-rendering: pixelated; outline: 1px solid var(--line);
-}
-"""
 
 
 class Evaluated(Protocol):
@@ -66,18 +56,18 @@ def page(report: Evaluated) -> str:
     sections = []
     if report.confusion is not None:
         note = "Rows are true classes; a stronger colour is a larger fraction of the row."
-        sections.append(Section("Confusion", card("Confusion matrix", _matrix(report), note)))
+        sections.append(html.Section("Confusion", html.card("Confusion matrix", _matrix(report), note)))
     if known := _worst_first(report.rows):
         heads = tuple(map(_title, known[0]))
         cells = [tuple(_number(name, value) for name, value in one.items()) for one in known]
-        sections.append(Section("Outputs", card("Worst first", table(heads, cells))))
-    return document(
+        sections.append(html.Section("Outputs", html.card("Worst first", html.table(heads, cells))))
+    return html.document(
         "Evaluation",
         sections,
         command="eval",
         lead="Each video of the split counts once; the predictions for its views are averaged.",
-        top=figures(numbers),
-        style=_STYLE,
+        top=html.figures(numbers),
+        style=html.asset("fastvid.report", "results.css"),
     )
 
 
@@ -110,27 +100,20 @@ def _matrix(report: Evaluated) -> str:
         pixels[...] = (*_INK, 0)
         pixels[..., 3] = np.round(255 * np.sqrt(shares))  # the root keeps a share of 1 % visible
         alt = f"confusion of {len(counts)} classes; the table below names each one's most common error"
-        return f'<div class="matrix">{picture(pixels, alt)}</div>'
+        return f'<div class="matrix">{html.picture(pixels, alt)}</div>'
     rows = [
-        Markup(
-            f"<tr><td>{text(name)}</td>"
+        html.Markup(
+            f"<tr><td>{html.text(name)}</td>"
             + "".join(
                 f'<td style="background:color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"'
-                f' data-tip="{text(name)} taken for {text(other)}: {number}, {100 * share:.0f} %">{number or ""}</td>'
+                f' data-tip="{html.text(f"{name} taken for {other}: {number}, {100 * share:.0f} %")}">{number or ""}</td>'
                 for other, number, share in zip(report.names, line, part, strict=True)
             )
             + "</tr>"
         )
         for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True)
     ]
-    return table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
-
-
-_GAP: Final = 3  # white pixels between strips
-_STYLE_predictions: Final = """
-.seen { overflow-x: auto; margin-bottom: 16px; border-radius: 6px; }
-.seen img { display: block; max-width: max(100%, 900px); }
-"""
+    return html.table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
 
 
 class Predicted(Protocol):
@@ -154,10 +137,10 @@ class Predicted(Protocol):
 
 def write(path: Path, predictions: Sequence[Predicted]) -> None:
     """Writes a .png of all strips below each other, or a .html page with the classes beside them."""
-    strips = [film_strip(one.pictures) for one in predictions]
+    strips = [html.film_strip(one.pictures) for one in predictions]
     try:
         if path.suffix == ".png":
-            path.write_bytes(png(_stacked(strips)))
+            path.write_bytes(html.png(_stacked(strips)))
         else:
             path.write_text(_page(predictions, strips), encoding="utf-8")
     except OSError as error:
@@ -166,8 +149,8 @@ def write(path: Path, predictions: Sequence[Predicted]) -> None:
 
 def _stacked(strips: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     width = max(one.shape[1] for one in strips)
-    rows = [np.pad(one, ((0, _GAP), (0, width - one.shape[1]), (0, 0)), constant_values=255) for one in strips]
-    whole: npt.NDArray[np.uint8] = np.concatenate(rows)[:-_GAP]
+    rows = [np.pad(one, ((0, html.GAP), (0, width - one.shape[1]), (0, 0)), constant_values=255) for one in strips]
+    whole: npt.NDArray[np.uint8] = np.concatenate(rows)[: -html.GAP]
     return whole
 
 
@@ -177,12 +160,12 @@ def _page(predictions: Sequence[Predicted], strips: Sequence[npt.NDArray[np.uint
         if one.probabilities:
             shares = bars({name: 100 * share for name, share in one.top}, label="{:.1f} %".format)
         else:
-            shares = table(("column", "predicted"), [(name, f"{value:.4g}") for name, value in one.top])
-        seen = f'<div class="seen">{picture(pixels, f"frames of {one.video}")}</div>'
-        cards.append(card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
-    return document(
+            shares = html.table(("column", "predicted"), [(name, f"{value:.4g}") for name, value in one.top])
+        seen = f'<div class="seen">{html.picture(pixels, f"frames of {one.video}")}</div>'
+        cards.append(html.card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
+    return html.document(
         "Predictions",
-        [Section("Videos", "".join(cards), "The frames a model saw, in order, and what it predicts.")],
+        [html.Section("Videos", "".join(cards), "The frames a model saw, in order, and what it predicts.")],
         command="predict",
-        style=_STYLE_predictions,
+        style=html.asset("fastvid.report", "results.css"),
     )

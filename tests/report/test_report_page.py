@@ -80,7 +80,7 @@ def test_text_cannot_become_markup(hostile):
     points = {hostile: [(1.0, 2.0), (2.0, 3.0)], f"{hostile} 2": [(1.0, 1.0)]}
     body = (
         figures([(hostile, hostile, hostile)])
-        + card(hostile, table((hostile, "n"), [(hostile, "1")], marked={hostile}), hostile, hostile)
+        + card(hostile, table((hostile, "n"), [(hostile, "1")]), hostile, hostile)
         + definitions({hostile: hostile})
         + lines(points, hostile, across=hostile)
         + bars({hostile: 1.0}, unit=hostile, spread={hostile: (0.5, 2.0)})
@@ -111,15 +111,14 @@ def test_table_escapes_everything_but_markup():
     assert cells in table(("a", "b"), [cells], numeric=(False, True))
 
 
-def test_numbers_are_right_aligned_and_the_marked_row_is_highlighted():
+def test_numbers_are_right_aligned():
     rows = [
         ("2, ddp", "3.16 MB", "358dd88", "8.0 of 8.0", ""),
         ("4, ddp", "not reached", "16aa91d", "99 %", "-"),
         ("8, ddp", "1.2e+05", "1x", "<1 %", ""),
     ]
-    tags = Tags(whole(table(("ranks", "size", "commit", "packets", "none"), rows, marked={"4, ddp"})))
+    tags = Tags(whole(table(("ranks", "size", "commit", "packets", "none"), rows)))
     assert [said for _, said in tags.find("th", "num")] == ["size", "packets"]
-    assert [said for _, said in tags.find("tr", "marked")] == ["4, ddpnot reached16aa91d99 %-"]
     assert "<thead>" not in table(("", ""), rows and [("a", "b")])
 
 
@@ -207,10 +206,6 @@ def test_a_long_curve_keeps_its_peaks():
     heights = [y for _, y in places(made)]
     assert (max(heights), min(heights)) == (pytest.approx(0.9), pytest.approx(0.0))
     assert "<summary>Numbers, 50 of 50,000 rows</summary>" in made
-
-
-def test_charts_are_deterministic():
-    assert bars({"a": 1.0}, unit="") == bars({"a": 1.0}, unit="")
 
 
 @pytest.mark.parametrize("channels", [3, 4])
