@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fastvid.cli.command import exclusive
+from fastvid.cli.command import exclusive, forwards
 from fastvid.cli.files import write_file
 from fastvid.decode import video_dataset
 from fastvid.decode.video import Video, clip_frames, encode_clip, encode_still
@@ -20,15 +21,8 @@ _LOG = logging.getLogger(__name__)
 
 
 @exclusive("source", "where")
-def find(
-    dataset: str,
-    text: str | None = None,
-    *,
-    source: str | None = None,
-    where: str | None = None,
-    generation: int | None = None,
-    json: bool = False,
-) -> int:
+@forwards(video_dataset.find_samples)
+def find(dataset: str, text: str | None = None, *, json: bool = False, **options: Any) -> int:
     """Show where samples are: shard, row, bytes in the tar, source, class, and whether they were removed.
 
     KEY is a key or a part of keys or source names. --source lists all samples of a source file; --where prints the keys
@@ -42,11 +36,11 @@ def find(
         generation (N): Number of the generation (default: the current).
         json: One JSON object per sample and line.
     """
-    found = video_dataset.find_samples(dataset, text, source=source, where=where, generation=generation)
+    found = video_dataset.find_samples(dataset, text, **options)
     for number, sample in enumerate(found):
         if json:
             print(json_text(sample, default=str))
-        elif where is not None:
+        elif options["where"] is not None:
             print(sample["key"])
         else:
             lines = [visible(f"{name:14} {value}") for name, value in sample.items() if value is not None]

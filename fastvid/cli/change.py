@@ -7,19 +7,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fastvid.cli.command import exclusive
+from fastvid.cli.command import exclusive, forwards
 from fastvid.cli.files import log_shards, read_lines
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
 from fastvid.runtime.values import count, padded, size, text_width, things
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS as LAYOUTS
 from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.change.history import Entry, Garbage, collect_garbage, find_garbage, list_generations
-from fastvid.sharding.change.receipts import HIDDEN, receipt_file
-from fastvid.sharding.change.takedown import SourceSelection, TakenDown, select_keys, take_down
+from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.change.takedown import HIDDEN, SourceSelection, TakenDown, receipt_file, select_keys, take_down
 from fastvid.sharding.sets.make import Made
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, SplitReport, make_subset, split_samples
@@ -156,17 +155,8 @@ def _matched(dataset: str, annotations: tuple[str, ...], columns: str | None) ->
     return matched.rows
 
 
-def split(
-    dataset: str,
-    shares: str,
-    *,
-    names: str | None = None,
-    by: str = "parent",
-    stratify: str | None = None,
-    seed: int = 0,
-    column: str = "split",
-    replace: bool = False,
-) -> int:
+@forwards(split_samples)
+def split(dataset: str, shares: str, *, names: str | None = None, **options: Any) -> int:
     """Divide the samples of a dataset into splits, as a new column; no shard is rewritten.
 
     All samples of a group are in one split: by default the segments of one file. With --stratify each class keeps its
@@ -189,17 +179,8 @@ def split(
         numbers = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"shares {shares!r} are no numbers", hint="give shares such as 0.9,0.1") from error
-    report = split_samples(
-        open_storage(dataset),
-        numbers,
-        names=names.split(",") if names else (),
-        by=by,
-        stratify=stratify,
-        seed=seed,
-        column=column,
-        replace=replace,
-    )
-    print(_splits(report))
+    listed = names.split(",") if names else ()
+    print(_splits(split_samples(open_storage(dataset), numbers, names=listed, **options)))
     return 0
 
 
@@ -223,19 +204,9 @@ def _splits(report: SplitReport) -> str:
     return "\n".join(map(visible, lines))
 
 
+@forwards(Selection)
 def subset(
-    dataset: str,
-    *,
-    out: str,
-    share: float | None = None,
-    by: str = "parent",
-    stratify: str | None = None,
-    per_class: int | None = None,
-    seed: int = 0,
-    where: str | None = None,
-    split: str | None = None,
-    keys_file: str | None = None,
-    generation: int | None = None,
+    dataset: str, *, out: str, keys_file: str | None = None, generation: int | None = None, **options: Any
 ) -> int:
     """Make a dataset of some of the samples of another one, without encoding.
 
@@ -257,16 +228,7 @@ def subset(
         keys_file (FILE): A file with one key per line; - is stdin.
         generation (N): Take them from this generation (default: current).
     """
-    selection = Selection(
-        split=split,
-        where=where,
-        keys=None if keys_file is None else read_lines(keys_file, "keys"),
-        share=share,
-        by=by,
-        stratify=stratify,
-        per_class=per_class,
-        seed=seed,
-    )
+    selection = Selection(keys=None if keys_file is None else read_lines(keys_file, "keys"), **options)
     print(_made(make_subset(dataset, out, selection, generation=generation, progress=log_shards(_LOG.info))))
     return 0
 
@@ -328,7 +290,8 @@ def compact(dataset: str, *, annotations: bool = False) -> int:
     return 0
 
 
-def export(dataset: str, *, to: str, out: str, split: str | None = None, where: str | None = None) -> int:
+@forwards(export_samples)
+def export(dataset: str, *, to: str, out: str, **options: Any) -> int:
     """Write samples with their current labels, captions and splits, for tools without fastvid.
 
     Nothing is re-encoded. OUT has a folder for each split, or the folder data without splits; classes.txt has a class
@@ -346,7 +309,7 @@ def export(dataset: str, *, to: str, out: str, split: str | None = None, where: 
         split (NAME): Only this split; COLUMN:NAME for another split column.
         where (SQL): Only samples that match.
     """
-    done = export_samples(dataset, out, to=to, split=split, where=where)
+    done = export_samples(dataset, out, to=to, **options)
     for folder, samples in done.samples.items():
         print(f"{folder}: {things(samples, 'sample')}")
     print(f"{things(len(done.files), _KINDS.get(to, 'tar'))}, {size(done.bytes)}, in {out}")

@@ -1,4 +1,4 @@
-"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it; ``tune``."""
+"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, Final, Literal
 
-from fastvid.cli.options import PROFILES as PROFILES
+from fastvid.cli.command import forwards
 from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import MEANING
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import duration, json_text, size, things
+from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.change.add import add_sources
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
@@ -34,6 +34,7 @@ _NAMES: Final = 10  # most names in a line of an estimate
 _SHOWN: Final = 20  # most rejected sources listed in the summary
 
 
+@forwards(run_job)
 def shard(
     *sources: str,
     out: str | None = None,
@@ -41,13 +42,12 @@ def shard(
     encoding: Encoding,
     audio: Literal["drop", "copy", "aac"] = "drop",
     machines: Machines,
-    scratch: str | None = None,
-    allow_encoder_change: bool = False,
     packing: Packing,
     looking: Looking,
     allow_rejected: bool = False,
     dry_run: bool = False,
     sampled: int = SAMPLED,
+    **options: Any,
 ) -> int:
     """Encode raw videos into an indexed WebDataset.
 
@@ -89,8 +89,7 @@ def shard(
         return 0
     if out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
-    how = machines.options() | {"scratch": scratch, "allow_encoder_change": allow_encoder_change}
-    how["reject_unreadable"] = looking.reject_unreadable
+    how = machines.options() | options | {"reject_unreadable": looking.reject_unreadable}
     if is_robot:
         episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
         report = shard_lerobot(sources[0], out, profile=given["profile"], episodes_per_shard=episodes, **how)
@@ -99,18 +98,18 @@ def shard(
     return _report(report, allow_rejected)
 
 
+@forwards(add_sources)
 def add(
     dataset: str,
     *sources: str,
     annotations: tuple[str, ...] = (),
     columns: str | None = None,
-    prefix: str | None = None,
-    retry_rejected: bool = False,
     machines: Machines,
     packing: Packing,
     looking: Looking,
     allow_rejected: bool = False,
     allow_encoder_change: bool = False,
+    **options: Any,
 ) -> int:
     """Add new videos to a dataset, encoded with its profile.
 
@@ -139,9 +138,8 @@ def add(
         sources,
         annotations=annotations,
         columns=columns,
-        prefix=prefix,
-        retry_rejected=retry_rejected,
         allow_encoder_change=allow_encoder_change,
+        **options,
         **machines.options(),
         **packing.options(),
         **looking.options(),
@@ -225,6 +223,7 @@ def index(
     return _report(index_tars(sources, out, class_names=labels.options()["class_names"], **how), allow_rejected)
 
 
+@forwards(run_job)
 def transcode(
     dataset: str,
     *,
@@ -232,11 +231,9 @@ def transcode(
     encoding: Encoding,
     audio: Literal["drop", "copy"] | None = None,
     machines: Machines,
-    scratch: str | None = None,
-    allow_encoder_change: bool = False,
     samples_per_shard: int | None = None,
-    seed: int = 0,
     allow_rejected: bool = False,
+    **options: Any,
 ) -> int:
     """Encode a dataset again, such as in another size or profile, with its keys, labels, captions, splits and sound.
 
@@ -267,67 +264,11 @@ def transcode(
         out,
         audio=audio,
         samples_per_shard=samples_per_shard,
-        seed=seed,
-        allow_encoder_change=allow_encoder_change,
-        scratch=scratch,
+        **options,
         **encoding.options(),
         **machines.options(),
     )
     return _report(report, allow_rejected)
-
-
-def tune(
-    *sources: str,
-    profiles: list[str] = tuple(PROFILES),  # type: ignore[assignment]
-    sampling: str = "tsn8",
-    need: float | None = None,
-    videos: int = 24,
-    seed: int = 0,
-    rounds: int = 5,
-    workers: int | None = None,
-    keep: str | None = None,
-    follow_links: bool = False,
-    json: bool = False,
-) -> int:
-    """Measure every profile on a sample of your videos, and recommend one.
-
-    Encodes the sample with each profile and measures size, encode time, quality and clips per second. The encoded
-    samples are deleted unless --keep names a folder. Profiles are timed in turn, so other load on the machine affects
-    all of them alike; ratios between profiles are more reliable than the numbers themselves.
-
-    Args:
-        sources (SOURCE): Folder of videos, or a video.
-        profiles (PROFILE): Profiles to measure, of {PROFILES} (default: all).
-        sampling (SAMPLING): Frames of a clip: tsnN or denseNxSTRIDE.
-        need (N): Clips per second that training needs; recommend for it.
-        videos (N): Videos in the sample.
-        seed (N): Seed of the sample and its clips.
-        rounds (N): Times to decode the clips.
-        workers (N): Workers to encode and decode (default: one per core).
-        keep (DIR): Keep the encoded samples here.
-        follow_links: Accept links that point outside their folder.
-        json: Print everything as one JSON object.
-    """
-    from fastvid.tune.study import recommend, study
-    from fastvid.tune.text import render
-
-    if not sources:
-        raise UsageError("no source is given", hint="name a folder of videos, or a video")
-    found = study(
-        sources,
-        profiles=profiles,
-        videos=videos,
-        seed=seed,
-        sampling=sampling,
-        rounds=rounds,
-        workers=workers,
-        folder=keep,
-        follow_links=follow_links,
-    )
-    advice = recommend(found, need)
-    record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
-    print(json_text(record, indent=1) if json else render(found, advice))
-    return 0
 
 
 _EPISODES: Final = ("annotations", "columns", "classes", "follow_links")

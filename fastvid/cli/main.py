@@ -21,7 +21,7 @@ from fastvid.runtime.progress import log_to_stderr
 
 COMMANDS: Final = {
     "shard": ("jobs:shard", "encode raw videos into an indexed WebDataset"),
-    "tune": ("jobs:tune", "measure every profile on a sample of your videos, and recommend one"),
+    "tune": ("tune:tune", "measure every profile on a sample of your videos, and recommend one"),
     "add": ("jobs:add", "encode new videos into an existing dataset"),
     "inspect": ("inspect:inspect", "show what is in a dataset, in the terminal or as an HTML page"),
     "index": ("jobs:index", "make a dataset from video tars of other tools, or rebuild sidecars"),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
+from fastvid.cli.command import forwards
 from fastvid.errors import visible
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import json_text, size, things
-from fastvid.sharding.change.receipts import Receipt, audit_removals
+from fastvid.sharding.change.takedown import Receipt, audit_removals
 from fastvid.sharding.verify.verify import VerifyReport, repair_sidecars, verify_dataset
 from fastvid.storage import open_storage
 
@@ -17,18 +19,17 @@ _LOG = logging.getLogger(__name__)
 _FILES = 100  # between two lines of the log
 
 
+@forwards(verify_dataset)
 def verify(
     dataset: str,
     *,
-    sample: int | None = None,
-    seed: int = 0,
     repair: bool = False,
     generation: str | None = None,
-    workers: int | None = None,
     show: int = 20,
     receipt: tuple[str, ...] = (),
     name: tuple[str, ...] = (),
     json: bool = False,
+    **options: Any,
 ) -> int:
     """Check a dataset: hashes, checksums, index rows, facts, labels, and every frame by decoding.
 
@@ -56,9 +57,7 @@ def verify(
 
     def check() -> VerifyReport:
         with _Samples() as samples:
-            return verify_dataset(
-                dataset, generation=generation, sample=sample, seed=seed, workers=workers, progress=samples.advance
-            )
+            return verify_dataset(dataset, generation=generation, progress=samples.advance, **options)
 
     report = check()
     if repair and not report.ok:

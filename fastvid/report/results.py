@@ -101,18 +101,14 @@ def _matrix(report: Evaluated) -> str:
         pixels[..., 3] = np.round(255 * np.sqrt(shares))  # the root keeps a share of 1 % visible
         alt = f"confusion of {len(counts)} classes; the table below names each one's most common error"
         return f'<div class="matrix">{html.picture(pixels, alt)}</div>'
-    rows = [
-        html.Markup(
-            f"<tr><td>{html.text(name)}</td>"
-            + "".join(
-                f'<td style="background:color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"'
-                f' data-tip="{html.text(f"{name} taken for {other}: {number}, {100 * share:.0f} %")}">{number or ""}</td>'
-                for other, number, share in zip(report.names, line, part, strict=True)
-            )
-            + "</tr>"
-        )
-        for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True)
-    ]
+    rows = []
+    for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True):
+        cells = [f"<td>{html.text(name)}</td>"]
+        for other, number, share in zip(report.names, line, part, strict=True):
+            tip = html.text(f"{name} taken for {other}: {number}, {100 * share:.0f} %")
+            colour = f"color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"
+            cells.append(f'<td style="background:{colour}" data-tip="{tip}">{number or ""}</td>')
+        rows.append(html.Markup(f"<tr>{''.join(cells)}</tr>"))
     return html.table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
 
 

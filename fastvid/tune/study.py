@@ -2,17 +2,16 @@
 
 The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
 
-Decoding is timed by the same code as in `python -m bench decode` (`fastvid.measure`): planned packets with their
-checksums, decoded to YUV planes in the worker's buffer, like those that a loader copies to a device.
+Decoding is timed by the same code as in `python -m bench decode`: planned packets with their checksums, decoded to YUV
+planes in the worker's buffer, like those that a loader copies to a device.
 
-Recommend a profile, with reasons.
+Recommend a profile, with reasons, and render the study as a plain-text table.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import subprocess
 import tempfile
@@ -28,15 +27,18 @@ from fastvid.errors import JobError, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import decode_name
 from fastvid.runtime.processes import available_cores
-from fastvid.runtime.values import size
+from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.encode.profile import Profile
 from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, get_profile, input_options, picture_filters
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
-from fastvid.sharding.job.job import run_job
-from fastvid.sharding.sources.sources import Source
+from fastvid.sharding.job.job import choose_settings, run
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.job.run import EncodeShards, How
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
+from fastvid.storage import open_storage
 from fastvid.tune.measure import CROP, Corpus, RoundTimes, fastvid, measure, parse_sampling
 
 _SSIM: Final = re.compile(r"SSIM .*All:(\d\.\d+)")
@@ -140,7 +142,7 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return asdict(self) | {"measured": [asdict(one) for one in self.measured]}
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -240,27 +242,17 @@ def _encode_all(
 
 
 def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _EncodedSample:
+    storage, settings = open_storage(str(out)), choose_settings(profile, limits=limits)
+    work = EncodeShards(storage, SourceList(tuple(sample), (), {}), settings, samples_per_shard=SAMPLES_PER_SHARD)
     before = children_seconds()
-    report = run_job(
-        [source.path for source in sample], str(out), profile=profile, workers=workers, limits=limits, follow_links=True
-    )
+    report = run(storage, How(workers=workers), lambda: work)
     spent = children_seconds() - before
-    dataset = open_dataset(str(out))
     # Skip long videos, which become several samples: their clips would not be drawn from the whole video.
-    whole = [(not row.get("parent"), row["source_id"], row["key"]) for row in dataset.annotations.to_pylist()]
-    names = _names(sample)
-    keys = {names[source_id]: key for entire, source_id, key in whole if entire}
-    ledger = zip(*(report.ledger[name].to_pylist() for name in ("source_id", "seconds")), strict=True)
-    seconds = {names[source_id]: taken for source_id, taken in ledger}
-    return _EncodedSample(
-        profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, seconds, keys
-    )
-
-
-def _names(sample: Sequence[Source]) -> dict[str, str]:
-    """Map ids in the sample's own job, relative to its common folder, to ids among all sources."""
-    common = os.path.commonpath([os.path.dirname(source.path) for source in sample])
-    return {encode_name(os.path.relpath(source.path, common)): source.id for source in sample}
+    rows = open_dataset(str(out)).annotations.to_pylist()
+    keys = {decode_name(row["source_id"]): row["key"] for row in rows if not row.get("parent")}
+    seconds = {decode_name(row["source_id"]): row["seconds"] for row in report.ledger.to_pylist()}
+    rejected = {reason.value: number for reason, number in report.rejected.items()}
+    return _EncodedSample(profile, str(out), spent, rejected, seconds, keys)
 
 
 def _result(
@@ -356,3 +348,41 @@ def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:
     elif other.ssim is None:
         words += ", lossless: sizes, frame rates and colours are unchanged"
     return words
+
+
+def _row(one: ProfileResult, seconds: float) -> dict[str, str]:
+    """Return the cells of a profile by the heads of their columns; `seconds`: length of all videos."""
+    return {
+        "profile": one.profile,
+        "size": size(one.bytes),
+        "an hour": size(3600 * one.bytes / seconds),
+        "encode CPU s/min": f"{60 * one.encode_seconds / seconds:.1f}",
+        "SSIM": "-" if one.ssim is None else f"{one.ssim:.4f}",
+        "PSNR dB": "-" if one.psnr is None else f"{one.psnr:.2f}",
+        "clips/s": f"{one.clips_per_second:.0f}",
+        "CPU ms/clip": f"{one.cpu_ms:.2f}",
+        "packets": f"{one.packets:.1f} of {one.packets_from_keys:.1f}",
+    }
+
+
+def render(study: Study, advice: Advice) -> str:
+    """Render the study and the advice for a terminal."""
+    rows = [_row(one, study.seconds) for one in study.measured]
+    body = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
+    lines = [
+        f"{things(study.videos, 'video')} of {count(study.found)}, {duration(study.seconds)},"
+        f" {size(study.source_bytes)} of sources; clips {study.sampling}, {things(study.workers, 'worker')}",
+        "",
+    ]
+    for row in body:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells))
+    lines += ["", *(f"{one.profile}: {one.estimate.sentence()}" for one in study.measured if one.estimate)]
+    for one in study.measured:
+        if one.rejected:
+            what = ", ".join(f"{number} {reason}" for reason, number in one.rejected.items())
+            lines.append(f"{one.profile} rejects {what}")
+    lines += [f"{name} was not measured: {why}" for name, why in study.refused.items()]
+    lines += ["", f"recommended: {advice.profile}", *(f"  {reason}" for reason in advice.reasons)]
+    return "\n".join(lines)

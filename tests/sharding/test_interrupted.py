@@ -15,10 +15,10 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import FastvidError, JobError, UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
-from fastvid.sharding.change.receipts import audit_removals, read_receipts
+from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.change.takedown import audit_removals, read_receipts
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job.index import index_tars

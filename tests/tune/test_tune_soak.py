@@ -14,8 +14,7 @@ from bench.decode.contest import Rivals
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.tune.measure import Corpus
-from fastvid.tune.study import recommend, study
-from fastvid.tune.text import render
+from fastvid.tune.study import recommend, render, study
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 

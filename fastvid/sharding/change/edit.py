@@ -23,19 +23,10 @@ from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows
-from fastvid.sharding.sources.action_sets import AnnotationFile
-from fastvid.sharding.sources.annotations import read_table
+from fastvid.sharding.sources import tables
+from fastvid.sharding.sources.annotations import AnnotationFile, read_table
 from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, seconds_text
-from fastvid.sharding.sources.tables import (
-    LABELS,
-    AnnotationRow,
-    Annotations,
-    Columns,
-    NumberedRecord,
-    check_rows,
-    label_list,
-    plain_value,
-)
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
 from fastvid.storage import Storage
 
 # Number of unknown keys that a message lists.
@@ -227,14 +218,14 @@ def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> d
 
     An empty field of a CSV is None.
     """
-    file, names = AnnotationFile(place), Columns.parse(columns)
+    file, names = AnnotationFile(place), tables.Columns.parse(columns)
     form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
     try:
         rows = _by_key(read_table(file, form, names, whole=True))
-        check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
+        tables.check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
         for row in rows.values():
             if LABELS in row:
-                row[LABELS] = label_list(row[LABELS])
+                row[LABELS] = tables.label_list(row[LABELS])
     except StorageError:
         raise
     except OSError as error:
@@ -246,7 +237,7 @@ def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> d
     return rows
 
 
-def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
+def _by_key(records: Sequence[tables.NumberedRecord]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for number, record in records:
         key = record.get("key")
@@ -255,7 +246,7 @@ def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
         if key in rows:
             raise UsageError(f"duplicate key {key!r}", row=number)
         values = {name: None if value == "" else value for name, value in record.items() if name != "key"}
-        rows[key] = {name: value if name == LABELS else plain_value(value) for name, value in values.items()}
+        rows[key] = {name: value if name == LABELS else tables.plain_value(value) for name, value in values.items()}
     return rows
 
 

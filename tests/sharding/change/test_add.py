@@ -13,9 +13,9 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import verify_dataset

@@ -29,9 +29,9 @@ from fastvid.format.generations import (
 from fastvid.format.shard import Shard
 from fastvid.format.tar import read_members
 from fastvid.runtime.processes import namespace
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, find_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.sources.tables import AnnotationRow, Annotations
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit
@@ -448,7 +448,7 @@ def test_files_of_a_killed_compaction_are_deleted_by_the_next_command(change, st
     code = (
         "import os, signal, sys\n"
         "from fastvid.storage import LocalStorage, local\n"
-        "from fastvid.sharding.change.compact import compact_shards\n"
+        "from fastvid.sharding.change.repack import compact_shards\n"
         "local.os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)\n"
         "compact_shards(LocalStorage(sys.argv[1]))\n"
     )

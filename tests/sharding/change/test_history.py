@@ -12,9 +12,9 @@ from fastvid.errors import StorageError, UsageError
 from fastvid.format import generations, reason
 from fastvid.format.generations import read_head
 from fastvid.format.reason import because
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, list_generations
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.storage import open_storage
 from tests.datasets import edit_record, make_clip, pack
 

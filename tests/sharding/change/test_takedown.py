@@ -20,11 +20,17 @@ from fastvid.format.tar import read_members, write_tar
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change import add as addition
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
-from fastvid.sharding.change.receipts import audit_removals, read_receipts, receipt_file, steps_left
-from fastvid.sharding.change.takedown import SourceSelection, take_down
+from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.change.takedown import (
+    SourceSelection,
+    audit_removals,
+    read_receipts,
+    receipt_file,
+    steps_left,
+    take_down,
+)
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job

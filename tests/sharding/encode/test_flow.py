@@ -26,8 +26,8 @@ from fastvid.format.shard import Shard, index_shard
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.timing import tagged
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.encode.flow import Streams, choose_streams, estimate_flow, flow_settings, same_streams
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.encode.transcode import encode_flow, verify

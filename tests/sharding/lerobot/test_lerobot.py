@@ -14,9 +14,9 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets.merge import merge_datasets

@@ -17,8 +17,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.runtime import values as units
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.job.ledger import write_ledger
-from fastvid.sharding.page.contact_sheet import HEIGHT, make_contact_sheet, pick_frames
-from fastvid.sharding.page.page import render_page
+from fastvid.sharding.page.page import HEIGHT, make_contact_sheet, pick_frames, render_page
 from fastvid.sharding.page.summary import UNLABELLED, summarize
 from tests.browser import Browser, needs_chromium
 from tests.datasets import make_clip, pack, recommit

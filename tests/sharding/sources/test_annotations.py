@@ -8,8 +8,7 @@ import pytest
 
 from fastvid.errors import UsageError
 from fastvid.format.annotations import annotation_table
-from fastvid.sharding.sources.action_sets import parse_kinetics
-from fastvid.sharding.sources.annotations import parse_list, read_annotations
+from fastvid.sharding.sources.annotations import parse_kinetics, parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
 
 
