@@ -106,6 +106,7 @@ _LOG = logging.getLogger(__name__)
 VIDEOS: Final = SAMPLED
 """Videos in the sample. Ratios between profiles settle with fewer; this many keep unusual videos from dominating."""
 
+_VISITS: Final = 2  # to each video of the sample, with other frames and crops
 _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to
 
 
@@ -165,11 +166,9 @@ def study(
     seed: int = 0,
     sampling: str = "tsn8",
     rounds: int = 5,
-    repeats: int = 2,
     workers: int | None = None,
     folder: str | None = None,
     follow_links: bool = False,
-    limits: Limits | None = None,
 ) -> Study:
     """Measure profiles on a sample of videos.
 
@@ -177,24 +176,22 @@ def study(
     """
     parse_sampling(sampling)
     chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
-    if videos < 1 or rounds < 1 or repeats < 1 or not chosen:
-        raise UsageError(
-            f"{videos} videos, {rounds} rounds, {repeats} repeats, {len(chosen)} profiles: each must be at least 1"
-        )
+    if videos < 1 or rounds < 1 or not chosen:
+        raise UsageError(f"{videos} videos, {rounds} rounds, {len(chosen)} profiles: each must be at least 1")
     every = gather_sources(list(sources), follow_links=follow_links).sources
     candidates = [source for source in every if source.problem is None]
     if not candidates or any(source.member is not None for source in candidates):
         raise UsageError("no video file found to measure", file=", ".join(sources), hint="name a folder of videos")
     sample = draw_sources(candidates, videos, seed)
-    limits, workers = limits or Limits(), workers or available_cores()
+    workers = workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
         place = Path(folder or scratch)
-        encoded, refused = _encode_all(sample, chosen, place, workers, limits)
+        encoded, refused = _encode_all(sample, chosen, place, workers)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
         if not common:
             raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
         corpora = [
-            Corpus(one.folder, sampling, repeats, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
+            Corpus(one.folder, sampling, _VISITS, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
             for one in encoded
         ]
         _LOG.info("decoding %d clips of each profile, %d rounds", len(corpora[0].requests), rounds)
@@ -203,7 +200,7 @@ def study(
         measured = []
         for one, corpus, timing in zip(encoded, corpora, timings, strict=True):
             _LOG.info("comparing %s with its sources", one.profile.name)
-            measured.append(_result(one, corpus, timing, common, len(sample), len(candidates), workers, limits))
+            measured.append(_result(one, corpus, timing, common, len(sample), len(candidates), workers))
     dataset = corpora[0].dataset
     lengths = [dataset[key] for key in corpora[0].keys or ()]
     return Study(
@@ -220,7 +217,7 @@ def study(
 
 
 def _encode_all(
-    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int, limits: Limits
+    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int
 ) -> tuple[list[_EncodedSample], dict[str, str]]:
     build, encoded, refused = find_ffmpeg(), [], {}
     for profile in profiles:
@@ -229,7 +226,7 @@ def _encode_all(
             continue
         _LOG.info("encoding %d videos as %s", len(sample), profile.name)
         try:
-            one = _encode(sample, profile, place / profile.name, workers, limits)
+            one = _encode(sample, profile, place / profile.name, workers)
         except JobError as error:
             refused[profile.name] = error.message
             continue
@@ -241,8 +238,8 @@ def _encode_all(
     return encoded, refused
 
 
-def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _EncodedSample:
-    storage, settings = open_storage(str(out)), choose_settings(profile, limits=limits)
+def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int) -> _EncodedSample:
+    storage, settings = open_storage(str(out)), choose_settings(profile)
     work = EncodeShards(storage, SourceList(tuple(sample), (), {}), settings, samples_per_shard=SAMPLES_PER_SHARD)
     before = children_seconds()
     report = run(storage, How(workers=workers), lambda: work)
@@ -263,7 +260,6 @@ def _result(
     sampled: int,
     videos: int,
     workers: int,
-    limits: Limits,
 ) -> ProfileResult:
     dataset, build = corpus.dataset, find_ffmpeg()
     sizes: list[int] = []
@@ -272,7 +268,7 @@ def _result(
         data = corpus.mp4(dataset.find(one.keys[source.id]))
         sizes.append(len(data))
         if not one.profile.copies:
-            scores.append(compare(build, one.profile, source.path, data, limits))
+            scores.append(compare(build, one.profile, source.path, data, Limits()))
     # Scaled to the common videos by their share of the sample.
     spent = one.cpu_seconds * len(common) / sampled
     numbers, packets = timing.summary(), corpus.mean_packets()
