@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,14 +11,13 @@ from fastvid.cli.files import log_shards, read_lines
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
-from fastvid.runtime.values import count, padded, size, text_width, things
+from fastvid.runtime.values import count, json_text, padded, size, text_width, things
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS as LAYOUTS
 from fastvid.sharding.change.export import export_samples
-from fastvid.sharding.change.history import Entry, Garbage, collect_garbage, find_garbage, list_generations
-from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.change.history import Garbage, collect_garbage, find_garbage, list_generations
+from fastvid.sharding.change.repack import Made, compact_shards
 from fastvid.sharding.change.takedown import HIDDEN, SourceSelection, TakenDown, receipt_file, select_keys, take_down
-from fastvid.sharding.sets.make import Made
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, SplitReport, make_subset, split_samples
 from fastvid.sharding.sources.annotations import read_annotations
@@ -326,21 +324,17 @@ def log(dataset: str, *, json: bool = False) -> int:
         json: Print a JSON list.
     """
     entries = list_generations(open_storage(dataset))
-    print(_json([entry.to_json() for entry in entries]) if json else "\n".join(map(_entry, entries)))
+    print(json_text(entries, indent=1) if json else "\n".join(map(_entry, entries)))
     return 0
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1)
-
-
-def _entry(entry: Entry) -> str:
-    lines = [f"generation {entry.number}  {entry.time or 'time not recorded'}  {visible(entry.note)}"]
-    if entry.reason:
-        lines.append(f"    {visible(entry.reason)}")
-    samples = "" if entry.samples is None else things(entry.samples, "sample")
-    hidden = f", {count(entry.removed)} removed and hidden" if entry.removed else ""
-    kept = f"{things(entry.shards, 'shard')}, {size(entry.bytes)}"
+def _entry(entry: Mapping[str, Any]) -> str:
+    lines = [f"generation {entry['number']}  {entry['time'] or 'time not recorded'}  {visible(entry['note'])}"]
+    if entry["reason"]:
+        lines.append(f"    {visible(entry['reason'])}")
+    samples = "" if entry["samples"] is None else things(entry["samples"], "sample")
+    hidden = f", {count(entry['removed'])} removed and hidden" if entry["removed"] else ""
+    kept = f"{things(entry['shards'], 'shard')}, {size(entry['bytes'])}"
     lines.append(f"    {samples}{hidden}{' in ' if samples else ''}{kept}")
     return "\n".join(lines)
 

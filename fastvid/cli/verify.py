@@ -56,8 +56,17 @@ def verify(
         return _audit(dataset, receipt, name, show, json=json)
 
     def check() -> VerifyReport:
-        with _Samples() as samples:
-            return verify_dataset(dataset, generation=generation, progress=samples.advance, **options)
+        line = Progress(0, what="samples")  # appears with the first sample
+
+        def advance(count: int, total: int) -> None:
+            line.total = total
+            for _ in range(count):
+                line.advance()
+
+        found = verify_dataset(dataset, generation=generation, progress=advance, **options)
+        if line.total:
+            line.finish()
+        return found
 
     report = check()
     if repair and not report.ok:
@@ -68,25 +77,6 @@ def verify(
             report.repaired = repaired
     print(json_text(report.to_json(), indent=1) if json else _text(report, show))
     return 0 if report.ok else 1
-
-
-class _Samples:
-    """A line of progress, which appears with the first sample."""
-
-    def __init__(self) -> None:
-        self._line: Progress | None = None
-
-    def __enter__(self) -> _Samples:
-        return self
-
-    def advance(self, count: int, total: int) -> None:
-        self._line = self._line or Progress(total, what="samples")
-        for _ in range(count):
-            self._line.advance()
-
-    def __exit__(self, *_: object) -> None:
-        if self._line is not None:
-            self._line.finish()
 
 
 def _audit(dataset: str, files: Sequence[str], names: Sequence[str], show: int, *, json: bool) -> int:
@@ -107,10 +97,10 @@ def _audit(dataset: str, files: Sequence[str], names: Sequence[str], show: int, 
     terms += [things(len(names), "text")] if names else []
     lines = [f"searched {things(done.files, 'file')}, {size(done.bytes)}, {things(done.members, 'member')} of tars,"]
     lines[0] += f" for {' and '.join(terms)}"
-    lines += [f"{trace.file}: {trace.what}" for trace in done.traces[:show]]
-    if len(done.traces) > show:
-        lines.append(f"and {len(done.traces) - show} more; --show N prints N, --json all")
-    lines.append("nothing is found" if done.ok else things(len(done.traces), "trace"))
+    lines += [f"{trace.file}: {trace.found}" for trace in done.found[:show]]
+    if len(done.found) > show:
+        lines.append(f"and {len(done.found) - show} more; --show N prints N, --json all")
+    lines.append("nothing is found" if done.ok else things(len(done.found), "trace"))
     print("\n".join(map(visible, lines)))
     return 0 if done.ok else 1
 

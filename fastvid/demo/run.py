@@ -40,7 +40,7 @@ from fastvid.runtime.processes import SAFE_PATH
 from fastvid.runtime.values import duration, things
 from fastvid.train.config import config as recipes
 from fastvid.train.records import checkpoint
-from fastvid.train.records import records as metrics
+from fastvid.train.run.run_report import RunMetrics
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -235,23 +235,6 @@ RUNS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LoaderSpeed:
-    """Throughput of a loader without a model."""
-
-    decoder: str
-    encoding: str
-    clips_per_second: float
-    fed: float
-    from_keys: float
-    split: dict[str, float]
-
-    def row(self) -> tuple[str, str, str, str]:
-        """Return a row of the report's table."""
-        packets = f"{self.fed:.1f} of {self.from_keys:.1f}"
-        return self.decoder, self.encoding, f"{self.clips_per_second:.0f}", packets
-
-
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
     """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
 
@@ -269,8 +252,12 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     _fastvid("shard", out / "videos", "--out", compact, "--annotations", f"csv:{annotations}", *size)
     _fastvid("shard", out / "videos", "--out", vp9, "--annotations", f"csv:{held_out}", "--profile", "vp9", *size)
 
-    timings = [_time_loader(compact, "pyav", "compact")]
-    timings += [_time_loader(vp9, name, "vp9") for name in ("pyav", "dali-cpu") if not backend(name).why_unavailable()]
+    timed = [("pyav", "compact", compact), ("pyav", "vp9", vp9), ("dali-cpu", "vp9", vp9)]
+    timings = {
+        (decoder, encoding): _time_loader(folder, decoder)
+        for decoder, encoding, folder in timed
+        if not backend(decoder).why_unavailable()
+    }
 
     changes = {
         entry.name: (f"data.path={compact}", f"run.out={out / entry.name}", f"run.seed={seed}", *entry.changes)
@@ -278,7 +265,9 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     }
     for entry in RUNS:
         _torchrun(processes, changes[entry.name])
-    top1 = {entry.name: _rows(out / entry.name, "eval")[-1]["top1_percent"] for entry in RUNS}
+    runs = {entry.title: RunMetrics.read(out / entry.name) for entry in RUNS}
+    accuracy = {title: run.curve("eval", "top1_percent") for title, run in runs.items()}
+    tsm, control, texture = (points[-1][1] for points in accuracy.values())
     evaluation = examine(
         open_dataset(str(compact), split="test"),
         {entry.title: out / entry.name for entry in RUNS[:2]},
@@ -288,24 +277,27 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     )
 
     summary = {
-        "tsm_top1": top1["tsm"],
-        "control_top1": top1["control"],
-        "control_texture_top1": top1["control-texture"],
+        "tsm_top1": tsm,
+        "control_top1": control,
+        "control_texture_top1": texture,
         "shuffled_top1": evaluation.shuffled_top1,
         "chance": _PERCENT / len(motion.DIRECTIONS),
-        "clips_per_second": timings[0].clips_per_second,
+        "clips_per_second": timings["pyav", "compact"]["clips_per_second"],
         "seconds": time.monotonic() - started,
         "processes": processes,
         "seed": seed,
     }
     text = page(
         summary,
-        curves={entry.title: _curve(out / entry.name, "eval", "top1_percent") for entry in RUNS},
-        losses={entry.title: _curve(out / entry.name, "train", "loss") for entry in RUNS},
+        curves=accuracy,
+        losses={title: run.curve("train", "loss") for title, run in runs.items()},
         strips=evaluation.strips,
-        split=_step_split(out / "tsm", timings[0]),
+        split=_step_split(runs["TSM"], timings["pyav", "compact"]["seconds"]),
         facts=_facts(compact),
-        loaders=[timing.row() for timing in timings],
+        loaders=[
+            (*names, f"{one['clips_per_second']:.0f}", f"{one['fed']:.1f} of {one['from_keys']:.1f}")
+            for names, one in timings.items()
+        ],
     )
     (out / "report.html").write_text(text, encoding="utf-8")
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
@@ -339,8 +331,8 @@ def _command(words: Sequence[str]) -> None:
         raise JobError(f"command failed with exit code {result.returncode}: {shown}")
 
 
-def _time_loader(shards: Path, decoder: str, encoding: str) -> LoaderSpeed:
-    """Measure the clips per second of the recipe's training loader without a model."""
+def _time_loader(shards: Path, decoder: str) -> dict[str, Any]:
+    """Measure the clips per second of the recipe's training loader without a model, packets, and time by part."""
     data = recipes.load(RECIPE).data
     dataset = open_dataset(str(shards))
     size = min(data.global_batch_size, len(dataset))
@@ -361,32 +353,23 @@ def _time_loader(shards: Path, decoder: str, encoding: str) -> LoaderSpeed:
             clips += batch.num_rows
     total = loader.stats.total
     loader.close()
-    split = {
-        name: getattr(total, f"{name}_seconds") / total.clips * size / loader.num_threads
-        for name in ("fetch", "decode", "finish")
+    return {
+        "clips_per_second": clips / seconds,
+        "fed": total.packets / total.clips,
+        "from_keys": total.packets_from_keys / total.clips,
+        "seconds": {
+            name: getattr(total, f"{name}_seconds") / total.clips * size / loader.num_threads
+            for name in ("fetch", "decode", "finish")
+        },
     }
-    fed, from_keys = total.packets / total.clips, total.packets_from_keys / total.clips
-    return LoaderSpeed(decoder, encoding, clips / seconds, fed, from_keys, split)
 
 
-def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return metrics.curve(metrics.read(folder / metrics.METRICS_FILE), kind)
-
-
-def _curve(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:
-    """Return (epoch, value) points."""
-    size = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["lineage"][0]["samples"]
-    return [(row["samples"] / size, row[name]) for row in _rows(folder, kind) if row[name] is not None]
-
-
-def _step_split(folder: Path, timing: LoaderSpeed) -> dict[str, float]:
+def _step_split(run: RunMetrics, loading: Mapping[str, float]) -> dict[str, float]:
     """Return the parts of the median training step in seconds; the loader's overlap the model's."""
-    rows = sorted(_rows(folder, "train"), key=lambda row: row["step_ms"])
-    row = rows[len(rows) // 2]
-    step, wait = row["step_ms"] / 1e3, row["step_ms"] / 1e3 * row["wait_percent"] / _PERCENT
-    return {"compute": step - wait, "wait for data": wait} | {
-        f"{name} (in parallel)": value / PROCESSES for name, value in timing.split.items()
-    }
+    step = (run.median("step_ms") or 0.0) / 1e3
+    wait = step * (run.median("wait_percent") or 0.0) / _PERCENT
+    parallel = {f"{name} (in parallel)": seconds / PROCESSES for name, seconds in loading.items()}
+    return {"compute": step - wait, "wait for data": wait} | parallel
 
 
 def _facts(shards: Path) -> list[tuple[str, str]]:

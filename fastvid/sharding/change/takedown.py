@@ -44,18 +44,8 @@ from fastvid.runtime.values import sha256, things
 from fastvid.sharding.change.add import known_sources
 from fastvid.sharding.change.edit import hide_samples, rows_of
 from fastvid.sharding.change.repack import pieces_of
-from fastvid.sharding.job.ledger import (
-    CLIP,
-    Row,
-    block,
-    check_hashes,
-    edit_ledger,
-    is_nameless,
-    read_blocked,
-    read_ledger,
-    removed_row,
-    whole_name,
-)
+from fastvid.sharding.job import ledger
+from fastvid.sharding.job.ledger import Row
 from fastvid.storage import LocalStorage, RemoteOptions, Storage, open_storage
 from fastvid.storage.urls import read_pieces
 
@@ -162,7 +152,7 @@ class Trace:
     """Something that should be gone, or a door that is open."""
 
     file: str
-    what: str
+    found: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,17 +162,16 @@ class Audit:
     files: int  # files that were searched
     bytes: int
     members: int  # members of tars that were hashed
-    traces: tuple[Trace, ...]  # empty if nothing is left
+    found: tuple[Trace, ...]  # empty if nothing is left
 
     @property
     def ok(self) -> bool:
         """Whether nothing was found."""
-        return not self.traces
+        return not self.found
 
     def to_json(self) -> dict[str, Any]:
         """As JSON."""
-        found = [{"file": trace.file, "found": trace.what} for trace in self.traces]
-        return {"files": self.files, "bytes": self.bytes, "members": self.members, "found": found, "ok": self.ok}
+        return asdict(self) | {"ok": self.ok}
 
 
 def audit_removals(
@@ -220,7 +209,7 @@ def audit_removals(
 
 def _open_ends(storage: Storage, receipt: Receipt) -> Iterator[Trace]:
     """Yield what is left to do: hashes that are not blocked, steps that were not taken."""
-    number = len(receipt.hashes.difference(read_blocked(storage)))
+    number = len(receipt.hashes.difference(ledger.read_blocked(storage)))
     if number:
         yield Trace(BLOCKED, f"{number} of {len(receipt.hashes)} hashes are not blocked")
     if (left := steps_left(storage, receipt)) is not None:
@@ -306,7 +295,7 @@ class _Search:
             return
         if name == LEDGER:
             # Here a hash may stand, and only here: in the row of a source that was taken down.
-            named = [not is_nameless(row) for row in table.to_pylist()]
+            named = [not ledger.is_nameless(row) for row in table.to_pylist()]
             self._columns(table.filter(pa.array(named, pa.bool_())), shown, self._hashes)
         self._columns(table, shown, terms)
 
@@ -365,7 +354,8 @@ class _Target:
         return [
             row
             for row in rows
-            if (row["source_sha256"] in self.hashes or row["source_id"] in self.unhashed) and not is_nameless(row)
+            if (row["source_sha256"] in self.hashes or row["source_id"] in self.unhashed)
+            and not ledger.is_nameless(row)
         ]
 
 
@@ -395,9 +385,9 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     table, hashes = read_annotations(storage, generation), source_hashes(storage, generation)
     known_sources(storage, generation)  # a dataset without a ledger gets one
     digests = {name: digest for name, digest in _pairs(table["source_id"], hashes) if digest is not None}
-    ledger = _hashed(read_ledger(storage)[0].to_pylist(), digests)
+    rows = _hashed(ledger.read_ledger(storage)[0].to_pylist(), digests)
     samples = pa.array(_named_samples(storage, table, hashes, selection))
-    named = {(row["source_id"], row["source_sha256"]) for row in _named_in_ledger(storage, table, ledger, selection)}
+    named = {(row["source_id"], row["source_sha256"]) for row in _named_in_ledger(storage, table, rows, selection)}
     named |= set(_pairs(table["source_id"].filter(samples), hashes.filter(samples)))
     target = _Target(
         frozenset(selection.hashes).union(digest for _, digest in named if digest is not None),
@@ -405,12 +395,12 @@ def take_down(storage: Storage, selection: SourceSelection, *, reason: str) -> T
     )
     mask = target.mask(table, hashes)
     gone = table.select(["key", "source_id"]).append_column("sha256", hashes).filter(pa.array(mask))
-    every = {*gone["source_id"].to_pylist(), *(row["source_id"] for row in target.named(ledger))}
+    every = {*gone["source_id"].to_pylist(), *(row["source_id"] for row in target.named(rows))}
     _check_reason(reason, every, gone["key"].to_pylist())
     receipt = Receipt(0, dataset_id, now(), reason, **_inventory(storage, generation, gone, mask, target))
     receipt = _written(storage, receipt, is_new=bool(every))
     faults.reach("receipt")
-    block(storage, target.hashes)
+    ledger.block(storage, target.hashes)
     faults.reach("blocked")
     hidden = hide_samples(
         storage,
@@ -476,19 +466,19 @@ def _forget(storage: Storage, target: _Target, digests: Mapping[str, str], messa
         kept = {row["source_id"]: row for row in rows if row["source_id"] not in names}
         number = sum(name.startswith("removed:unknown-") for name in kept)
         for row in gone:
-            new = removed_row(row["source_sha256"], message, number=number)
+            new = ledger.removed_row(row["source_sha256"], message, number=number)
             number += row["source_sha256"] is None
             kept[new["source_id"]] = new  # also in place of the row of a copy that was refused before
         return list(kept.values())
 
-    edit_ledger(storage, edit)
+    ledger.edit_ledger(storage, edit)
 
 
 def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, selection: SourceSelection) -> BoolArray:
     """Return which samples the selection names, before equal copies are looked for; bool [N]."""
-    check_hashes(selection.hashes)
+    ledger.check_hashes(selection.hashes)
     names = pa.array([encode_name(name) for name in selection.sources], pa.string())
-    whole = pc.replace_substring_regex(table["source_id"], pattern=CLIP, replacement="")
+    whole = pc.replace_substring_regex(table["source_id"], pattern=ledger.CLIP, replacement="")
     mask = pc.or_(pc.is_in(table["source_id"], value_set=names), pc.is_in(whole, value_set=names))
     if "parent" in table.column_names and len(names):
         mask = pc.or_(mask, pc.is_in(table["parent"], value_set=names))
@@ -501,18 +491,20 @@ def _named_samples(storage: Storage, table: pa.Table, hashes: pa.ChunkedArray, s
     return chosen
 
 
-def _named_in_ledger(storage: Storage, table: pa.Table, ledger: Sequence[Row], named: SourceSelection) -> Iterable[Row]:
+def _named_in_ledger(storage: Storage, table: pa.Table, known: Sequence[Row], named: SourceSelection) -> Iterable[Row]:
     """Return the rows of sources that the selection names, also of those that were never packed."""
     found: dict[str, Row] = {}
     for name in map(encode_name, named.sources):
-        rows = [row for row in ledger if name in (row["source_id"], row["path"], whole_name(row["source_id"]))]
+        rows = [row for row in known if name in (row["source_id"], row["path"], ledger.whole_name(row["source_id"]))]
         found |= {row["source_id"]: row for row in rows}
         if rows:
             continue
         columns = [table[name].to_pylist() for name in ("source_id", "parent") if name in table.column_names]
-        known = {known for column in columns for source in column if source for known in (source, whole_name(source))}
-        if name not in known:
-            near = near_names(pa.chunked_array([pa.array(sorted(known), pa.string())]), name)
+        names = {
+            one for column in columns for source in column if source for one in (source, ledger.whole_name(source))
+        }
+        if name not in names:
+            near = near_names(pa.chunked_array([pa.array(sorted(names), pa.string())]), name)
             hint = f"did you mean {', '.join(map(repr, near))}? nothing was changed" if near else "nothing was changed"
             raise UsageError(f"no source is called {name!r}", file=storage.url, hint=hint)
     return found.values()
@@ -520,7 +512,7 @@ def _named_in_ledger(storage: Storage, table: pa.Table, ledger: Sequence[Row], n
 
 def _check_reason(reason: str, sources: Collection[str], keys: Collection[str]) -> None:
     """Refuse a reason that would keep the name of what is removed."""
-    names = {*sources, *keys} | {PurePosixPath(whole_name(source)).stem for source in sources}
+    names = {*sources, *keys} | {PurePosixPath(ledger.whole_name(source)).stem for source in sources}
     told = next((name for name in sorted(names) if len(name) >= _NAME_LETTERS and name in reason), None)
     if told is not None:
         raise UsageError(

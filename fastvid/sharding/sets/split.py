@@ -27,9 +27,8 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.repack import pieces_of
+from fastvid.sharding.change.repack import Made, Recipe, arrange, make_dataset, pieces_of
 from fastvid.sharding.job.ledger import ledger_rows
-from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset
 from fastvid.storage import Storage
 
 

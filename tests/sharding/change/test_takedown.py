@@ -356,25 +356,25 @@ class TestAudit:
         assert audit_removals(store.url, receipts, names=TOLD).ok
         # A forgotten copy of a shard; a table of the user's, compressed; a list without its hash.
         shutil.copy(tmp_path / "old.tar", store.root / "old.tar")
-        (found,) = {trace.file for trace in audit_removals(store.url, receipts).traces}
+        (found,) = {trace.file for trace in audit_removals(store.url, receipts).found}
         assert found == "old.tar"
         store.delete("old.tar")
         # One of its videos under another name, without a word of where it comes from.
         with (store.root / "innocent.tar").open("wb") as file:
             write_tar(file, [("harmless", {"mp4": video})])
-        assert [trace.what for trace in audit_removals(store.url, receipts).traces] == [
+        assert [trace.found for trace in audit_removals(store.url, receipts).found] == [
             "the bytes of a removed sample, as member 'harmless.mp4'"
         ]
         store.delete("innocent.tar")
         table = Dataset(store.url).annotations.slice(0, 1).select(["key"])
         table = table.append_column("who", [[["x", CAPTION]]])
         pq.write_table(table, store.root / "mine.parquet", compression="zstd", write_statistics=False)
-        traces = audit_removals(store.url, receipts, names=[CAPTION]).traces
+        traces = audit_removals(store.url, receipts, names=[CAPTION]).found
         assert {trace.file for trace in traces} == {"mine.parquet"}
-        assert any("column 'who'" in trace.what for trace in traces)
+        assert any("column 'who'" in trace.found for trace in traces)
         store.delete("mine.parquet")
         store.delete("blocked.json")
-        (trace,) = audit_removals(store.url, receipts).traces
+        (trace,) = audit_removals(store.url, receipts).found
         assert trace.file == "blocked.json"
 
     def test_says_which_step_is_missing(self, store):
@@ -382,7 +382,7 @@ class TestAudit:
         for step, hint in ((None, "fastvid compact"), (compact_shards, "fastvid gc"), (collect_garbage, None)):
             if step is not None:
                 step(store)
-            said = [t.what for t in audit_removals(store.url, read_receipts(store)).traces if t.file == "receipt 1"]
+            said = [t.found for t in audit_removals(store.url, read_receipts(store)).found if t.file == "receipt 1"]
             assert (hint is None and not said) or hint in said[0]
 
     def test_nothing_to_search_for_is_no_success(self, store):
