@@ -16,7 +16,6 @@ from fastvid.sharding.verify.verify import VerifyReport, repair_sidecars, verify
 from fastvid.storage import open_storage
 
 _LOG = logging.getLogger(__name__)
-_FILES = 100  # between two lines of the log
 
 
 @forwards(verify_dataset)
@@ -84,12 +83,7 @@ def _audit(dataset: str, files: Sequence[str], names: Sequence[str], show: int, 
     for file in files:
         folder, _, name = file.rpartition("/")
         receipts.append(Receipt.from_bytes(open_storage(folder or ".").read(name), file=file))
-    done = audit_removals(
-        dataset,
-        receipts,
-        names=names,
-        progress=lambda n, total: None if n % _FILES else _LOG.info("%d of %d files", n, total),
-    )
+    done = audit_removals(dataset, receipts, names=names)
     if json:
         print(json_text(done.to_json(), indent=1))
         return 0 if done.ok else 1

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import StorageError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
@@ -24,7 +24,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows
 from fastvid.sharding.sources import tables
-from fastvid.sharding.sources.annotations import AnnotationFile, read_table
+from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
 from fastvid.sharding.sources.sources import VIDEO_SUFFIXES, seconds_text
 from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
 from fastvid.storage import Storage
@@ -220,20 +220,12 @@ def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> d
     """
     file, names = AnnotationFile(place), tables.Columns.parse(columns)
     form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
-    try:
+    with parsing(place, form):
         rows = _by_key(read_table(file, form, names, whole=True))
         tables.check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
         for row in rows.values():
             if LABELS in row:
                 row[LABELS] = tables.label_list(row[LABELS])
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UsageError(f"table cannot be read: {error.strerror}", file=place) from error
-    except UsageError as error:
-        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"table does not parse as {form}: {error}", file=place) from error
     return rows
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import PurePosixPath
@@ -305,6 +305,11 @@ class Recipe:
     extras: Mapping[str, Any]
     note: str
 
+    @property
+    def sources(self) -> Iterable[Storage]:
+        """The datasets from which shards are taken."""
+        return {piece.storage.url: piece.storage for pieces in self.shards for piece in pieces}.values()
+
 
 @dataclass(frozen=True, slots=True)
 class Made:
@@ -363,7 +368,8 @@ class _Repack(ShardWork):
         counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
         self._first = list(accumulate(counts, initial=0))
         # What is written here is later than shards that are linked.
-        self._told = Generation(_newest(recipe) + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
+        newest = max(read_generation(source)[1].number for source in recipe.sources)
+        self._told = Generation(newest + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
 
     def open_engine(self, how: How, blocked: tuple[str, ...]) -> None:
         """See `ShardWork`."""
@@ -396,7 +402,7 @@ def make_dataset(out: str, recipe: Recipe, command: str, *, progress: Callable[[
             assert part.digest is not None  # repacked shards are never empty
             records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
         # What one of the datasets refuses, the new one refuses too.
-        blocked = block(storage, _blocked(recipe))
+        blocked = block(storage, {digest for source in recipe.sources for digest in read_blocked(source)})
         stems = [record.name for record in records for _ in range(record.samples)]
         rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
         ledger = write_ledger(storage, rows, work.identity)
@@ -409,12 +415,6 @@ def make_dataset(out: str, recipe: Recipe, command: str, *, progress: Callable[[
     return Made(storage.url, read_generation(storage)[1], sum(map(_is_taken_over, recipe.shards)))
 
 
-def _blocked(recipe: Recipe) -> set[str]:
-    """Return the block lists of the datasets from which shards are taken."""
-    sources = {piece.storage.url: piece.storage for pieces in recipe.shards for piece in pieces}
-    return {digest for source in sources.values() for digest in read_blocked(source)}
-
-
 def _is_taken_over(pieces: Sequence[Piece]) -> bool:
     return len(pieces) == 1 and pieces[0].is_whole
 
@@ -425,12 +425,6 @@ def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:
         expected = piece.shard.sha256 if f"{piece.shard.name}.{suffix}" == piece.shard.data else None
         link_or_copy(piece.storage, f"{piece.shard.name}.{suffix}", storage, f"{stem}.{suffix}", expected)
     return piece.shard
-
-
-def _newest(recipe: Recipe) -> int:
-    """Return the highest generation of the sources."""
-    sources = {piece.storage.url: piece.storage for pieces in recipe.shards for piece in pieces}
-    return max(read_generation(source)[1].number for source in sources.values())
 
 
 def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:

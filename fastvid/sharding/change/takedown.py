@@ -18,8 +18,9 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
@@ -52,6 +53,8 @@ from fastvid.storage.urls import read_pieces
 _FORMAT: Final = "fastvid-removal"
 _VERSIONS: Final = (1, 2)  # the first also recorded each step
 _FEWEST_LETTERS: Final = 3
+_FILES: Final = 100  # between two lines of the log
+_LOG = logging.getLogger(__name__)
 
 HIDDEN: Final = "no reader sees the samples; `fastvid compact` rewrites their shards"
 """What is left to do after a takedown."""
@@ -179,12 +182,10 @@ def audit_removals(
     receipts: Sequence[Receipt],
     *,
     names: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Search a dataset, and the cache of this machine, for what receipts say is gone.
 
-    `names`: any text of at least three letters that must not occur; receipts contain none. `progress`: called before
-    each file with the number of searched files and their total.
+    `names`: any text of at least three letters that must not occur; receipts contain none.
     """
     if not receipts and not names:
         raise UsageError("there is nothing to search for", hint="give a receipt, or text with --name")
@@ -199,8 +200,8 @@ def audit_removals(
         places.append((open_storage(cache), f"{cache}/"))
     files = [(place, name, prefix) for place, prefix in places for name in _every_file(place)]
     for number, (place, name, prefix) in enumerate(files):
-        if progress is not None:
-            progress(number, len(files))
+        if number % _FILES == 0:
+            _LOG.info("%d of %d files", number, len(files))
         search.file(place, name, f"{prefix}{name}")
     for receipt in receipts:
         search.traces += _open_ends(storage, receipt)

@@ -29,7 +29,8 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -159,7 +160,7 @@ def _read(spec: str, mapping: Columns) -> Annotations:
             f"columns of {kind!r} cannot be renamed", file=path, hint=f"use one of the tables {', '.join(_TABLES)}"
         )
     file = AnnotationFile(path)
-    try:
+    with parsing(path, kind):
         if kind in _READERS:
             part = _READERS[kind](file)
         elif kind in CAPTION_SETS:
@@ -170,16 +171,6 @@ def _read(spec: str, mapping: Columns) -> Annotations:
         else:
             part = _table(file, kind, mapping)
         tables.check_rows(part.rows)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or path) from error
-    except UsageError as error:
-        raise UsageError(error.message, hint=error.hint, **{"file": path, **error.where}) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"annotations do not parse as {kind}: {error!r}", file=path, hint="compare the file with the format"
-        ) from error
     if not part.rows:
         raise UsageError("annotations name no video", file=path)
     known = set(part.classes)
@@ -187,6 +178,23 @@ def _read(spec: str, mapping: Columns) -> Annotations:
         if unknown := next((name for name in row.class_names if name not in known), None):
             raise UsageError(f"class {unknown!r} is not in the list of classes", file=path, **row.where)
     return part
+
+
+@contextmanager
+def parsing(place: str, form: str) -> Iterator[None]:
+    """Name a file in the errors of reading it, and translate those that say that it has another form."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or place) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"annotations do not parse as {form}: {error!r}", file=place, hint="compare the file with the format"
+        ) from error
 
 
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
