@@ -25,7 +25,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fastvid.decode.backends import backend
 from fastvid.decode.video_dataset import VideoDataset
 from fastvid.decode.video_dataset import open as open_dataset
 from fastvid.demo import motion
@@ -54,27 +53,25 @@ class Strip:
 
 def page(
     summary: Mapping[str, Any],
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    losses: Mapping[str, Sequence[tuple[float, float]]],
+    runs: Mapping[str, RunMetrics],
     strips: Sequence[Strip],
-    split: Mapping[str, float],
-    facts: Sequence[tuple[str, str]],
-    loaders: Sequence[tuple[str, str, str, str]],
+    facts: Mapping[str, str],
 ) -> str:
-    """Return the whole page.
-
-    `split`: seconds of a training step by part. `facts`: rows about the dataset. `loaders`: rows of the loader's
-    timing: decoder, encoding, clips per second, packets fed.
-    """
-    percent = "{:.1f} %".format
+    """Return the whole page. `runs`: by title, first that of the model. `facts`: about the dataset."""
+    percent, first = "{:.1f} %".format, next(iter(runs.values()))
+    curves, losses = (
+        {title: run.curve(*column) for title, run in runs.items()}
+        for column in (("eval", "top1_percent"), ("train", "loss"))
+    )
     numbers = [
         ("TSM", percent(summary["tsm_top1"]), "held-out top-1"),
         ("The same net without shift", percent(summary["control_top1"]), "held-out top-1"),
         ("TSM on shuffled frames", percent(summary["shuffled_top1"]), f"chance is {percent(summary['chance'])}"),
-        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "without a model"),
+        ("Training", f"{summary['clips_per_second']:,.0f} clips/s", "all ranks together"),
         ("Whole demo", duration(summary["seconds"]), "from raw videos to this page"),
     ]
-    waiting = [name for name in split if name != "compute"]
+    step = first.median("step_ms") or 0.0
+    wait = step * (first.median("wait_percent") or 0.0) / _PERCENT
     sections = [
         html.Section(
             "Learning",
@@ -94,18 +91,13 @@ def page(
         ),
         html.Section(
             "Speed",
-            html.card(
-                "Where a training step's time goes",
-                bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
-                f"One rank of {summary['processes']}. The model is idle during waits; decoding runs in parallel.",
-            )
-            + html.grid(
+            html.grid(
                 html.card(
-                    "Loader",
-                    html.table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
-                    "Packets fed: with a plan, compared with all packets from each key frame on.",
+                    "Where a training step's time goes",
+                    bars({"compute": step - wait, "wait for data": wait}, unit="ms", quiet=["wait for data"]),
+                    f"One rank of {summary['processes']}, TSM. The model is idle while it waits.",
                 ),
-                html.card("Dataset", html.definitions(dict(facts))),
+                html.card("Dataset", html.definitions(facts)),
             ),
         ),
     ]
@@ -133,30 +125,17 @@ def _strip(strip: Strip) -> str:
 _BATCH = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DemoEvaluation:
-    """Predictions of the trained models."""
-
-    shuffled_top1: float  # top-1 accuracy in percent of the first model on clips whose frames are shuffled in time
-    strips: tuple[Strip, ...]
-
-
 @torch.no_grad()
 def examine(
-    dataset: VideoDataset,
-    folders: Mapping[str, Path],
-    *,
-    recipe: str,
-    changes: Mapping[str, Sequence[str]],
-    strips: int,
-) -> DemoEvaluation:
-    """Run trained models on the held-out clips.
+    dataset: VideoDataset, folders: Mapping[str, Path], changes: Mapping[str, Sequence[str]]
+) -> tuple[float, list[Strip]]:
+    """Run trained models on the held-out clips, and draw some of these.
 
-    `dataset`: the held-out samples. `folders`: run folder of each model; the first model is also run on shuffled
-    frames.
+    `dataset`: the held-out samples. `folders`: run folder of each model. Returns the top-1 accuracy in percent of the
+    first model on clips whose frames are shuffled in time, and the strips.
     """
-    models = {name: _load(folder, recipe, changes[name], len(dataset.classes)) for name, folder in folders.items()}
-    config = recipes.load(recipe).data
+    models = {name: _load(folder, changes[name], len(dataset.classes)) for name, folder in folders.items()}
+    config = recipes.load(RECIPE).data
     crop = next(t for t in config.eval_spatial if isinstance(t, CenterCrop))
     loader = ClipLoader(
         dataset,
@@ -172,7 +151,7 @@ def examine(
     shuffle = torch.Generator().manual_seed(0)
     hits, total, shown = 0, 0, []
     # Positions spread over the split, with different textures and directions.
-    examples = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
+    examples = {round((number + 0.5) * len(dataset) / STRIPS) + number for number in range(STRIPS)}
     for batch in loader:
         order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(batch.num_rows)])
         shuffled = torch.stack([clip[:, when] for clip, when in zip(batch.video, order, strict=True)])
@@ -184,11 +163,11 @@ def examine(
             if sample in examples:
                 shown.append(_strip_evaluate(dataset, batch.key[row], batch.frame_index[row], guesses, row, crop))
     loader.close()
-    return DemoEvaluation(100.0 * hits / total, tuple(shown))
+    return _PERCENT * hits / total, shown
 
 
-def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
-    config = recipes.load(recipe, changes)
+def _load(folder: Path, changes: Sequence[str], num_classes: int) -> nn.Module:
+    config = recipes.load(RECIPE, changes)
     model = zoo.build(config.model.name, num_classes, config.data.num_frames, **config.model.arguments)
     found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None, "a finished run has a checkpoint"
@@ -214,29 +193,20 @@ RECIPE: Final = "motion_tsm"
 INSTANCES: Final = {"train": 6, "test": 2}
 PROCESSES: Final = 2
 STRIPS: Final = 6
-_TIMED_SECONDS: Final = 2.0
 _PERCENT: Final = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class DemoRun:
-    """One training run of the demo."""
-
-    name: str
-    title: str
-    changes: tuple[str, ...] = ()
-
-
 WITHOUT_SHIFT: Final = ("model.name=tsn-r18", "model.options.shift_div=none")
-RUNS: Final = (
-    DemoRun("tsm", "TSM"),
-    DemoRun("control", "control", WITHOUT_SHIFT),
-    DemoRun("control-texture", "texture, by the control", (*WITHOUT_SHIFT, "data.label=texture")),
-)
+RUNS: Final = {
+    "TSM": ("tsm", ()),
+    "control": ("control", WITHOUT_SHIFT),
+    "texture, by the control": ("control-texture", (*WITHOUT_SHIFT, "data.label=texture")),
+}
+"""Folder and settings of each training run by its title on the page."""
 
 
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
-    """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
+    """Make the dataset, shard it, train, and write summary.json and report.html to `out`.
 
     Returns the summary.
     """
@@ -245,61 +215,32 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     videos = motion.plan_videos(INSTANCES, seed=seed)
     log.info("making %d videos: %d textures in %d directions", len(videos), len(videos) // 8, len(motion.DIRECTIONS))
     annotations = motion.make_videos(out / "videos", videos)
-    held_out = motion.annotate(out / "videos" / "held-out.csv", [video for video in videos if video.split == "test"])
-
-    size = ["--short-side", str(motion.SIDE)]
-    compact, vp9 = out / "shards", out / "shards-vp9"
-    _fastvid("shard", out / "videos", "--out", compact, "--annotations", f"csv:{annotations}", *size)
-    _fastvid("shard", out / "videos", "--out", vp9, "--annotations", f"csv:{held_out}", "--profile", "vp9", *size)
-
-    timed = [("pyav", "compact", compact), ("pyav", "vp9", vp9), ("dali-cpu", "vp9", vp9)]
-    timings = {
-        (decoder, encoding): _time_loader(folder, decoder)
-        for decoder, encoding, folder in timed
-        if not backend(decoder).why_unavailable()
-    }
-
+    shards, size = out / "shards", ["--short-side", str(motion.SIDE)]
+    _fastvid("shard", out / "videos", "--out", shards, "--annotations", f"csv:{annotations}", *size)
+    folders = {title: out / name for title, (name, _) in RUNS.items()}
     changes = {
-        entry.name: (f"data.path={compact}", f"run.out={out / entry.name}", f"run.seed={seed}", *entry.changes)
-        for entry in RUNS
+        title: (f"data.path={shards}", f"run.out={folders[title]}", f"run.seed={seed}", *settings)
+        for title, (_, settings) in RUNS.items()
     }
-    for entry in RUNS:
-        _torchrun(processes, changes[entry.name])
-    runs = {entry.title: RunMetrics.read(out / entry.name) for entry in RUNS}
-    accuracy = {title: run.curve("eval", "top1_percent") for title, run in runs.items()}
-    tsm, control, texture = (points[-1][1] for points in accuracy.values())
-    evaluation = examine(
-        open_dataset(str(compact), split="test"),
-        {entry.title: out / entry.name for entry in RUNS[:2]},
-        recipe=RECIPE,
-        changes={entry.title: changes[entry.name] for entry in RUNS},
-        strips=STRIPS,
-    )
+    for settings in changes.values():
+        _torchrun(processes, settings)
+    runs = {title: RunMetrics.read(folder) for title, folder in folders.items()}
+    tsm, control, texture = (run.curve("eval", "top1_percent")[-1][1] for run in runs.values())
+    compared = {title: folders[title] for title in ("TSM", "control")}
+    shuffled, strips = examine(open_dataset(str(shards), split="test"), compared, changes)
 
     summary = {
         "tsm_top1": tsm,
         "control_top1": control,
         "control_texture_top1": texture,
-        "shuffled_top1": evaluation.shuffled_top1,
+        "shuffled_top1": shuffled,
         "chance": _PERCENT / len(motion.DIRECTIONS),
-        "clips_per_second": timings["pyav", "compact"]["clips_per_second"],
+        "clips_per_second": runs["TSM"].median("clips_per_s"),
         "seconds": time.monotonic() - started,
         "processes": processes,
         "seed": seed,
     }
-    text = page(
-        summary,
-        curves=accuracy,
-        losses={title: run.curve("train", "loss") for title, run in runs.items()},
-        strips=evaluation.strips,
-        split=_step_split(runs["TSM"], timings["pyav", "compact"]["seconds"]),
-        facts=_facts(compact),
-        loaders=[
-            (*names, f"{one['clips_per_second']:.0f}", f"{one['fed']:.1f} of {one['from_keys']:.1f}")
-            for names, one in timings.items()
-        ],
-    )
-    (out / "report.html").write_text(text, encoding="utf-8")
+    (out / "report.html").write_text(page(summary, runs, strips, _facts(shards)), encoding="utf-8")
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
@@ -331,56 +272,15 @@ def _command(words: Sequence[str]) -> None:
         raise JobError(f"command failed with exit code {result.returncode}: {shown}")
 
 
-def _time_loader(shards: Path, decoder: str) -> dict[str, Any]:
-    """Measure the clips per second of the recipe's training loader without a model, packets, and time by part."""
-    data = recipes.load(RECIPE).data
-    dataset = open_dataset(str(shards))
-    size = min(data.global_batch_size, len(dataset))
-    loader = ClipLoader(
-        dataset,
-        frames=data.frames,
-        spatial=data.spatial,
-        global_batch_size=size,
-        decoder=decoder,
-        rank=0,
-        world_size=1,
-    )
-    for _ in loader:
-        break  # warm-up: opens the decoders
-    clips, began = 0, time.perf_counter()
-    while (seconds := time.perf_counter() - began) < _TIMED_SECONDS:
-        for batch in loader:
-            clips += batch.num_rows
-    total = loader.stats.total
-    loader.close()
-    return {
-        "clips_per_second": clips / seconds,
-        "fed": total.packets / total.clips,
-        "from_keys": total.packets_from_keys / total.clips,
-        "seconds": {
-            name: getattr(total, f"{name}_seconds") / total.clips * size / loader.num_threads
-            for name in ("fetch", "decode", "finish")
-        },
-    }
-
-
-def _step_split(run: RunMetrics, loading: Mapping[str, float]) -> dict[str, float]:
-    """Return the parts of the median training step in seconds; the loader's overlap the model's."""
-    step = (run.median("step_ms") or 0.0) / 1e3
-    wait = step * (run.median("wait_percent") or 0.0) / _PERCENT
-    parallel = {f"{name} (in parallel)": seconds / PROCESSES for name, seconds in loading.items()}
-    return {"compute": step - wait, "wait for data": wait} | parallel
-
-
-def _facts(shards: Path) -> list[tuple[str, str]]:
+def _facts(shards: Path) -> dict[str, str]:
     dataset = open_dataset(str(shards))
     first = dataset[dataset.key(0)]
     size = sum(shard.bytes for shard in dataset.generation.shards)
-    return [
-        ("videos", f"{len(dataset)}"),
-        ("shards", f"{len(dataset.generation.shards)}"),
-        ("bytes", f"{size / 2**20:.1f} MiB"),
-        ("frames", f"{first.num_frames} of {first.width}x{first.height} at {first.fps}/s"),
-        ("directions", f"{len(dataset.classes)}"),
-        ("textures, train and held-out", f"{8 * INSTANCES['train']} and {8 * INSTANCES['test']}, disjoint"),
-    ]
+    return {
+        "videos": f"{len(dataset)}",
+        "shards": f"{len(dataset.generation.shards)}",
+        "bytes": f"{size / 2**20:.1f} MiB",
+        "frames": f"{first.num_frames} of {first.width}x{first.height} at {first.fps}/s",
+        "directions": f"{len(dataset.classes)}",
+        "textures, train and held-out": f"{8 * INSTANCES['train']} and {8 * INSTANCES['test']}, disjoint",
+    }
