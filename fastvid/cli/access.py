@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastvid.cli.command import exclusive, forwards
-from fastvid.cli.files import write_file
+from fastvid.cli.command import exclusive, forwards, write_file
 from fastvid.decode import video_dataset
 from fastvid.decode.video import Video, clip_frames, encode_clip, encode_still
 from fastvid.errors import UsageError, visible

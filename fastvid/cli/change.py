@@ -6,12 +6,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fastvid.cli.command import exclusive, forwards
-from fastvid.cli.files import log_shards, read_lines
+from fastvid.cli.command import exclusive, forwards, read_lines
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
-from fastvid.runtime.values import count, json_text, padded, size, text_width, things
+from fastvid.runtime.values import count, duration, json_text, size, things
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS as LAYOUTS
 from fastvid.sharding.change.export import export_samples
@@ -138,19 +137,15 @@ def relabel(
 
 def _matched(dataset: str, annotations: tuple[str, ...], columns: str | None) -> Mapping[str, Mapping[str, Any]]:
     storage = open_storage(dataset)
-    matched = match_annotations(
-        read_table(storage, read_generation(storage)[1]), read_annotations(annotations, columns=columns)
-    )
-    for names, why in (
-        (matched.unmatched, "match no sample"),
-        (matched.ambiguous, "match samples of several sources"),
-    ):
+    table = read_table(storage, read_generation(storage)[1])
+    rows, unmatched, ambiguous = match_annotations(table, read_annotations(annotations, columns=columns))
+    for names, why in ((unmatched, "match no sample"), (ambiguous, "match samples of several sources")):
         if names:
             shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
             _LOG.warning("%s that %s: %s", things(len(names), "row"), why, shown)
-    if not matched.rows:
+    if not rows:
         raise UsageError("no row of the annotations matches a sample", file=storage.url)
-    return matched.rows
+    return rows
 
 
 @forwards(split_samples)
@@ -183,22 +178,13 @@ def split(dataset: str, shares: str, *, names: str | None = None, **options: Any
 
 
 def _splits(report: SplitReport) -> str:
-    splits = report.splits
-    kinds = sorted({kind for split in splits.values() for kind in split.samples}, key=lambda kind: (kind is None, kind))
-    width = max(len("class"), *(text_width(kind or "no label") for kind in kinds))
-    lines = ["class".ljust(width) + "".join(f"{name:>12}{'hours':>9}" for name in splits)]
-    for kind in kinds:
-        cells = "".join(
-            f"{split.samples.get(kind, 0):12}{split.seconds.get(kind, 0.0) / 3600:9.3f}" for split in splits.values()
-        )
-        lines.append(padded("no label" if kind is None else kind, width) + cells)
-    cells = "".join(
-        f"{sum(split.samples.values()):12}{sum(split.seconds.values()) / 3600:9.3f}" for split in splits.values()
-    )
-    lines.append("all".ljust(width) + cells)
-    lines.append("groups".ljust(width) + "".join(f"{split.groups:12}{'':9}" for split in splits.values()).rstrip())
+    lines = [
+        f"{name}: {things(one.samples, 'sample')}, {duration(one.seconds)}, {things(one.groups, 'group')}"
+        for name, one in report.splits.items()
+    ]
     kept = f", {report.kept} had one" if report.kept else ""
     lines.append(f"generation {report.generation}: {things(report.placed, 'sample')} got a {report.column}{kept}")
+    lines.append("`fastvid inspect` shows the classes of each split")
     return "\n".join(map(visible, lines))
 
 
@@ -227,7 +213,7 @@ def subset(
         generation (N): Take them from this generation (default: current).
     """
     selection = Selection(keys=None if keys_file is None else read_lines(keys_file, "keys"), **options)
-    print(_made(make_subset(dataset, out, selection, generation=generation, progress=log_shards(_LOG.info))))
+    print(_made(make_subset(dataset, out, selection, generation=generation)))
     return 0
 
 
@@ -246,7 +232,7 @@ def merge(*datasets: str, out: str, prefix: str | None = None) -> int:
             for none.
     """
     prefixes = [] if prefix is None else prefix.split(",")
-    made = merge_datasets(datasets, out, prefixes=prefixes, progress=log_shards(_LOG.info))
+    made = merge_datasets(datasets, out, prefixes=prefixes)
     print(_made(made))
     if made.generation.classes:
         print(visible(f"classes: {', '.join(made.generation.classes)}"))
@@ -273,7 +259,7 @@ def compact(dataset: str, *, annotations: bool = False) -> int:
         dataset (DIR): Folder of the dataset.
         annotations: Rewrite also tars whose labels, captions or other annotations changed.
     """
-    done = compact_shards(open_storage(dataset), annotations=annotations, progress=log_shards(_LOG.info))
+    done = compact_shards(open_storage(dataset), annotations=annotations)
     if not done.rewritten:
         other = " or outdated annotations" if annotations else ""
         print(f"generation {done.generation}: no shard contains removed samples{other}")

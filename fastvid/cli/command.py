@@ -1,4 +1,6 @@
-"""Make a command of a function: its arguments become options, and its docstring is their help.
+"""Make a command of a function, and read and write the files that options name.
+
+The function's arguments become options, and its docstring is their help.
 
 Positional parameters become arguments, keyword-only ones become options, and a parameter whose type is a dataclass
 stands for its fields. ``**options`` stand for what the docstring describes of the parameters of another function, see
@@ -17,8 +19,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from fastvid.errors import UsageError
 
 _SECTION: Final = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 _ENTRY: Final = re.compile(r"^ {4}(\w+)(?: \(([^)]*)\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -197,3 +202,27 @@ def _help(option: _Option) -> str:
     is_said = any(default is nothing for nothing in (MISSING, None, False, ())) or "default" in text
     plain = f"{default:g}" if isinstance(default, float) else default
     return text if is_said else f"{text} (default: {plain})"
+
+
+def read_text(name: str, what: str) -> str:
+    """Return the text of a file that an option names, or of stdin for ``-``."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} cannot be read: {error}", file=name) from error
+
+
+def read_lines(name: str | None, what: str) -> list[str]:
+    """Return the lines of a file of keys or sources, or of stdin for ``-``; an empty list without one."""
+    lines = [] if name is None else read_text(name, what).splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def write_file(name: str, data: bytes | str, what: str) -> None:
+    """Write a file that an option names."""
+    try:
+        Path(name).write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise UsageError(
+            f"{what} cannot be written: {error.strerror}", file=name, hint="choose a path that you can write"
+        ) from error

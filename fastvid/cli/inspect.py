@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from fastvid.cli.files import write_file
+from fastvid.cli.command import write_file
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.values import count, duration, json_text, padded, percent, size, text_width, things
 from fastvid.sharding.page.summary import ClassCount, Summary, Totals, describe, summarize

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import fastvid
-from fastvid.cli.files import write_file
+from fastvid.cli.command import write_file
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import SAFE_PATH
 from fastvid.runtime.values import json_text

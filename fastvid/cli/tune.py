@@ -42,7 +42,7 @@ def tune(
     if not sources:
         raise UsageError("no source is given", hint="name a folder of videos, or a video")
     found = study(sources, profiles=profiles, folder=keep, **options)
-    advice = recommend(found, need)
-    record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
-    print(json_text(record, indent=1) if json else render(found, advice))
+    name, reasons = recommend(found, need)
+    record = found.to_json() | {"recommended": name, "reasons": reasons}
+    print(json_text(record, indent=1) if json else render(found, name, reasons))
     return 0

@@ -291,16 +291,8 @@ def _result(
 _MAX_SSIM_LOSS: Final = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A recommendation."""
-
-    profile: str
-    reasons: tuple[str, ...]
-
-
-def recommend(study: Study, need: float | None = None) -> Advice:
-    """Choose a profile.
+def recommend(study: Study, need: float | None = None) -> tuple[str, list[str]]:
+    """Choose a profile; return its name, and reasons.
 
     With a need, this is the smallest profile that is fast enough; without one, the profile with the lowest product of
     bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
@@ -328,7 +320,7 @@ def recommend(study: Study, need: float | None = None) -> Advice:
             " greater factor than it is faster, each smaller one is slower by a greater factor than it is smaller"
         )
     reasons += [_compare(chosen, other, study) for other in study.measured if other is not chosen]
-    return Advice(chosen.profile, tuple(reasons))
+    return chosen.profile, reasons
 
 
 def _cost(one: ProfileResult) -> float:
@@ -361,8 +353,8 @@ def _row(one: ProfileResult, seconds: float) -> dict[str, str]:
     }
 
 
-def render(study: Study, advice: Advice) -> str:
-    """Render the study and the advice for a terminal."""
+def render(study: Study, recommended: str, reasons: Sequence[str]) -> str:
+    """Render the study and what it recommends for a terminal."""
     rows = [_row(one, study.seconds) for one in study.measured]
     body = [list(rows[0]), *(list(row.values()) for row in rows)]
     widths = [max(map(len, column)) for column in zip(*body, strict=True)]
@@ -380,5 +372,5 @@ def render(study: Study, advice: Advice) -> str:
             what = ", ".join(f"{number} {reason}" for reason, number in one.rejected.items())
             lines.append(f"{one.profile} rejects {what}")
     lines += [f"{name} was not measured: {why}" for name, why in study.refused.items()]
-    lines += ["", f"recommended: {advice.profile}", *(f"  {reason}" for reason in advice.reasons)]
+    lines += ["", f"recommended: {recommended}", *(f"  {reason}" for reason in reasons)]
     return "\n".join(lines)

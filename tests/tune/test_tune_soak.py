@@ -50,19 +50,19 @@ def test_measured_ratios_hold_on_other_videos(footage, tmp_path):
         }
         for name in measured
     }
-    advice = recommend(found)
+    name, reasons = recommend(found)
     record = {
         "schema": "fastvid-tune/1",
         "machine": machine_facts(),
         "study": found.to_json(),
-        "recommended": advice.profile,
-        "reasons": list(advice.reasons),
+        "recommended": name,
+        "reasons": reasons,
         "seen": [path.name for path in seen],
         "unseen": [path.name for path in unseen],
         "clips_a_second_against_compact_by_cpu_time": ratios,
     }
     write_json(RESULTS / "tune.json", record)
-    print(render(found, advice))
+    print(render(found, name, reasons))
     worst = max(ratios.items(), key=lambda item: abs(item[1]["off"]))
     assert set(measured) == set(ENCODING)
     assert np.abs([one["off"] for one in ratios.values()]).max() <= MOST_OFF, worst

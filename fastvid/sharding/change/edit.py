@@ -204,15 +204,6 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """Annotation rows matched to the samples of a dataset."""
-
-    rows: Mapping[str, Mapping[str, Any]]
-    unmatched: tuple[str, ...]
-    ambiguous: tuple[str, ...]  # names that match samples of several sources; their samples are not changed
-
-
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
 
@@ -242,18 +233,21 @@ def _by_key(records: Sequence[tables.NumberedRecord]) -> dict[str, dict[str, Any
     return rows
 
 
-def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
+def match_annotations(
+    table: pa.Table, annotations: Annotations
+) -> tuple[dict[str, dict[str, Any]], list[str], list[str]]:
     """Find the samples that annotation rows refer to, by the names of their sources.
 
     A row's name is a source's path or the end of it, with or without the file extension. All segments of a source get
-    its row.
+    its row. Returns the rows by key, the names that match nothing, and those that match samples of several sources,
+    which are not changed.
     """
     by_name: dict[str, dict[str, list[str]]] = {}
     for key, source in zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True):
         for name in _names(source):
             by_name.setdefault(name, {}).setdefault(source, []).append(key)
     rows: dict[str, dict[str, Any]] = {}
-    unmatched, ambiguous = [], []
+    unmatched, ambiguous = list[str](), list[str]()
     for row in annotations.rows:
         names = _wanted(row)
         found = next((by_name[name] for name in names if name in by_name), None)
@@ -267,7 +261,7 @@ def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
         else:
             values = dict(row.columns) if row.label is None else {"label": row.label, **row.columns}
             rows |= {key: values for keys in found.values() for key in keys}
-    return Matched(rows, tuple(unmatched), tuple(ambiguous))
+    return rows, unmatched, ambiguous
 
 
 def _names(source: str) -> list[str]:

@@ -224,9 +224,7 @@ class Compacted:
     bytes: int  # bytes saved in tars
 
 
-def compact_shards(
-    storage: Storage, *, annotations: bool = False, progress: Callable[[int, int], None] | None = None
-) -> Compacted:
+def compact_shards(storage: Storage, *, annotations: bool = False) -> Compacted:
     """Rewrite the shards that contain removed samples without them. Kept samples keep their streams and order.
 
     The annotations in rewritten tars are the current ones.
@@ -253,8 +251,7 @@ def compact_shards(
         if piece.number not in todo:
             shards.append(shard)
             continue
-        if progress is not None:
-            progress(len(rewritten), len(todo))
+        _LOG.info("%d of %d shards", len(rewritten), len(todo))
         rewritten[shard.name] = None
         if piece.samples:
             # Unique for each state of the dataset, by its revision; two runs from one state write equal bytes.
@@ -360,11 +357,11 @@ def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
 class _Repack(ShardWork):
     """Makes the shards of a recipe, of samples that exist, so that no source has to be processed."""
 
-    def __init__(self, storage: Storage, recipe: Recipe, progress: Callable[[int, int], None] | None) -> None:
+    def __init__(self, storage: Storage, recipe: Recipe) -> None:
         self.storage, self.found, self.identity = storage, SourceList((), recipe.classes, {}), recipe.identity
         self.shards: Sequence[Sequence[Source]] = [()] * len(recipe.shards)
         self.stems = [shard_stem(number) for number in range(len(recipe.shards))]
-        self._recipe, self._progress = recipe, progress
+        self._recipe = recipe
         counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
         self._first = list(accumulate(counts, initial=0))
         # What is written here is later than shards that are linked.
@@ -380,8 +377,7 @@ class _Repack(ShardWork):
 
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:  # noqa: ARG002
         """See `ShardWork`."""
-        if self._progress is not None:
-            self._progress(shard, len(self.shards))
+        _LOG.info("%d of %d shards", shard, len(self.shards))
         stem, pieces = self.stems[shard], self._recipe.shards[shard]
         if _is_taken_over(pieces):
             made = _take_over(self.storage, stem, pieces[0])
@@ -392,7 +388,7 @@ class _Repack(ShardWork):
         return Part(stem, [], [], TarDigest(made.bytes, made.sha256, made.samples), made.encoder, made.signals)
 
 
-def make_dataset(out: str, recipe: Recipe, command: str, *, progress: Callable[[int, int], None] | None = None) -> Made:
+def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
     """Write a dataset; run again after an interruption, it resumes."""
     storage = open_storage(out)
 
@@ -411,7 +407,7 @@ def make_dataset(out: str, recipe: Recipe, command: str, *, progress: Callable[[
         commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
         return ledger
 
-    run(storage, How(command=command), lambda: _Repack(storage, recipe, progress), commit)
+    run(storage, How(command=command), lambda: _Repack(storage, recipe), commit)
     return Made(storage.url, read_generation(storage)[1], sum(map(_is_taken_over, recipe.shards)))
 
 

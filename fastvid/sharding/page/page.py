@@ -69,8 +69,8 @@ class ContactSheet:
 def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     """Decode strips, a few of every class, as many as fit.
 
-    `max_bytes`: maximum size of all URIs together. If it is small, strips get fewer frames, then classes get fewer
-    strips, then small classes get none.
+    `max_bytes`: maximum size of their markup. If it is small, strips get fewer frames, then classes get fewer strips,
+    then small classes get none.
     """
     rows = _rows_by_class(summary)
     dataset = Dataset(summary.url, generation=summary.generation.number)
@@ -90,12 +90,14 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
             progress.advance()
             if strip is None:
                 sheet.failed += 1
-            elif len(strip.uri) <= room:
-                room -= len(strip.uri)
-                sheet.strips.setdefault(names[row], []).append(strip)
-            else:
+                continue
+            # The first strip of a class brings its heading.
+            head = "" if names[row] in sheet.strips else _group(names[row], "", "")
+            room -= len((head + _tile(summary, strip)).encode())
+            if room < 0:
                 pool.shutdown(wait=True, cancel_futures=True)
                 break
+            sheet.strips.setdefault(names[row], []).append(strip)
     progress.finish()
     sheet.strips = {name: sheet.strips[name] for name in rows if name in sheet.strips}
     sheet.left_out = len(rows) - len(sheet.strips)
@@ -242,11 +244,7 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
     for name, strips in sheet.strips.items():
         tiles = "".join(_tile(summary, strip) for strip in strips)
         shown = f"{count(len(strips))} of {count(counts[name])}"
-        groups.append(
-            f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
-            f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
-            f'<div class="tiles">{tiles}</div></div>'
-        )
+        groups.append(_group(name, shown, tiles))
     notes = []
     if sheet.left_out:
         notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
@@ -256,6 +254,14 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
         "Clips",
         f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
         "Point at a clip to play it; click it for details.",
+    )
+
+
+def _group(name: str, shown: str, tiles: str) -> str:
+    return (
+        f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
+        f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
+        f'<div class="tiles">{tiles}</div></div>'
     )
 
 
@@ -370,6 +376,7 @@ def _row(entry: dict[str, Any]) -> Markup:
 
 
 _SMALLEST: Final = 200_000
+_NOTES: Final = 8_000  # bytes that are kept for notes and for the numbers of strips of each class
 _DIALOG: Final = (
     '<dialog id="clip" aria-label="clip"><button class="close" aria-label="close">&#215;</button>'
     '<div class="stage"></div><div class="body"></div></dialog>\n'
@@ -382,22 +389,13 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
         raise UsageError(f"a page of {max_bytes} bytes is too small", hint=f"allow at least {_SMALLEST}")
     ledger = ledger_section(summary, max_bytes=max_bytes // 4)
     frame = len(_page(summary, ContactSheet(), ledger))
-    # The markup of each strip takes about 1.2 kB in addition to its picture.
-    room = max_bytes - frame
+    room = max_bytes - frame - _NOTES
     if room < 0:
         raise UsageError(
             f"the page takes {frame} bytes without strips, but {max_bytes} are allowed", hint="raise --max-bytes"
         )
-    sheet = make_contact_sheet(summary, max_bytes=room * 9 // 10) if summary.num_samples else ContactSheet()
-    whole = _page(summary, sheet, ledger)
-    while len(whole) > max_bytes and sheet.strips:
-        last = max(sheet.strips, key=lambda name: (len(sheet.strips[name]), name))
-        sheet.strips[last].pop()
-        if not sheet.strips[last]:
-            del sheet.strips[last]
-            sheet.left_out += 1
-        whole = _page(summary, sheet, ledger)
-    return whole
+    sheet = make_contact_sheet(summary, max_bytes=room) if summary.num_samples else ContactSheet()
+    return _page(summary, sheet, ledger)
 
 
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:

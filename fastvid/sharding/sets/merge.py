@@ -44,7 +44,6 @@ def merge_datasets(
     out: str | os.PathLike[str],
     *,
     prefixes: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> Made:
     """Make one dataset of the current generations of several, as ``fastvid merge`` does.
 
@@ -59,7 +58,6 @@ def merge_datasets(
         out: Folder of the new one.
         prefixes: One for each dataset, prepended with a slash to its keys and the names of its sources; an empty one
             changes nothing. By default no prefix.
-        progress: Called before each shard with the number of finished shards and the total number.
 
     Raises:
         UsageError: If keys or sources of two datasets are equal, their streams or the types of a column differ, a tar
@@ -97,7 +95,7 @@ def merge_datasets(
         extras=_extras(generations),
         note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
     )
-    return make_dataset(os.fspath(out), recipe, "merge", progress=progress)
+    return make_dataset(os.fspath(out), recipe, "merge")
 
 
 def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:

@@ -178,15 +178,14 @@ class TestRelabel:
             AnnotationRow("z_000002_000003", "left", {}, 2.0, 3.0, "z"),
             AnnotationRow("gone.mp4", "left"),
         )
-        found = match_annotations(table, Annotations(rows, ("left", "right")))
-        assert found.rows == {
+        found, unmatched, ambiguous = match_annotations(table, Annotations(rows, ("left", "right")))
+        assert found == {
             "k0": {"label": "right", "split": "val"},
             "k3": {"label": "right"},
             "k4": {"label": "left"},
             "k5": {"label": "left"},
         }
-        assert found.ambiguous == ("x.mp4",)
-        assert found.unmatched == ("root/b/x.mp4", "gone.mp4")
+        assert (ambiguous, unmatched) == (["x.mp4"], ["root/b/x.mp4", "gone.mp4"])
 
 
 class TestCompact:

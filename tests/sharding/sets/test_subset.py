@@ -217,7 +217,7 @@ def test_numbers_become_decimals_and_other_types_are_refused(store, other, tmp_p
     relabel_samples(other, {"g0": {"tag": "x"}})
     with pytest.raises(
         UsageError,
-        match="a column of e has another type than before: .*Field tag has incompatible types: int64 vs string",
+        match=r"a column of e has another type than before: .*Field tag has incompatible types: int64 vs string",
     ):
         merge_datasets([store.url, other.url], tmp_path / "more")
 
