@@ -265,24 +265,3 @@ def test_predictions_show_frames_and_shares(tmp_path):
     assert (frame[7:, 7:] == seen[1]).all()
     with pytest.raises(UsageError, match="cannot be written"):
         results.write(tmp_path / "nowhere" / "seen.png", [one])
-
-
-@pytest.mark.parametrize("name", [r"a$\x$b", "$$", "$\\frac{", HOSTILE, QUOTES])
-def test_an_evaluation_shows_class_names_as_they_are(name: str) -> None:
-    """Names with dollars were formulas to a plotting library, and failed after all clips were scored."""
-
-    class Report:
-        score = types.SimpleNamespace(numbers={"loss": 0.7, "top1_percent": 50.0}, scored=2, total=2)
-        protocol, num_views, names = "1x1", 1, (name, "other")
-        confusion = np.array([[1, 0], [1, 0]])
-
-        rows = (
-            {"class": name, "videos": 1, "top1_percent": 100.0, "taken_for": None, "taken_for_videos": 0},
-            {"class": "other", "videos": 1, "top1_percent": 0.0, "taken_for": name, "taken_for_videos": 1},
-        )
-
-    tags = Tags(results.page(Report()))
-    shown = "".join(text for _, text in tags.find("body"))
-    assert name in shown
-    assert all("alert" not in text for _, text in tags.find("script"))
-    assert not any(attribute.startswith("on") for _, attrs, _ in tags.elements for attribute in attrs)

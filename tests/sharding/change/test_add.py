@@ -189,9 +189,3 @@ def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_
     versions = [shard.encoder["version"] for shard in read_generation(store)[1].shards]
     assert versions == [version, version, f"other-{version}"]
     assert ids(store) == ["jump/a.mp4", "jump/c.mp4", "run/b.mp4", "run/d.mp4"]
-
-
-@pytest.mark.parametrize("amounts", [{"workers": 0}, {"samples_per_shard": 0}, {"max_seconds": 0.0}])
-def test_amounts_that_are_not_positive_are_refused(place, amounts):
-    with pytest.raises(UsageError, match="all must be positive"):
-        add_sources(str(place / "data"), str(place / "videos"), **amounts)

@@ -308,13 +308,6 @@ class TestReturn:
         add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=2, max_seconds=1.0)
         assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
 
-    def test_a_list_that_is_carried_along_holds_for_a_new_dataset(self, raw, arguments, tmp_path):
-        target = LocalStorage(tmp_path / "new")
-        block(target, [hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()])
-        report = run_job(str(raw), target.root, **arguments)
-        assert report.rejected["blocked"] == 1  # one row for all files with these bytes
-        assert told(target.root, [text.encode() for text in TOLD]) == set()
-
     def test_a_file_blocked_while_it_is_added_stays_hidden_and_goes(self, store, raw, tmp_path, monkeypatch):
         make(tmp_path / "new/late_guest.mp4", "-preset", "ultrafast", frames=11, rate="10")
         digest = hashlib.sha256((tmp_path / "new/late_guest.mp4").read_bytes()).hexdigest()

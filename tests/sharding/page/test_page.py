@@ -14,7 +14,6 @@ import pytest
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.runtime import values as units
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.page.page import HEIGHT, make_contact_sheet, pick_frames, render_page
@@ -326,20 +325,6 @@ def decode_picture(uri):
     data = base64.b64decode(uri.partition(",")[2])
     with av.open(io.BytesIO(data)) as container:
         return next(container.decode(video=0)).to_ndarray(format="rgb24")
-
-
-def test_numbers_are_formatted_for_people():
-    assert [units.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
-        "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
-    ]  # fmt: skip
-    assert [units.duration(s) for s in (0.04, 9.84, 59.96, 200, 7500, 1e6)] == [
-        "0.04 s", "9.8 s", "1 min 0 s", "3 min 20 s", "2 h 5 min", "278 h",
-    ]  # fmt: skip
-    assert [units.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
-    # A Chinese letter takes two columns of a terminal, an accent of its own none.
-    assert [units.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
-        "run   |", "\u8dd1\u6b65  |", "cafe\u0301  |", "playing|",
-    ]  # fmt: skip
 
 
 @needs_chromium
