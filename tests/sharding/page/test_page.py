@@ -88,6 +88,12 @@ def render(store, **options):
     return render_page(summarize(store.url), **options)
 
 
+def shown(store, capsys, *options):
+    """What `fastvid inspect` prints."""
+    assert main(["inspect", store.url, *options]) == 0
+    return capsys.readouterr().out
+
+
 def samples(totals):
     return {value: total.samples for value, total in totals.items()}
 
@@ -112,10 +118,7 @@ class TestSummary:
         assert summary.tar_bytes == sum(store.size(f"data-00000{n}.tar") for n in range(2))
         # GOPs of 8, three droppable frames of four: counted by hand from how the clips were encoded.
         assert summary.encoding.packets_per_key == (3 * 12 + 2 * 30 + 2 * 1) / (3 * 2 + 2 * 4 + 2 * 1)
-        assert [(one.number, one.time) for one in summary.history] == [
-            (2, "2023-11-14T22:13:20Z"),
-            (1, "2023-11-14T22:13:20Z"),
-        ]
+        assert [(one.number, one.time) for one in summary.history] == [(n, "2023-11-14T22:13:20Z") for n in (2, 1)]
         assert summarize(store.url, generation=1).num_samples == 8
 
     def test_hours_are_summed_by_class_and_split(self, store, capsys):
@@ -125,15 +128,13 @@ class TestSummary:
         assert (first.seconds, second.seconds, empty.seconds) == pytest.approx((55 / 25, 43 / 25, 0))
         assert first.splits == {"train": (3, pytest.approx(43 / 25)), "val": (1, pytest.approx(12 / 25))}
         assert summary.splits["split"]["train"].seconds == pytest.approx(85 / 25)
-        numbers = summary.to_json()
-        assert numbers["classes"]["jump"] == {
-            "samples": 4,
-            "seconds": pytest.approx(2.2),
-            "splits": {"train": 3, "val": 1},
-        }
+        numbers, jump = (
+            summary.to_json(),
+            {"samples": 4, "seconds": pytest.approx(2.2), "splits": {"train": 3, "val": 1}},
+        )
+        assert numbers["classes"]["jump"] == jump
         assert numbers["splits"]["split"]["val"] == {"samples": 2, "seconds": pytest.approx(0.52)}
-        assert main(["inspect", store.url]) == 0
-        out = capsys.readouterr().out
+        out = shown(store, capsys)
         assert "split       train 5 (71 %, 3.4 s), val 2 (29 %, 0.52 s)" in out
         assert re.search(r"jump +█+ 4, 2\.2 s \(train 3, val 1\)", out)
 
@@ -145,13 +146,11 @@ class TestSummary:
         assert (shown["words"].missing, shown["words"].examples) == (4, ("a dog", "a cat"))
         assert (shown["score"].kind, shown["score"].missing, shown["score"].examples) == ("double", 0, ("0.1",))
         assert not {"key", "source_id", "fps", "split", "removed"} & set(shown)
-        assert main(["inspect", store.url]) == 0
-        assert "words: string, 57 % missing; a dog, a cat" in capsys.readouterr().out
+        assert "words: string, 57 % missing; a dog, a cat" in shown(store, capsys)
 
     def test_a_dataset_without_labels_lists_no_class(self, tmp_path, clips, capsys):
         store = pack(tmp_path / "d", [[("a", clips[0], None), ("b", clips[1], None)]], classes=())
-        assert main(["inspect", store.url]) == 0
-        assert "classes" not in capsys.readouterr().out
+        assert "classes" not in shown(store, capsys)
 
     def test_facts_of_few_shards_are_read_of_a_dataset_with_many(self, tmp_path, clips, capsys, monkeypatch):
         monkeypatch.setattr("fastvid.sharding.page.summary._MOST_SHARDS", 3)
@@ -162,8 +161,7 @@ class TestSummary:
         # Shards 0, 3 and 6: clips of 12, 30 and 12 frames.
         assert (summary.encoding.samples, summary.encoding.shards_read, summary.encoding.of) == (3, 3, 7)
         assert summary.num_frames.tolist() == [12, 30, 12, 30, 12, 30, 12]
-        assert main(["inspect", store.url]) == 0
-        assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in capsys.readouterr().out
+        assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in shown(store, capsys)
 
     def test_samples_without_label_or_class_are_marked(self, store):
         table = Dataset(store.url).annotations
@@ -175,20 +173,17 @@ class TestSummary:
         assert b"<main>" in render(store)
 
     def test_summary_is_printed_on_the_terminal(self, store, capsys):
-        assert main(["inspect", store.url, "--top", "1"]) == 0
-        out = capsys.readouterr().out
+        out = shown(store, capsys, "--top", "1")
         assert "7 in 2 shards, 1 removed and hidden" in out
         assert "and 2 more; --top N lists N" in out
         assert "11: 8 packed, 3 rejected" in out
         assert "truncated: the data ends earlier than the header says" in out
-        assert main(["inspect", store.url, "--json"]) == 0
-        numbers = json.loads(capsys.readouterr().out)
+        numbers = json.loads(shown(store, capsys, "--json"))
         assert (numbers["samples"], numbers["rejected"]["truncated"]) == (7, 2)
 
     def test_terminal_text_cannot_move_the_cursor(self, tmp_path, clips, capsys):
         store = pack(tmp_path / "d", [[("a", clips[0], 0)]], classes=("clear\x1b[2J\u202escreen",))
-        assert main(["inspect", store.url]) == 0
-        out = capsys.readouterr().out
+        out = shown(store, capsys)
         assert "clear?[2J?screen" in out
         assert "\x1b" not in out
 
@@ -201,13 +196,8 @@ class TestSummary:
 class TestPage:
     def test_html_is_well_formed_and_complete(self, store):
         page = Page(render(store))
-        assert {attrs["id"] for attrs, _ in page.find("section")} == {
-            "classes",
-            "clips",
-            "columns",
-            "encoding",
-            "sources",
-        }
+        titles = {attrs["id"] for attrs, _ in page.find("section")}
+        assert titles == {"classes", "clips", "columns", "encoding", "sources"}
         assert len(page.find("div", **{"class": "tile"})) == 7
         assert [words for attrs, words in page.find("h1")] == ["data&set"]
         rows = sources(page)
