@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,30 +22,8 @@ _NAMED: Final = 30  # maximum number of classes for a table of counts; with more
 _INK: Final = (0x55, 0x70, 0xFF)  # close to the style sheet's accent, readable on light and dark cards
 
 
-class Evaluated(Protocol):
-    """The evaluation to show; see `fastvid.train.run.scoring.EvalReport`."""
-
-    @property
-    def score(self) -> Any: ...
-
-    @property
-    def protocol(self) -> str: ...
-
-    @property
-    def num_views(self) -> int: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def rows(self) -> Sequence[dict[str, Any]]: ...
-
-    @property
-    def confusion(self) -> Any: ...
-
-
-def page(report: Evaluated) -> str:
-    """Return the whole page."""
+def page(report: Any) -> str:
+    """Return the whole page of an evaluation, a `fastvid.train.run.scoring.EvalReport`."""
     score = report.score
     figured = [(_title(name), _number(name, value), "") for name, value in score.numbers.items()]
     numbers = [
@@ -91,7 +69,7 @@ def _number(name: str, value: Any) -> str:
     return count(value) if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _matrix(report: Evaluated) -> str:
+def _matrix(report: Any) -> str:
     """Return the confusion matrix: a table of counts, or for many classes a picture; stronger is a larger share."""
     counts = np.asarray(report.confusion)
     shares = counts / np.maximum(1.0, counts.sum(1, keepdims=True))
@@ -112,27 +90,11 @@ def _matrix(report: Evaluated) -> str:
     return html.table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
 
 
-class Predicted(Protocol):
-    """What is drawn."""
+def write(path: Path, predictions: Sequence[Any]) -> None:
+    """Write a .png of all strips below each other, or a .html page with the classes beside them.
 
-    @property
-    def video(self) -> str: ...
-
-    @property
-    def top(self) -> Sequence[tuple[str, float]]: ...
-
-    @property
-    def frames(self) -> Sequence[int]: ...
-
-    @property
-    def probabilities(self) -> bool: ...
-
-    @property
-    def pictures(self) -> npt.NDArray[np.uint8]: ...
-
-
-def write(path: Path, predictions: Sequence[Predicted]) -> None:
-    """Writes a .png of all strips below each other, or a .html page with the classes beside them."""
+    `predictions`: each a `fastvid.train.run.scoring.Prediction`.
+    """
     strips = [html.film_strip(one.pictures) for one in predictions]
     try:
         if path.suffix == ".png":
@@ -150,7 +112,7 @@ def _stacked(strips: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     return whole
 
 
-def _page(predictions: Sequence[Predicted], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
+def _page(predictions: Sequence[Any], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
     cards = []
     for one, pixels in zip(predictions, strips, strict=True):
         if one.probabilities:
