@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fastvid.cli.command import exclusive
-from fastvid.cli.files import write_file
+from fastvid.cli.command import exclusive, forwards, write_file
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import StreamFlag
 from fastvid.runtime.values import json_text, size, things
@@ -20,15 +20,8 @@ _LOG = logging.getLogger(__name__)
 
 
 @exclusive("source", "where")
-def find(
-    dataset: str,
-    text: str | None = None,
-    *,
-    source: str | None = None,
-    where: str | None = None,
-    generation: int | None = None,
-    json: bool = False,
-) -> int:
+@forwards(datasets.find_samples)
+def find(dataset: str, text: str | None = None, *, json: bool = False, **options: Any) -> int:
     """Show where samples are: shard, row, bytes in the tar, source, class, and whether they were removed.
 
     KEY is a key or a part of keys or source names. --source lists all samples of a source file; --where prints the keys
@@ -42,11 +35,11 @@ def find(
         generation (N): Number of the generation (default: the current).
         json: One JSON object per sample and line.
     """
-    found = datasets.find_samples(dataset, text, source=source, where=where, generation=generation)
+    found = datasets.find_samples(dataset, text, **options)
     for number, sample in enumerate(found):
         if json:
             print(json_text(sample, default=str))
-        elif where is not None:
+        elif options["where"] is not None:
             print(sample["key"])
         else:
             lines = [visible(f"{name:14} {value}") for name, value in sample.items() if value is not None]

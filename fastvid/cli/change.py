@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fastvid.cli.command import exclusive
-from fastvid.cli.files import log_shards, read_lines
+from fastvid.cli.command import exclusive, forwards, read_lines
 from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_annotations as read_table
 from fastvid.format.generations import read_generation
-from fastvid.runtime.values import count, padded, size, text_width, things
-from fastvid.sharding.change.compact import compact_shards
+from fastvid.runtime.values import count, duration, json_text, size, things
 from fastvid.sharding.change.edit import match_annotations, read_labels, relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS as LAYOUTS
 from fastvid.sharding.change.export import export_samples
-from fastvid.sharding.change.history import Entry, Garbage, collect_garbage, find_garbage, list_generations
-from fastvid.sharding.change.receipts import HIDDEN, receipt_file
-from fastvid.sharding.change.takedown import SourceSelection, TakenDown, select_keys, take_down
-from fastvid.sharding.sets.make import Made
+from fastvid.sharding.change.history import Garbage, collect_garbage, find_garbage, list_generations
+from fastvid.sharding.change.repack import Made, compact_shards
+from fastvid.sharding.change.takedown import HIDDEN, SourceSelection, TakenDown, receipt_file, select_keys, take_down
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, SplitReport, make_subset, split_samples
 from fastvid.sharding.sources.annotations import read_annotations
@@ -141,32 +137,19 @@ def relabel(
 
 def _matched(dataset: str, annotations: tuple[str, ...], columns: str | None) -> Mapping[str, Mapping[str, Any]]:
     storage = open_storage(dataset)
-    matched = match_annotations(
-        read_table(storage, read_generation(storage)[1]), read_annotations(annotations, columns=columns)
-    )
-    for names, why in (
-        (matched.unmatched, "match no sample"),
-        (matched.ambiguous, "match samples of several sources"),
-    ):
+    table = read_table(storage, read_generation(storage)[1])
+    rows, unmatched, ambiguous = match_annotations(table, read_annotations(annotations, columns=columns))
+    for names, why in ((unmatched, "match no sample"), (ambiguous, "match samples of several sources")):
         if names:
             shown = ", ".join(map(repr, names[:_SHOWN])) + (", ..." if len(names) > _SHOWN else "")
             _LOG.warning("%s that %s: %s", things(len(names), "row"), why, shown)
-    if not matched.rows:
+    if not rows:
         raise UsageError("no row of the annotations matches a sample", file=storage.url)
-    return matched.rows
+    return rows
 
 
-def split(
-    dataset: str,
-    shares: str,
-    *,
-    names: str | None = None,
-    by: str = "parent",
-    stratify: str | None = None,
-    seed: int = 0,
-    column: str = "split",
-    replace: bool = False,
-) -> int:
+@forwards(split_samples)
+def split(dataset: str, shares: str, *, names: str | None = None, **options: Any) -> int:
     """Divide the samples of a dataset into splits, as a new column; no shard is rewritten.
 
     All samples of a group are in one split: by default the segments of one file. With --stratify each class keeps its
@@ -189,53 +172,25 @@ def split(
         numbers = [float(share) for share in shares.split(",")]
     except ValueError as error:
         raise UsageError(f"shares {shares!r} are no numbers", hint="give shares such as 0.9,0.1") from error
-    report = split_samples(
-        open_storage(dataset),
-        numbers,
-        names=names.split(",") if names else (),
-        by=by,
-        stratify=stratify,
-        seed=seed,
-        column=column,
-        replace=replace,
-    )
-    print(_splits(report))
+    listed = names.split(",") if names else ()
+    print(_splits(split_samples(open_storage(dataset), numbers, names=listed, **options)))
     return 0
 
 
 def _splits(report: SplitReport) -> str:
-    splits = report.splits
-    kinds = sorted({kind for split in splits.values() for kind in split.samples}, key=lambda kind: (kind is None, kind))
-    width = max(len("class"), *(text_width(kind or "no label") for kind in kinds))
-    lines = ["class".ljust(width) + "".join(f"{name:>12}{'hours':>9}" for name in splits)]
-    for kind in kinds:
-        cells = "".join(
-            f"{split.samples.get(kind, 0):12}{split.seconds.get(kind, 0.0) / 3600:9.3f}" for split in splits.values()
-        )
-        lines.append(padded("no label" if kind is None else kind, width) + cells)
-    cells = "".join(
-        f"{sum(split.samples.values()):12}{sum(split.seconds.values()) / 3600:9.3f}" for split in splits.values()
-    )
-    lines.append("all".ljust(width) + cells)
-    lines.append("groups".ljust(width) + "".join(f"{split.groups:12}{'':9}" for split in splits.values()).rstrip())
+    lines = [
+        f"{name}: {things(one.samples, 'sample')}, {duration(one.seconds)}, {things(one.groups, 'group')}"
+        for name, one in report.splits.items()
+    ]
     kept = f", {report.kept} had one" if report.kept else ""
     lines.append(f"generation {report.generation}: {things(report.placed, 'sample')} got a {report.column}{kept}")
+    lines.append("`fastvid inspect` shows the classes of each split")
     return "\n".join(map(visible, lines))
 
 
+@forwards(Selection)
 def subset(
-    dataset: str,
-    *,
-    out: str,
-    share: float | None = None,
-    by: str = "parent",
-    stratify: str | None = None,
-    per_class: int | None = None,
-    seed: int = 0,
-    where: str | None = None,
-    split: str | None = None,
-    keys_file: str | None = None,
-    generation: int | None = None,
+    dataset: str, *, out: str, keys_file: str | None = None, generation: int | None = None, **options: Any
 ) -> int:
     """Make a dataset of some of the samples of another one, without encoding.
 
@@ -257,17 +212,8 @@ def subset(
         keys_file (FILE): A file with one key per line; - is stdin.
         generation (N): Take them from this generation (default: current).
     """
-    selection = Selection(
-        split=split,
-        where=where,
-        keys=None if keys_file is None else read_lines(keys_file, "keys"),
-        share=share,
-        by=by,
-        stratify=stratify,
-        per_class=per_class,
-        seed=seed,
-    )
-    print(_made(make_subset(dataset, out, selection, generation=generation, progress=log_shards(_LOG.info))))
+    selection = Selection(keys=None if keys_file is None else read_lines(keys_file, "keys"), **options)
+    print(_made(make_subset(dataset, out, selection, generation=generation)))
     return 0
 
 
@@ -286,7 +232,7 @@ def merge(*datasets: str, out: str, prefix: str | None = None) -> int:
             for none.
     """
     prefixes = [] if prefix is None else prefix.split(",")
-    made = merge_datasets(datasets, out, prefixes=prefixes, progress=log_shards(_LOG.info))
+    made = merge_datasets(datasets, out, prefixes=prefixes)
     print(_made(made))
     if made.generation.classes:
         print(visible(f"classes: {', '.join(made.generation.classes)}"))
@@ -313,7 +259,7 @@ def compact(dataset: str, *, annotations: bool = False) -> int:
         dataset (DIR): Folder of the dataset.
         annotations: Rewrite also tars whose labels, captions or other annotations changed.
     """
-    done = compact_shards(open_storage(dataset), annotations=annotations, progress=log_shards(_LOG.info))
+    done = compact_shards(open_storage(dataset), annotations=annotations)
     if not done.rewritten:
         other = " or outdated annotations" if annotations else ""
         print(f"generation {done.generation}: no shard contains removed samples{other}")
@@ -328,7 +274,8 @@ def compact(dataset: str, *, annotations: bool = False) -> int:
     return 0
 
 
-def export(dataset: str, *, to: str, out: str, split: str | None = None, where: str | None = None) -> int:
+@forwards(export_samples)
+def export(dataset: str, *, to: str, out: str, **options: Any) -> int:
     """Write samples with their current labels, captions and splits, for tools without fastvid.
 
     Nothing is re-encoded. OUT has a folder for each split, or the folder data without splits; classes.txt has a class
@@ -346,7 +293,7 @@ def export(dataset: str, *, to: str, out: str, split: str | None = None, where: 
         split (NAME): Only this split; COLUMN:NAME for another split column.
         where (SQL): Only samples that match.
     """
-    done = export_samples(dataset, out, to=to, split=split, where=where)
+    done = export_samples(dataset, out, to=to, **options)
     for folder, samples in done.samples.items():
         print(f"{folder}: {things(samples, 'sample')}")
     print(f"{things(len(done.files), _KINDS.get(to, 'tar'))}, {size(done.bytes)}, in {out}")
@@ -363,21 +310,17 @@ def log(dataset: str, *, json: bool = False) -> int:
         json: Print a JSON list.
     """
     entries = list_generations(open_storage(dataset))
-    print(_json([entry.to_json() for entry in entries]) if json else "\n".join(map(_entry, entries)))
+    print(json_text(entries, indent=1) if json else "\n".join(map(_entry, entries)))
     return 0
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, indent=1)
-
-
-def _entry(entry: Entry) -> str:
-    lines = [f"generation {entry.number}  {entry.time or 'time not recorded'}  {visible(entry.note)}"]
-    if entry.reason:
-        lines.append(f"    {visible(entry.reason)}")
-    samples = "" if entry.samples is None else things(entry.samples, "sample")
-    hidden = f", {count(entry.removed)} removed and hidden" if entry.removed else ""
-    kept = f"{things(entry.shards, 'shard')}, {size(entry.bytes)}"
+def _entry(entry: Mapping[str, Any]) -> str:
+    lines = [f"generation {entry['number']}  {entry['time'] or 'time not recorded'}  {visible(entry['note'])}"]
+    if entry["reason"]:
+        lines.append(f"    {visible(entry['reason'])}")
+    samples = "" if entry["samples"] is None else things(entry["samples"], "sample")
+    hidden = f", {count(entry['removed'])} removed and hidden" if entry["removed"] else ""
+    kept = f"{things(entry['shards'], 'shard')}, {size(entry['bytes'])}"
     lines.append(f"    {samples}{hidden}{' in ' if samples else ''}{kept}")
     return "\n".join(lines)
 

@@ -1,7 +1,10 @@
-"""Make a command of a function: its arguments become options, and its docstring is their help.
+"""Make a command of a function, and read and write the files that options name.
+
+The function's arguments become options, and its docstring is their help.
 
 Positional parameters become arguments, keyword-only ones become options, and a parameter whose type is a dataclass
-stands for its fields. The first part of the docstring describes the command; its section ``Args``, or ``Attributes`` of
+stands for its fields. ``**options`` stand for what the docstring describes of the parameters of another function, see
+`forwards`. The first part of the docstring describes the command; its section ``Args``, or ``Attributes`` of
 a dataclass, describes each option as ``name (METAVAR): help``. A flag such as ``-o`` before the metavar is another name
 of the option; ``{NAME}`` is the list NAME of the function's module: as a metavar the choices, in a text their names.
 """
@@ -16,8 +19,11 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, NamedTuple, TypeVar
+
+from fastvid.errors import UsageError
 
 _SECTION: Final = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 _ENTRY: Final = re.compile(r"^ {4}(\w+)(?: \(([^)]*)\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -64,6 +70,16 @@ def exclusive(*names: str, required: bool = False) -> Callable[[F], F]:
     return mark
 
 
+def forwards(target: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a command as options what its docstring describes of the parameters of `target`, to which it passes them."""
+
+    def mark(function: F) -> F:
+        vars(function)["forwards"] = target
+        return function
+
+    return mark
+
+
 def parser_of(name: str, function: Callable[..., int]) -> argparse.ArgumentParser:
     """Return the parser of a command."""
     about = _SECTION.split(inspect.getdoc(function) or "")[0].strip()
@@ -91,6 +107,8 @@ def call(function: Callable[..., int], args: argparse.Namespace) -> int:
             values += given[name]
         elif parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
             values.append(given[name])
+        elif parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            options |= {option.name: given[option.name] for option in _forwarded(function)}
         else:
             options[name] = given[name]
     return function(*values, **options)
@@ -104,11 +122,21 @@ def _options(function: Callable[..., int]) -> Iterator[_Option]:
             types, about = typing.get_type_hints(kind), _texts(kind)
             for field in fields(kind):
                 yield _option(field.name, types[field.name], field.default, False, about)
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            yield from _forwarded(function)
         else:
             default = MISSING if parameter.default is parameter.empty else parameter.default
             if parameter.kind is parameter.VAR_POSITIONAL:
                 kind, default = tuple[kind, ...], ()  # type: ignore[valid-type]
             yield _option(name, kind, default, parameter.kind is not parameter.KEYWORD_ONLY, texts)
+
+
+def _forwarded(function: Callable[..., int]) -> Iterator[_Option]:
+    target, own, texts = vars(function)["forwards"], inspect.signature(function).parameters, _texts(function)
+    hints = typing.get_type_hints(target)
+    for name, parameter in inspect.signature(target).parameters.items():
+        if name in texts and name not in own:
+            yield _option(name, hints[name], parameter.default, False, texts)
 
 
 def _option(name: str, kind: Any, default: Any, positional: bool, texts: Mapping[str, _Text]) -> _Option:
@@ -174,3 +202,27 @@ def _help(option: _Option) -> str:
     is_said = any(default is nothing for nothing in (MISSING, None, False, ())) or "default" in text
     plain = f"{default:g}" if isinstance(default, float) else default
     return text if is_said else f"{text} (default: {plain})"
+
+
+def read_text(name: str, what: str) -> str:
+    """Return the text of a file that an option names, or of stdin for ``-``."""
+    try:
+        return sys.stdin.read() if name == "-" else Path(name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{what} cannot be read: {error}", file=name) from error
+
+
+def read_lines(name: str | None, what: str) -> list[str]:
+    """Return the lines of a file of keys or sources, or of stdin for ``-``; an empty list without one."""
+    lines = [] if name is None else read_text(name, what).splitlines()
+    return [line.strip() for line in lines if line.strip()]
+
+
+def write_file(name: str, data: bytes | str, what: str) -> None:
+    """Write a file that an option names."""
+    try:
+        Path(name).write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise UsageError(
+            f"{what} cannot be written: {error.strerror}", file=name, hint="choose a path that you can write"
+        ) from error

@@ -173,65 +173,58 @@ def _parity(runs: list[Backend]) -> list[dict[str, Any]]:
 
 def text(found: dict[str, Any]) -> str:
     """Render the findings as text."""
+    ffmpeg, encode = found["ffmpeg"], [f"NO   {found['ffmpeg']['missing']}"]
+    if not ffmpeg["missing"]:
+        encode = [f"yes  {ffmpeg['program']}"]
+        for encoder, profiles in _NEEDED_ENCODERS.items():
+            encode.append(f"{'yes' if encoder in ffmpeg['encoders'] else 'NO '}  {encoder} (profiles {profiles})")
+    decode = [
+        f"NO   {name}: {one['missing']}"
+        if one["missing"]
+        else f"yes  {name} ({', '.join(one['codecs'])} on {one['device']})"
+        for name, one in found["decoders"].items()
+    ]
+    proof = []
+    for step in found["proof"]:
+        proof.append(f"{'NO ' if step['problem'] else 'yes'}  {_line(step)} ({step['seconds']:.1f} s)")
+        proof += [f"     hint: {step['hint']}"] if step["hint"] else []
+    packages = ", ".join(f"{name} {version}" for name, version in found["packages"].items())
     lines = [f"fastvid {found['fastvid']}, Python {found['python']}, {found['machine']}"]
-    lines.append("packages  " + ", ".join(f"{name} {version}" for name, version in found["packages"].items()))
-    lines += _text_gpus(found)
-    ffmpeg = found["ffmpeg"]
-    if ffmpeg["missing"]:
-        lines.append(f"encode    NO   {ffmpeg['missing']}")
-    else:
-        lines.append(f"encode    yes  {ffmpeg['program']}")
-        lines += [
-            f"          {'yes' if encoder in ffmpeg['encoders'] else 'NO '}  {encoder} (profiles {profiles})"
-            for encoder, profiles in _NEEDED_ENCODERS.items()
-        ]
-    for number, (name, backend) in enumerate(found["decoders"].items()):
-        runs = f"yes  {name} ({', '.join(backend['codecs'])} on {backend['device']})"
-        missing = backend["missing"]
-        lines.append(f"{'' if number else 'decode':9} {f'NO   {name}: {missing}' if missing else runs}")
-    lines += _text_proof(found)
-    if found["parity"]:
-        lines.append("agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames")
-        lines.append(
-            f"          {'clip':16} {'range':8} {'decoder':16} {'frames':7} {'mean':>5} {'max':>4} {'clips/s':>8}"
-        )
-    for row in found["parity"]:
-        head = f"          {row['clip']:16} {row['range']:8} {row['backend']:16}"
-        if row["frames"] is None:
-            lines.append(f"{head} FAILED  {row['problem']}")
-        else:
-            frames = "agree" if row["frames"] else "DIFFER"
-            lines.append(f"{head} {frames:7} {row['mean']:5.2f} {row['most']:4d} {row['rate']:8.0f}")
-    for number, problem in enumerate(found["problems"]):
-        lines.append(f"{'' if number else 'FAILED':9} {problem}")
+    lines += _named("packages", [packages]) + _named("GPUs", _gpu_rows(found["gpus"]) or ["none"])
+    lines += _named("driver", _driver_rows(**found["driver"])) + _named("encode", encode) + _named("decode", decode)
+    lines += _named("proof", proof) + _parity_lines(found["parity"]) + _named("FAILED", found["problems"])
     return "\n".join(lines)
 
 
-def _text_proof(found: dict[str, Any]) -> list[str]:
-    lines = []
-    for number, step in enumerate(found["proof"]):
-        says = "NO " if step["problem"] else "yes"
-        lines.append(f"{'' if number else 'proof':9} {says}  {_line(step)} ({step['seconds']:.1f} s)")
-        if step["hint"]:
-            lines.append(f"{'':15}hint: {step['hint']}")
-    return lines
+def _named(name: str, rows: list[str]) -> list[str]:
+    """Return rows with a name before the first."""
+    return [f"{'' if number else name:9} {row}" for number, row in enumerate(rows)]
 
 
 def _line(step: dict[str, Any]) -> str:
     return f"{step['name']}: {step['problem'] or step['found']}"
 
 
-def _text_gpus(found: dict[str, Any]) -> list[str]:
-    lines = []
-    for number, gpu in enumerate(found["gpus"]):
+def _gpu_rows(gpus: list[dict[str, Any]]) -> list[str]:
+    rows = []
+    for gpu in gpus:
         engines = ", ".join(f"{count} for {codec}" for codec, count in gpu["nvdec"].items())
-        lines.append(f"{'GPUs' if not number else '':9} {gpu['name']}: NVDEC {gpu['problem'] or engines}")
-        lines.append(f"{'':9} {gpu['kernel'] or 'the fused kernel that converts planes compiles and is right'}")
-    lines = lines or ["GPUs      none"]
-    driver = found["driver"]
-    if driver["version"] or any(driver["libraries"].values()):
-        loaded = ", ".join(f"{name} {'yes' if found else 'NO'}" for name, found in driver["libraries"].items())
-        lines.append(f"driver    {driver['version'] or 'version unknown'}; {loaded}")
-    if driver["problem"]:
-        lines.append(f"          {driver['problem']}")
-    return lines
+        rows.append(f"{gpu['name']}: NVDEC {gpu['problem'] or engines}")
+        rows.append(gpu["kernel"] or "the fused kernel that converts planes compiles and is right")
+    return rows
+
+
+def _driver_rows(version: str | None, libraries: dict[str, bool], problem: str | None) -> list[str]:
+    loaded = ", ".join(f"{name} {'yes' if found else 'NO'}" for name, found in libraries.items())
+    rows = [f"{version or 'version unknown'}; {loaded}"] if version or any(libraries.values()) else []
+    return [*rows, *([problem] if problem else [])]
+
+
+def _parity_lines(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["agreement with pyav, in levels of 255; speed of one lane on clips of 8 frames"]
+    lines.append(f"{'':10}{'clip':16} {'range':8} {'decoder':16} {'frames':7} {'mean':>5} {'max':>4} {'clips/s':>8}")
+    for row in rows:
+        head, frames = f"{'':10}{row['clip']:16} {row['range']:8} {row['backend']:16}", row["frames"]
+        scores = f"{'agree' if frames else 'DIFFER':7} {row['mean']:5.2f} {row['most']:4d} {row['rate']:8.0f}"
+        lines.append(f"{head} FAILED  {row['problem']}" if frames is None else f"{head} {scores}")
+    return lines if rows else []

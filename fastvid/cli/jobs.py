@@ -1,30 +1,34 @@
-"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it; ``tune``."""
+"""``fastvid shard``, ``add``, ``index`` and ``transcode``, the jobs that make a dataset or add to it."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Literal
 
-from fastvid.cli.options import PROFILES as PROFILES
-from fastvid.cli.options import Encoding, Labels, Looking, Machines, Packing
+from fastvid.cli.command import forwards, read_text
 from fastvid.errors import UsageError, visible
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import MEANING
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import duration, json_text, size, things
+from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.encode.profiles import PROFILES as PROFILES
+from fastvid.sharding.encode.profiles import get_profile
+from fastvid.sharding.engines.local import ENGINES as ENGINES
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.job.estimate import SAMPLED, DryRun, estimate_job
 from fastvid.sharding.job.index import index_tars, rebuild
-from fastvid.sharding.job.job import JobReport, run_job, transcode_dataset
+from fastvid.sharding.job.job import MAX_SECONDS, JobReport, run_job, transcode_dataset
 from fastvid.sharding.job.lock import Staging
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
+from fastvid.sharding.sources.annotations import FORMATS as FORMATS
 from fastvid.sharding.sources.tars import is_tar
 from fastvid.storage import open_storage
 
@@ -34,6 +38,128 @@ _NAMES: Final = 10  # most names in a line of an estimate
 _SHOWN: Final = 20  # most rejected sources listed in the summary
 
 
+@dataclass(frozen=True)
+class Labels:
+    """What is known about videos.
+
+    Attributes:
+        annotations (FORMAT:PATH): A format, {FORMATS}, and a file or folder, also s3:// and gs:// URLs; may be
+            repeated.
+        columns (NAME=COLUMN,...): Names for the columns of csv, json, jsonl, parquet and hf tables, such as
+            path=videoid,start=t0,end=t1,caption=text; a.b is a nested value, segments=COLUMN a list of segments.
+        classes (FILE): Class names for integer labels, one per line.
+    """
+
+    annotations: tuple[str, ...] = ()
+    columns: str | None = None
+    classes: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a job."""
+        names = [] if self.classes is None else read_text(self.classes, "class names").splitlines()
+        return {"annotations": self.annotations, "columns": self.columns, "class_names": list(filter(None, names))}
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How videos are encoded.
+
+    Attributes:
+        profile (NAME): One of {PROFILES}.
+        short_side (PIXELS): Short side (default: 256).
+        crf (N): Quality, lower is better (default: the profile's).
+        gop (FRAMES): Key frame interval (default: the profile's).
+        fps (RATE): Frame rate, such as 15 or 30000/1001 (default: each source's).
+        hdr: Tone-map high dynamic range, or keep its values as they are (default: tonemap).
+        streams (NAMES): rgb, or rgb,flow.
+        flow: Optical flow method.
+        flow_bound (PIXELS): Largest motion per frame (default: 20).
+    """
+
+    profile: str = "compact"
+    short_side: int | None = None
+    crf: int | None = None
+    gop: int | None = None
+    fps: str | None = None
+    hdr: Literal["tonemap", "keep"] | None = None
+    streams: str = "rgb"
+    flow: Literal["dis", "tvl1"] = "dis"
+    flow_bound: float | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a job."""
+        profile = get_profile(self.profile).changed(
+            short_side=self.short_side, crf=self.crf, gop=self.gop, fps=self.fps, hdr=self.hdr
+        )
+        return {"profile": profile, "streams": self.streams, "flow": self.flow, "flow_bound": self.flow_bound}
+
+
+@dataclass(frozen=True)
+class Machines:
+    """Where the work is done, of jobs that can be shared among machines.
+
+    Attributes:
+        engine ({ENGINES}): Where to process sources.
+        ray_address (HOST:PORT): Address of the Ray cluster (default: RAY_ADDRESS, or a cluster on this machine).
+        workers (N): Sources processed at once (default: one per core).
+        part (I/N): Only write shards I, I+N, I+2N, ... (I counts from 0) and commit nothing; finish with the same
+            command without --part.
+    """
+
+    engine: str = "local"
+    ray_address: str | None = None
+    workers: int | None = None
+    part: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a job."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How sources become samples of new shards.
+
+    Attributes:
+        samples_per_shard (N): Most videos in one shard.
+        max_seconds (S): Split longer videos into samples of at most S seconds.
+        max_bad_frames (N|P%): Keep the longest run without damage of a damaged video if at most N frames, or P % of its
+            frames, are left out (default: reject it).
+        seed (N): Seed of the order in the new shards.
+        drop_duplicates: Hide samples of files with the same bytes as an earlier one; `fastvid compact` frees their
+            bytes.
+    """
+
+    samples_per_shard: int = SAMPLES_PER_SHARD
+    max_seconds: float = MAX_SECONDS
+    max_bad_frames: str | None = None
+    seed: int = 0
+    drop_duplicates: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a job."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Looking:
+    """How videos are looked for in folders.
+
+    Attributes:
+        reject_unreadable: Reject sources that the disk does not deliver; without it the job stops at its end, to be
+            resumed.
+        follow_links: Accept links that point outside their folder.
+    """
+
+    reject_unreadable: bool = False
+    follow_links: bool = False
+
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a job."""
+        return asdict(self)
+
+
+@forwards(run_job)
 def shard(
     *sources: str,
     out: str | None = None,
@@ -41,13 +167,12 @@ def shard(
     encoding: Encoding,
     audio: Literal["drop", "copy", "aac"] = "drop",
     machines: Machines,
-    scratch: str | None = None,
-    allow_encoder_change: bool = False,
     packing: Packing,
     looking: Looking,
     allow_rejected: bool = False,
     dry_run: bool = False,
     sampled: int = SAMPLED,
+    **options: Any,
 ) -> int:
     """Encode raw videos into an indexed WebDataset.
 
@@ -89,8 +214,7 @@ def shard(
         return 0
     if out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
-    how = machines.options() | {"scratch": scratch, "allow_encoder_change": allow_encoder_change}
-    how["reject_unreadable"] = looking.reject_unreadable
+    how = machines.options() | options | {"reject_unreadable": looking.reject_unreadable}
     if is_robot:
         episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
         report = shard_lerobot(sources[0], out, profile=given["profile"], episodes_per_shard=episodes, **how)
@@ -99,18 +223,18 @@ def shard(
     return _report(report, allow_rejected)
 
 
+@forwards(add_sources)
 def add(
     dataset: str,
     *sources: str,
     annotations: tuple[str, ...] = (),
     columns: str | None = None,
-    prefix: str | None = None,
-    retry_rejected: bool = False,
     machines: Machines,
     packing: Packing,
     looking: Looking,
     allow_rejected: bool = False,
     allow_encoder_change: bool = False,
+    **options: Any,
 ) -> int:
     """Add new videos to a dataset, encoded with its profile.
 
@@ -139,9 +263,8 @@ def add(
         sources,
         annotations=annotations,
         columns=columns,
-        prefix=prefix,
-        retry_rejected=retry_rejected,
         allow_encoder_change=allow_encoder_change,
+        **options,
         **machines.options(),
         **packing.options(),
         **looking.options(),
@@ -225,6 +348,7 @@ def index(
     return _report(index_tars(sources, out, class_names=labels.options()["class_names"], **how), allow_rejected)
 
 
+@forwards(run_job)
 def transcode(
     dataset: str,
     *,
@@ -232,11 +356,9 @@ def transcode(
     encoding: Encoding,
     audio: Literal["drop", "copy"] | None = None,
     machines: Machines,
-    scratch: str | None = None,
-    allow_encoder_change: bool = False,
     samples_per_shard: int | None = None,
-    seed: int = 0,
     allow_rejected: bool = False,
+    **options: Any,
 ) -> int:
     """Encode a dataset again, such as in another size or profile, with its keys, labels, captions, splits and sound.
 
@@ -267,67 +389,11 @@ def transcode(
         out,
         audio=audio,
         samples_per_shard=samples_per_shard,
-        seed=seed,
-        allow_encoder_change=allow_encoder_change,
-        scratch=scratch,
+        **options,
         **encoding.options(),
         **machines.options(),
     )
     return _report(report, allow_rejected)
-
-
-def tune(
-    *sources: str,
-    profiles: list[str] = tuple(PROFILES),  # type: ignore[assignment]
-    sampling: str = "tsn8",
-    need: float | None = None,
-    videos: int = 24,
-    seed: int = 0,
-    rounds: int = 5,
-    workers: int | None = None,
-    keep: str | None = None,
-    follow_links: bool = False,
-    json: bool = False,
-) -> int:
-    """Measure every profile on a sample of your videos, and recommend one.
-
-    Encodes the sample with each profile and measures size, encode time, quality and clips per second. The encoded
-    samples are deleted unless --keep names a folder. Profiles are timed in turn, so other load on the machine affects
-    all of them alike; ratios between profiles are more reliable than the numbers themselves.
-
-    Args:
-        sources (SOURCE): Folder of videos, or a video.
-        profiles (PROFILE): Profiles to measure, of {PROFILES} (default: all).
-        sampling (SAMPLING): Frames of a clip: tsnN or denseNxSTRIDE.
-        need (N): Clips per second that training needs; recommend for it.
-        videos (N): Videos in the sample.
-        seed (N): Seed of the sample and its clips.
-        rounds (N): Times to decode the clips.
-        workers (N): Workers to encode and decode (default: one per core).
-        keep (DIR): Keep the encoded samples here.
-        follow_links: Accept links that point outside their folder.
-        json: Print everything as one JSON object.
-    """
-    from fastvid.tune.study import recommend, study
-    from fastvid.tune.text import render
-
-    if not sources:
-        raise UsageError("no source is given", hint="name a folder of videos, or a video")
-    found = study(
-        sources,
-        profiles=profiles,
-        videos=videos,
-        seed=seed,
-        sampling=sampling,
-        rounds=rounds,
-        workers=workers,
-        folder=keep,
-        follow_links=follow_links,
-    )
-    advice = recommend(found, need)
-    record = found.to_json() | {"recommended": advice.profile, "reasons": list(advice.reasons)}
-    print(json_text(record, indent=1) if json else render(found, advice))
-    return 0
 
 
 _EPISODES: Final = ("annotations", "columns", "classes", "follow_links")

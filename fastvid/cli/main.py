@@ -21,12 +21,12 @@ from fastvid.runtime.progress import log_to_stderr
 
 COMMANDS: Final = {
     "shard": ("jobs:shard", "encode raw videos into an indexed WebDataset"),
-    "tune": ("jobs:tune", "measure every profile on a sample of your videos, and recommend one"),
+    "tune": ("tune:tune", "measure every profile on a sample of your videos, and recommend one"),
     "add": ("jobs:add", "encode new videos into an existing dataset"),
-    "inspect": ("inspect:inspect", "show what is in a dataset, in the terminal or as an HTML page"),
+    "inspect": ("look:inspect", "show what is in a dataset, in the terminal or as an HTML page"),
     "index": ("jobs:index", "make a dataset from video tars of other tools, or rebuild sidecars"),
-    "status": ("status:status", "show how far a job is, and what the dataset is"),
-    "verify": ("verify:verify", "check a dataset: hashes, checksums, index, every frame"),
+    "status": ("look:status", "show how far a job is, and what the dataset is"),
+    "verify": ("look:verify", "check a dataset: hashes, checksums, index, every frame"),
     "remove": ("change:remove", "remove samples at once, without rewriting shards"),
     "relabel": ("change:relabel", "change labels, splits or captions of samples"),
     "split": ("change:split", "divide samples into splits, keeping the segments of a file together"),

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import fastvid
-from fastvid.cli.files import write_file
+from fastvid.cli.command import write_file
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import SAFE_PATH
 from fastvid.runtime.values import json_text
@@ -144,7 +144,7 @@ def report(*runs: str, out: str | None = None) -> int:
 def demo(*, out: Path = Path("runs/demo"), seed: int = 0, processes: int = 2) -> int:
     """Run all steps on this machine, without a GPU.
 
-    Makes a motion dataset with ffmpeg, shards it, times the loader, trains TSM and a control under torchrun, and writes
+    Makes a motion dataset with ffmpeg, shards it, trains TSM and a control under torchrun, and writes
     summary.json and report.html.
 
     Args:

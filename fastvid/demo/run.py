@@ -25,33 +25,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from fastvid.decode.backends import backend
 from fastvid.demo import motion
 from fastvid.errors import JobError
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.loader import ClipLoader
 from fastvid.models import zoo
+from fastvid.report import page as html
 from fastvid.report.charts import bars, lines
-from fastvid.report.page import Section, card, definitions, document, figures, film_strip, grid, picture, table, text
 from fastvid.runtime.processes import SAFE_PATH
 from fastvid.runtime.values import duration, things
 from fastvid.train.config import config as recipes
 from fastvid.train.records import checkpoint
-from fastvid.train.records import records as metrics
+from fastvid.train.run.run_report import RunMetrics
 from fastvid.videos.dataset import VideoDataset
 from fastvid.videos.dataset import open as open_dataset
-
-_STYLE: Final = """
-.clip {
-  display: grid; grid-template-columns: minmax(0, 1fr) 260px; gap: 8px 20px; align-items: center; padding: 10px 0;
-  border-top: 1px solid var(--line);
-}
-.clip:first-of-type { border-top: 0; }
-.clip img { width: 100%; display: block; border-radius: 6px; }
-.clip div { display: flex; flex-wrap: wrap; gap: 4px 8px; align-items: center; } .clip b { width: 100%; }
-@media (max-width: 700px) { .clip { grid-template-columns: minmax(0, 1fr); } }
-"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,109 +53,89 @@ class Strip:
 
 def page(
     summary: Mapping[str, Any],
-    curves: Mapping[str, Sequence[tuple[float, float]]],
-    losses: Mapping[str, Sequence[tuple[float, float]]],
+    runs: Mapping[str, RunMetrics],
     strips: Sequence[Strip],
-    split: Mapping[str, float],
-    facts: Sequence[tuple[str, str]],
-    loaders: Sequence[tuple[str, str, str, str]],
+    facts: Mapping[str, str],
 ) -> str:
-    """Return the whole page.
-
-    `split`: seconds of a training step by part. `facts`: rows about the dataset. `loaders`: rows of the loader's
-    timing: decoder, encoding, clips per second, packets fed.
-    """
-    percent = "{:.1f} %".format
+    """Return the whole page. `runs`: by title, first that of the model. `facts`: about the dataset."""
+    percent, first = "{:.1f} %".format, next(iter(runs.values()))
+    curves, losses = (
+        {title: run.curve(*column) for title, run in runs.items()}
+        for column in (("eval", "top1_percent"), ("train", "loss"))
+    )
     numbers = [
         ("TSM", percent(summary["tsm_top1"]), "held-out top-1"),
         ("The same net without shift", percent(summary["control_top1"]), "held-out top-1"),
         ("TSM on shuffled frames", percent(summary["shuffled_top1"]), f"chance is {percent(summary['chance'])}"),
-        ("Loader", f"{summary['clips_per_second']:,.0f} clips/s", "without a model"),
+        ("Training", f"{summary['clips_per_second']:,.0f} clips/s", "all ranks together"),
         ("Whole demo", duration(summary["seconds"]), "from raw videos to this page"),
     ]
-    waiting = [name for name in split if name != "compute"]
+    step = first.median("step_ms") or 0.0
+    wait = step * (first.median("wait_percent") or 0.0) / _PERCENT
     sections = [
-        Section(
+        html.Section(
             "Learning",
-            grid(
-                card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
-                card("", lines(losses, "training loss", across="epochs", whole_x=True)),
+            html.grid(
+                html.card("", lines(curves, "held-out top-1, %", across="epochs", limits=(0, 103), whole_x=True)),
+                html.card("", lines(losses, "training loss", across="epochs", whole_x=True)),
             ),
             "Only a model that compares frames can tell the classes apart. TSM shifts a quarter of its channels to the"
             " frame before and a quarter to the frame after. The control is the same net without the shift: it averages"
             " its predictions for single frames. If the label is the kind of texture instead, which needs no motion,"
             f" the control reaches {percent(summary['control_texture_top1'])}.",
         ),
-        Section(
+        html.Section(
             "Clips",
-            card("Held-out clips", "".join(map(_strip, strips))),
+            html.card("Held-out clips", "".join(map(_strip, strips))),
             "The eight frames that the loader decoded, in order, cropped as the model saw them.",
         ),
-        Section(
+        html.Section(
             "Speed",
-            card(
-                "Where a training step's time goes",
-                bars({name: 1e3 * seconds for name, seconds in split.items()}, unit="ms", quiet=waiting),
-                f"One rank of {summary['processes']}. The model is idle during waits; decoding runs in parallel.",
-            )
-            + grid(
-                card(
-                    "Loader",
-                    table(("decoder", "encoding", "clips/s", "packets fed"), loaders),
-                    "Packets fed: with a plan, compared with all packets from each key frame on.",
+            html.grid(
+                html.card(
+                    "Where a training step's time goes",
+                    bars({"compute": step - wait, "wait for data": wait}, unit="ms", quiet=["wait for data"]),
+                    f"One rank of {summary['processes']}, TSM. The model is idle while it waits.",
                 ),
-                card("Dataset", definitions(dict(facts))),
+                html.card("Dataset", html.definitions(facts)),
             ),
         ),
     ]
-    return document(
+    return html.document(
         "A model that sees motion",
         sections,
         command="demo",
         lead="Raw videos, made with ffmpeg, were sharded, indexed, decoded by plan and used for training with"
         f" {things(summary['processes'], 'rank')} of torchrun. Textures drift in eight directions; no single frame"
         " shows which.",
-        top=figures(numbers),
-        style=_STYLE,
+        top=html.figures(numbers),
+        style=html.asset("fastvid.demo", "demo.css"),
     )
 
 
 def _strip(strip: Strip) -> str:
     said = "".join(
-        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{text(model)}: {text(guess)}</span>'
+        f'<span class="pill {"ok" if guess == strip.truth else "no"}">{html.text(model)}: {html.text(guess)}</span>'
         for model, guess in strip.guesses.items()
     )
-    shown = picture(film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
-    return f'<div class="clip">{shown}<div><b>{text(strip.truth)}</b>{said}</div></div>'
+    shown = html.picture(html.film_strip(strip.frames), f"eight frames of a clip that moves {strip.truth}")
+    return f'<div class="clip">{shown}<div><b>{html.text(strip.truth)}</b>{said}</div></div>'
 
 
 _BATCH = 32
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DemoEvaluation:
-    """Predictions of the trained models."""
-
-    shuffled_top1: float  # top-1 accuracy in percent of the first model on clips whose frames are shuffled in time
-    strips: tuple[Strip, ...]
-
-
 @torch.no_grad()
 def examine(
-    dataset: VideoDataset,
-    folders: Mapping[str, Path],
-    *,
-    recipe: str,
-    changes: Mapping[str, Sequence[str]],
-    strips: int,
-) -> DemoEvaluation:
-    """Run trained models on the held-out clips.
+    dataset: VideoDataset, folders: Mapping[str, Path], changes: Mapping[str, Sequence[str]]
+) -> tuple[float, list[Strip]]:
+    """Run trained models on the held-out clips, and draw some of these.
 
-    `dataset`: the held-out samples. `folders`: run folder of each model; the first model is also run on shuffled
-    frames.
+    `dataset`: the held-out samples. `folders`: run folder of each model. Returns the top-1 accuracy in percent of the
+    first model on clips whose frames are shuffled in time, and the strips.
     """
-    models = {name: _load(folder, recipe, changes[name], len(dataset.classes)) for name, folder in folders.items()}
-    config = recipes.load(recipe).data
+    models = {name: _load(folder, changes[name], len(dataset.classes)) for name, folder in folders.items()}
+    config = recipes.load(RECIPE).data
     crop = next(t for t in config.eval_spatial if isinstance(t, CenterCrop))
     loader = ClipLoader(
         dataset,
@@ -183,7 +151,7 @@ def examine(
     shuffle = torch.Generator().manual_seed(0)
     hits, total, shown = 0, 0, []
     # Positions spread over the split, with different textures and directions.
-    examples = {round((number + 0.5) * len(dataset) / strips) + number for number in range(strips)}
+    examples = {round((number + 0.5) * len(dataset) / STRIPS) + number for number in range(STRIPS)}
     for batch in loader:
         order = torch.stack([torch.randperm(batch.video.shape[2], generator=shuffle) for _ in range(batch.num_rows)])
         shuffled = torch.stack([clip[:, when] for clip, when in zip(batch.video, order, strict=True)])
@@ -195,11 +163,11 @@ def examine(
             if sample in examples:
                 shown.append(_strip_evaluate(dataset, batch.key[row], batch.frame_index[row], guesses, row, crop))
     loader.close()
-    return DemoEvaluation(100.0 * hits / total, tuple(shown))
+    return _PERCENT * hits / total, shown
 
 
-def _load(folder: Path, recipe: str, changes: Sequence[str], num_classes: int) -> nn.Module:
-    config = recipes.load(recipe, changes)
+def _load(folder: Path, changes: Sequence[str], num_classes: int) -> nn.Module:
+    config = recipes.load(RECIPE, changes)
     model = zoo.build(config.model.name, num_classes, config.data.num_frames, **config.model.arguments)
     found = checkpoint.Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None, "a finished run has a checkpoint"
@@ -225,46 +193,20 @@ RECIPE: Final = "motion_tsm"
 INSTANCES: Final = {"train": 6, "test": 2}
 PROCESSES: Final = 2
 STRIPS: Final = 6
-_TIMED_SECONDS: Final = 2.0
 _PERCENT: Final = 100.0
 
 
-@dataclass(frozen=True, slots=True)
-class DemoRun:
-    """One training run of the demo."""
-
-    name: str
-    title: str
-    changes: tuple[str, ...] = ()
-
-
 WITHOUT_SHIFT: Final = ("model.name=tsn-r18", "model.options.shift_div=none")
-RUNS: Final = (
-    DemoRun("tsm", "TSM"),
-    DemoRun("control", "control", WITHOUT_SHIFT),
-    DemoRun("control-texture", "texture, by the control", (*WITHOUT_SHIFT, "data.label=texture")),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderSpeed:
-    """Throughput of a loader without a model."""
-
-    decoder: str
-    encoding: str
-    clips_per_second: float
-    fed: float
-    from_keys: float
-    split: dict[str, float]
-
-    def row(self) -> tuple[str, str, str, str]:
-        """Return a row of the report's table."""
-        packets = f"{self.fed:.1f} of {self.from_keys:.1f}"
-        return self.decoder, self.encoding, f"{self.clips_per_second:.0f}", packets
+RUNS: Final = {
+    "TSM": ("tsm", ()),
+    "control": ("control", WITHOUT_SHIFT),
+    "texture, by the control": ("control-texture", (*WITHOUT_SHIFT, "data.label=texture")),
+}
+"""Folder and settings of each training run by its title on the page."""
 
 
 def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, Any]:
-    """Make the dataset, shard it, time the loader, train, and write summary.json and report.html to `out`.
+    """Make the dataset, shard it, train, and write summary.json and report.html to `out`.
 
     Returns the summary.
     """
@@ -273,52 +215,32 @@ def run(out: Path, *, seed: int = 0, processes: int = PROCESSES) -> dict[str, An
     videos = motion.plan_videos(INSTANCES, seed=seed)
     log.info("making %d videos: %d textures in %d directions", len(videos), len(videos) // 8, len(motion.DIRECTIONS))
     annotations = motion.make_videos(out / "videos", videos)
-    held_out = motion.annotate(out / "videos" / "held-out.csv", [video for video in videos if video.split == "test"])
-
-    size = ["--short-side", str(motion.SIDE)]
-    compact, vp9 = out / "shards", out / "shards-vp9"
-    _fastvid("shard", out / "videos", "--out", compact, "--annotations", f"csv:{annotations}", *size)
-    _fastvid("shard", out / "videos", "--out", vp9, "--annotations", f"csv:{held_out}", "--profile", "vp9", *size)
-
-    timings = [_time_loader(compact, "pyav", "compact")]
-    timings += [_time_loader(vp9, name, "vp9") for name in ("pyav", "dali-cpu") if not backend(name).why_unavailable()]
-
+    shards, size = out / "shards", ["--short-side", str(motion.SIDE)]
+    _fastvid("shard", out / "videos", "--out", shards, "--annotations", f"csv:{annotations}", *size)
+    folders = {title: out / name for title, (name, _) in RUNS.items()}
     changes = {
-        entry.name: (f"data.path={compact}", f"run.out={out / entry.name}", f"run.seed={seed}", *entry.changes)
-        for entry in RUNS
+        title: (f"data.path={shards}", f"run.out={folders[title]}", f"run.seed={seed}", *settings)
+        for title, (_, settings) in RUNS.items()
     }
-    for entry in RUNS:
-        _torchrun(processes, changes[entry.name])
-    top1 = {entry.name: _rows(out / entry.name, "eval")[-1]["top1_percent"] for entry in RUNS}
-    evaluation = examine(
-        open_dataset(str(compact), split="test"),
-        {entry.title: out / entry.name for entry in RUNS[:2]},
-        recipe=RECIPE,
-        changes={entry.title: changes[entry.name] for entry in RUNS},
-        strips=STRIPS,
-    )
+    for settings in changes.values():
+        _torchrun(processes, settings)
+    runs = {title: RunMetrics.read(folder) for title, folder in folders.items()}
+    tsm, control, texture = (run.curve("eval", "top1_percent")[-1][1] for run in runs.values())
+    compared = {title: folders[title] for title in ("TSM", "control")}
+    shuffled, strips = examine(open_dataset(str(shards), split="test"), compared, changes)
 
     summary = {
-        "tsm_top1": top1["tsm"],
-        "control_top1": top1["control"],
-        "control_texture_top1": top1["control-texture"],
-        "shuffled_top1": evaluation.shuffled_top1,
+        "tsm_top1": tsm,
+        "control_top1": control,
+        "control_texture_top1": texture,
+        "shuffled_top1": shuffled,
         "chance": _PERCENT / len(motion.DIRECTIONS),
-        "clips_per_second": timings[0].clips_per_second,
+        "clips_per_second": runs["TSM"].median("clips_per_s"),
         "seconds": time.monotonic() - started,
         "processes": processes,
         "seed": seed,
     }
-    text = page(
-        summary,
-        curves={entry.title: _curve(out / entry.name, "eval", "top1_percent") for entry in RUNS},
-        losses={entry.title: _curve(out / entry.name, "train", "loss") for entry in RUNS},
-        strips=evaluation.strips,
-        split=_step_split(out / "tsm", timings[0]),
-        facts=_facts(compact),
-        loaders=[timing.row() for timing in timings],
-    )
-    (out / "report.html").write_text(text, encoding="utf-8")
+    (out / "report.html").write_text(page(summary, runs, strips, _facts(shards)), encoding="utf-8")
     (out / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
     return summary
 
@@ -350,65 +272,15 @@ def _command(words: Sequence[str]) -> None:
         raise JobError(f"command failed with exit code {result.returncode}: {shown}")
 
 
-def _time_loader(shards: Path, decoder: str, encoding: str) -> LoaderSpeed:
-    """Measure the clips per second of the recipe's training loader without a model."""
-    data = recipes.load(RECIPE).data
-    dataset = open_dataset(str(shards))
-    size = min(data.global_batch_size, len(dataset))
-    loader = ClipLoader(
-        dataset,
-        frames=data.frames,
-        spatial=data.spatial,
-        global_batch_size=size,
-        decoder=decoder,
-        rank=0,
-        world_size=1,
-    )
-    for _ in loader:
-        break  # warm-up: opens the decoders
-    clips, began = 0, time.perf_counter()
-    while (seconds := time.perf_counter() - began) < _TIMED_SECONDS:
-        for batch in loader:
-            clips += batch.num_rows
-    total = loader.stats.total
-    loader.close()
-    split = {
-        name: getattr(total, f"{name}_seconds") / total.clips * size / loader.num_threads
-        for name in ("fetch", "decode", "finish")
-    }
-    fed, from_keys = total.packets / total.clips, total.packets_from_keys / total.clips
-    return LoaderSpeed(decoder, encoding, clips / seconds, fed, from_keys, split)
-
-
-def _rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    return metrics.curve(metrics.read(folder / metrics.METRICS_FILE), kind)
-
-
-def _curve(folder: Path, kind: str, name: str) -> list[tuple[float, float]]:
-    """Return (epoch, value) points."""
-    size = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["lineage"][0]["samples"]
-    return [(row["samples"] / size, row[name]) for row in _rows(folder, kind) if row[name] is not None]
-
-
-def _step_split(folder: Path, timing: LoaderSpeed) -> dict[str, float]:
-    """Return the parts of the median training step in seconds; the loader's overlap the model's."""
-    rows = sorted(_rows(folder, "train"), key=lambda row: row["step_ms"])
-    row = rows[len(rows) // 2]
-    step, wait = row["step_ms"] / 1e3, row["step_ms"] / 1e3 * row["wait_percent"] / _PERCENT
-    return {"compute": step - wait, "wait for data": wait} | {
-        f"{name} (in parallel)": value / PROCESSES for name, value in timing.split.items()
-    }
-
-
-def _facts(shards: Path) -> list[tuple[str, str]]:
+def _facts(shards: Path) -> dict[str, str]:
     dataset = open_dataset(str(shards))
     first = dataset[dataset.key(0)]
     size = sum(shard.bytes for shard in dataset.generation.shards)
-    return [
-        ("videos", f"{len(dataset)}"),
-        ("shards", f"{len(dataset.generation.shards)}"),
-        ("bytes", f"{size / 2**20:.1f} MiB"),
-        ("frames", f"{first.num_frames} of {first.width}x{first.height} at {first.fps}/s"),
-        ("directions", f"{len(dataset.classes)}"),
-        ("textures, train and held-out", f"{8 * INSTANCES['train']} and {8 * INSTANCES['test']}, disjoint"),
-    ]
+    return {
+        "videos": f"{len(dataset)}",
+        "shards": f"{len(dataset.generation.shards)}",
+        "bytes": f"{size / 2**20:.1f} MiB",
+        "frames": f"{first.num_frames} of {first.width}x{first.height} at {first.fps}/s",
+        "directions": f"{len(dataset.classes)}",
+        "textures, train and held-out": f"{8 * INSTANCES['train']} and {8 * INSTANCES['test']}, disjoint",
+    }

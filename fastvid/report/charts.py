@@ -12,18 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from fastvid.report.page import table, text
-from fastvid.runtime.values import count, percent
+from fastvid.runtime.values import count
 
 COLOURS: Final = 8
 """Number of colours in the style sheet: classes ``c0`` to ``c7``."""
 
-_BINS: Final = 28
-# Values above this quantile share the last bar, so that one long video does not compress the others.
-_TAIL: Final = 0.99
 _MARKED: Final = 15  # draw a mark at each point only if a line has at most this many points
 _DRAWN: Final = 1000  # maximum points drawn of a line
 _LISTED: Final = 50  # maximum rows of numbers below a chart
@@ -125,40 +119,6 @@ def bars(
             f'</span><span class="value">{text(label(value))}</span></div>'
         )
     return f'<div class="bars">{"".join(rows)}</div>'
-
-
-def histogram(
-    values: npt.NDArray[np.float64], label: Callable[[float], str], axis: Callable[[float], str], *, what: str
-) -> str:
-    """Draw a histogram with equal bins and the median marked.
-
-    `values`: float64 [N], N >= 1. `what`: what is counted, for example "samples".
-    """
-    low, tail, high = float(values.min()), float(np.quantile(values, _TAIL)), float(values.max())
-    # The axis begins at zero unless all values are far from it.
-    start = 0.0 if low < 0.5 * tail else low
-    stop = max(tail, start * 1.01, 1e-9)
-    edges = np.linspace(start, stop, min(_BINS, max(8, len(values))) + 1)
-    heights = np.histogram(np.minimum(values, stop), edges)[0].tolist()
-    x_axis, y_axis = _Axis(start, stop), _Axis(0.0, max(heights) * 1.06, whole=True)
-    parts, tips = [], []
-    for n, height in enumerate(heights):
-        x, wide, tall = 100 * n / len(heights), 100 / len(heights), y_axis.at(height)
-        upper = high if n == len(heights) - 1 and high > stop else float(edges[n + 1])
-        tips.append(f"{label(float(edges[n]))} to {label(upper)}: {count(height)} {what}")
-        parts.append(
-            f'<g data-tip="{text(tips[-1])} ({text(percent(height, len(values)))})">'
-            f'<rect class="hit" x="{x:.2f}%" y="0" width="{wide:.2f}%" height="100%"/>'
-            f'<rect class="bar" x="{x + wide * 0.06:.2f}%" y="{100 - tall:.2f}%" width="{wide * 0.88:.2f}%"'
-            f' height="{tall:.2f}%" rx="2"/></g>'
-        )
-    median = float(np.median(values))
-    x = x_axis.at(min(median, stop))
-    side, shift = ("end", -6) if x > 60 else ("start", 6)
-    parts.append(f'<line class="median" x1="{x:.2f}%" x2="{x:.2f}%" y1="0" y2="100%"/>')
-    parts.append(f'<text class="mark {side}" x="{x:.2f}%" y="-6" dx="{shift}">median {text(label(median))}</text>')
-    said = "; ".join(tip for tip, height in zip(tips, heights, strict=True) if height)
-    return _frame(said, x_axis, y_axis, axis, lambda tick: count(round(tick)), "".join(parts))
 
 
 def number(value: float) -> str:

@@ -19,9 +19,10 @@ import re
 import struct
 import unicodedata
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from string import Template
 from typing import Final
 
 import numpy as np
@@ -32,6 +33,8 @@ import fastvid
 _REPLACED: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 _NUMBER: Final = re.compile(r"[<>~+-]?\d[\d,.]*(?:[eE][+-]?\d+)?(?:[%x]|\s.*)?")
 _RIGHT: Final = ("", ' class="num"')
+GAP: Final = 3
+"""White pixels between pictures."""
 _PNG_KINDS: Final = {3: 2, 4: 6}  # channels to PNG's colour type: RGB, RGBA
 
 
@@ -89,27 +92,26 @@ def definitions(rows: Mapping[str, object]) -> str:
     return f'<dl class="facts">{listed}</dl>'
 
 
-def row(cells: Sequence[str], numeric: Sequence[bool], attributes: str = "") -> Markup:
-    """Return a row of a table from text or `Markup` cells. `attributes` is markup inside the row's tag."""
+def row(cells: Sequence[str], numeric: Sequence[bool]) -> Markup:
+    """Return a row of a table from text or `Markup` cells."""
     listed = "".join(
         f"<td{_RIGHT[number]}>{cell if isinstance(cell, Markup) else text(cell)}</td>"
         for cell, number in zip(cells, numeric, strict=True)
     )
-    return Markup(f"<tr{attributes}>{listed}</tr>")
+    return Markup(f"<tr>{listed}</tr>")
 
 
 def table(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    marked: Collection[str] = (),
     numeric: Sequence[bool] | None = None,
     attributes: str = "",
 ) -> str:
     """Return a table that scrolls horizontally if it is wider than the screen.
 
     `heads`: column heads as text; if all are empty, there is no head row. `rows`: cells as text or `Markup`, or
-    whole rows made by `row`. `marked`: first cells of the rows to highlight.
+    whole rows made by `row`.
     """
     if numeric is None:
         columns = [[cells[n] for cells in rows if cells[n] not in ("", "-")] for n in range(len(heads))]
@@ -117,10 +119,7 @@ def table(
             n > 0 and 2 * len([*filter(_NUMBER.fullmatch, column)]) > len(column) for n, column in enumerate(columns)
         ]
     head = "".join(f"<th{_RIGHT[number]}>{text(name)}</th>" for name, number in zip(heads, numeric, strict=True))
-    body = "".join(
-        cells if isinstance(cells, Markup) else row(cells, numeric, ' class="marked"' if cells[0] in marked else "")
-        for cells in rows
-    )
+    body = "".join(cells if isinstance(cells, Markup) else row(cells, numeric) for cells in rows)
     head = f"<thead><tr>{head}</tr></thead>" if any(heads) else ""
     return f'<div class="table"><table{attributes}>{head}<tbody>{body}</tbody></table></div>'
 
@@ -131,10 +130,10 @@ def picture(pixels: npt.NDArray[np.uint8], alt: str) -> str:
     return f'<img alt="{text(alt)}" src="data:image/png;base64,{data}">'
 
 
-def film_strip(frames: npt.NDArray[np.uint8], gap: int = 3) -> npt.NDArray[np.uint8]:
-    """Return frames, uint8 [T, H, W, 3], side by side with white gaps: [H, T * (W + gap) - gap, 3]."""
-    spaced = np.pad(frames, ((0, 0), (0, 0), (0, gap), (0, 0)), constant_values=255)
-    joined: npt.NDArray[np.uint8] = np.concatenate(list(spaced), axis=1)[:, :-gap]
+def film_strip(frames: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return frames, uint8 [T, H, W, 3], side by side with white gaps: [H, T * (W + GAP) - GAP, 3]."""
+    spaced = np.pad(frames, ((0, 0), (0, 0), (0, GAP), (0, 0)), constant_values=255)
+    joined: npt.NDArray[np.uint8] = np.concatenate(list(spaced), axis=1)[:, :-GAP]
     return joined
 
 
@@ -151,17 +150,6 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
     )
-
-
-_MARK: Final = (
-    '<svg width="22" height="22" viewBox="0 0 22 22" aria-hidden="true">'
-    '<rect width="22" height="22" rx="6" fill="var(--accent)"/>'
-    '<path d="M5 15V7M8.5 15v-4M12 15v-2.5M15.5 15V9.5" stroke="#fff" stroke-width="2" stroke-linecap="round"/></svg>'
-)
-_MOON: Final = (
-    '<svg width="15" height="15" viewBox="0 0 16 16" fill="currentColor" aria-hidden="true">'
-    '<path d="M8 1a7 7 0 1 0 0 14A7 7 0 0 0 8 1Zm0 1.6v10.8A5.4 5.4 0 0 1 8 2.6Z"/></svg>'
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,25 +187,22 @@ def document(
     )
     links = "".join(f'<a href="#{one.anchor}">{text(one.title)}</a>' for one in sections if len(sections) > 1)
     listed = "".join(f'<span class="chip">{text(k)} <b>{text(v)}</b></span>' for k, v in (chips or {}).items())
-    header = f"<h1>{text(title)}</h1>{_paragraph(lead)}" + (f'<div class="chips">{listed}</div>' if listed else "")
     body = "".join(
         f'<section id="{one.anchor}"><h2>{text(one.title)}</h2>{_paragraph(one.lead)}{one.body}</section>'
         for one in sections
     )
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="referrer" content="no-referrer">\n'
-        f"<title>{text(title)} · fastvid</title>\n<style>\n{asset('fastvid.report', 'page.css')}{style}</style>\n"
-        '<style id="dark" media="screen and (prefers-color-scheme: dark)">\n'
-        f"{asset('fastvid.report', 'dark.css')}</style>\n</head>\n<body>\n"
-        f'<nav><div><span class="mark">{_MARK}fastvid</span><div class="links">{links}</div>'
-        f'<button id="theme" title="light or dark" aria-label="light or dark">{_MOON}</button></div></nav>\n'
-        f"<main><header>{header}</header>{top}{body}"
-        f"<footer><span>fastvid {text(fastvid.__version__)} {text(command)}</span>"
-        "<span>This page loads nothing from the network.</span></footer></main>\n"
-        f'{end}<div id="tip" role="tooltip"></div>\n<script>{script}</script>\n</body>\n</html>\n'
+    return Template(asset("fastvid.report", "page.html")).substitute(
+        policy=policy,
+        title=text(title),
+        style=asset("fastvid.report", "page.css") + style,
+        dark=asset("fastvid.report", "dark.css"),
+        links=links,
+        header=_paragraph(lead) + (f'<div class="chips">{listed}</div>' if listed else ""),
+        body=top + body,
+        version=text(fastvid.__version__),
+        command=text(command),
+        end=end,
+        script=script,
     )
 
 
@@ -267,14 +252,7 @@ def player(data_uri: str) -> str:
 
 def page(body: str) -> str:
     """Return a fragment as a page of its own, light or dark as the reader prefers, which may load nothing."""
-    policy = "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'"
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        '<meta name="color-scheme" content="light dark">\n<title>fastvid</title>\n</head>\n'
-        f"<body>{body}</body>\n</html>\n"
-    )
+    return Template(asset("fastvid.report", "fragment.html")).substitute(body=body)
 
 
 def _figure(picture: str, width: int, title: str, lines: Iterable[str]) -> str:

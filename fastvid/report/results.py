@@ -7,55 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fastvid.errors import UsageError
+from fastvid.report import page as html
 from fastvid.report.charts import bars
-from fastvid.report.page import Markup, Section, card, document, figures, film_strip, picture, png, table, text
 from fastvid.runtime.values import count
 
 _PERCENT: Final = "_percent"
 _NAMED: Final = 30  # maximum number of classes for a table of counts; with more, the matrix is a picture
 _INK: Final = (0x55, 0x70, 0xFF)  # close to the style sheet's accent, readable on light and dark cards
-_STYLE: Final = """
-#confusion { width: auto; }
-#confusion td { text-align: center; padding: 5px 8px; min-width: 44px; border: 0; border-radius: 6px; }
-#confusion td:first-child { text-align: left; white-space: nowrap; }
-#confusion th { font-weight: 500; padding: 3px 13px; border: 0; }
-#confusion th + th { writing-mode: vertical-rl; transform: rotate(180deg); text-align: left; }
-.matrix img {
-  width: min(100%, 860px); display: block; margin: auto; image-rendering: pixelated; outline: 1px solid var(--line);
-}
-"""
 
 
-class Evaluated(Protocol):
-    """The evaluation to show; see `fastvid.train.run.scoring.EvalReport`."""
-
-    @property
-    def score(self) -> Any: ...
-
-    @property
-    def protocol(self) -> str: ...
-
-    @property
-    def num_views(self) -> int: ...
-
-    @property
-    def names(self) -> Sequence[str]: ...
-
-    @property
-    def rows(self) -> Sequence[dict[str, Any]]: ...
-
-    @property
-    def confusion(self) -> Any: ...
-
-
-def page(report: Evaluated) -> str:
-    """Return the whole page."""
+def page(report: Any) -> str:
+    """Return the whole page of an evaluation, a `fastvid.train.run.scoring.EvalReport`."""
     score = report.score
     figured = [(_title(name), _number(name, value), "") for name, value in score.numbers.items()]
     numbers = [
@@ -66,18 +34,18 @@ def page(report: Evaluated) -> str:
     sections = []
     if report.confusion is not None:
         note = "Rows are true classes; a stronger colour is a larger fraction of the row."
-        sections.append(Section("Confusion", card("Confusion matrix", _matrix(report), note)))
+        sections.append(html.Section("Confusion", html.card("Confusion matrix", _matrix(report), note)))
     if known := _worst_first(report.rows):
         heads = tuple(map(_title, known[0]))
         cells = [tuple(_number(name, value) for name, value in one.items()) for one in known]
-        sections.append(Section("Outputs", card("Worst first", table(heads, cells))))
-    return document(
+        sections.append(html.Section("Outputs", html.card("Worst first", html.table(heads, cells))))
+    return html.document(
         "Evaluation",
         sections,
         command="eval",
         lead="Each video of the split counts once; the predictions for its views are averaged.",
-        top=figures(numbers),
-        style=_STYLE,
+        top=html.figures(numbers),
+        style=html.asset("fastvid.report", "results.css"),
     )
 
 
@@ -101,7 +69,7 @@ def _number(name: str, value: Any) -> str:
     return count(value) if isinstance(value, int) else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _matrix(report: Evaluated) -> str:
+def _matrix(report: Any) -> str:
     """Return the confusion matrix: a table of counts, or for many classes a picture; stronger is a larger share."""
     counts = np.asarray(report.confusion)
     shares = counts / np.maximum(1.0, counts.sum(1, keepdims=True))
@@ -110,54 +78,27 @@ def _matrix(report: Evaluated) -> str:
         pixels[...] = (*_INK, 0)
         pixels[..., 3] = np.round(255 * np.sqrt(shares))  # the root keeps a share of 1 % visible
         alt = f"confusion of {len(counts)} classes; the table below names each one's most common error"
-        return f'<div class="matrix">{picture(pixels, alt)}</div>'
-    rows = [
-        Markup(
-            f"<tr><td>{text(name)}</td>"
-            + "".join(
-                f'<td style="background:color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"'
-                f' data-tip="{text(name)} taken for {text(other)}: {number}, {100 * share:.0f} %">{number or ""}</td>'
-                for other, number, share in zip(report.names, line, part, strict=True)
-            )
-            + "</tr>"
-        )
-        for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True)
-    ]
-    return table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
+        return f'<div class="matrix">{html.picture(pixels, alt)}</div>'
+    rows = []
+    for name, line, part in zip(report.names, counts.tolist(), shares.tolist(), strict=True):
+        cells = [f"<td>{html.text(name)}</td>"]
+        for other, number, share in zip(report.names, line, part, strict=True):
+            tip = html.text(f"{name} taken for {other}: {number}, {100 * share:.0f} %")
+            colour = f"color-mix(in srgb, var(--accent) {75 * share:.0f}%, var(--track))"
+            cells.append(f'<td style="background:{colour}" data-tip="{tip}">{number or ""}</td>')
+        rows.append(html.Markup(f"<tr>{''.join(cells)}</tr>"))
+    return html.table(("", *report.names), rows, numeric=[False] * (1 + len(rows)), attributes=' id="confusion"')
 
 
-_GAP: Final = 3  # white pixels between strips
-_STYLE_predictions: Final = """
-.seen { overflow-x: auto; margin-bottom: 16px; border-radius: 6px; }
-.seen img { display: block; max-width: max(100%, 900px); }
-"""
+def write(path: Path, predictions: Sequence[Any]) -> None:
+    """Write a .png of all strips below each other, or a .html page with the classes beside them.
 
-
-class Predicted(Protocol):
-    """What is drawn."""
-
-    @property
-    def video(self) -> str: ...
-
-    @property
-    def top(self) -> Sequence[tuple[str, float]]: ...
-
-    @property
-    def frames(self) -> Sequence[int]: ...
-
-    @property
-    def probabilities(self) -> bool: ...
-
-    @property
-    def pictures(self) -> npt.NDArray[np.uint8]: ...
-
-
-def write(path: Path, predictions: Sequence[Predicted]) -> None:
-    """Writes a .png of all strips below each other, or a .html page with the classes beside them."""
-    strips = [film_strip(one.pictures) for one in predictions]
+    `predictions`: each a `fastvid.train.run.scoring.Prediction`.
+    """
+    strips = [html.film_strip(one.pictures) for one in predictions]
     try:
         if path.suffix == ".png":
-            path.write_bytes(png(_stacked(strips)))
+            path.write_bytes(html.png(_stacked(strips)))
         else:
             path.write_text(_page(predictions, strips), encoding="utf-8")
     except OSError as error:
@@ -166,23 +107,23 @@ def write(path: Path, predictions: Sequence[Predicted]) -> None:
 
 def _stacked(strips: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
     width = max(one.shape[1] for one in strips)
-    rows = [np.pad(one, ((0, _GAP), (0, width - one.shape[1]), (0, 0)), constant_values=255) for one in strips]
-    whole: npt.NDArray[np.uint8] = np.concatenate(rows)[:-_GAP]
+    rows = [np.pad(one, ((0, html.GAP), (0, width - one.shape[1]), (0, 0)), constant_values=255) for one in strips]
+    whole: npt.NDArray[np.uint8] = np.concatenate(rows)[: -html.GAP]
     return whole
 
 
-def _page(predictions: Sequence[Predicted], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
+def _page(predictions: Sequence[Any], strips: Sequence[npt.NDArray[np.uint8]]) -> str:
     cards = []
     for one, pixels in zip(predictions, strips, strict=True):
         if one.probabilities:
             shares = bars({name: 100 * share for name, share in one.top}, label="{:.1f} %".format)
         else:
-            shares = table(("column", "predicted"), [(name, f"{value:.4g}") for name, value in one.top])
-        seen = f'<div class="seen">{picture(pixels, f"frames of {one.video}")}</div>'
-        cards.append(card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
-    return document(
+            shares = html.table(("column", "predicted"), [(name, f"{value:.4g}") for name, value in one.top])
+        seen = f'<div class="seen">{html.picture(pixels, f"frames of {one.video}")}</div>'
+        cards.append(html.card(one.video, seen + shares, f"frames {', '.join(map(str, one.frames))}"))
+    return html.document(
         "Predictions",
-        [Section("Videos", "".join(cards), "The frames a model saw, in order, and what it predicts.")],
+        [html.Section("Videos", "".join(cards), "The frames a model saw, in order, and what it predicts.")],
         command="predict",
-        style=_STYLE_predictions,
+        style=html.asset("fastvid.report", "results.css"),
     )

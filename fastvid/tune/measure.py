@@ -16,9 +16,9 @@ from __future__ import annotations
 import itertools
 import re
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import prod
@@ -208,28 +208,18 @@ class ThreadWorkers:
     def round(self, tasks: int) -> tuple[float, float]:
         """Run tasks 0 to tasks - 1 and return wall and CPU seconds."""
         counter = itertools.count(step=self._chunk)
-        errors: list[BaseException] = []
 
         def work(runner: Any) -> None:
-            try:
-                while (task := next(counter)) < tasks:
-                    if self._chunk > 1:
-                        runner.run(range(task, min(task + self._chunk, tasks)))
-                    else:
-                        runner(task)
-            except BaseException as error:  # noqa: BLE001 - raised again below
-                errors.append(error)
+            while (task := next(counter)) < tasks:
+                if self._chunk > 1:
+                    runner.run(range(task, min(task + self._chunk, tasks)))
+                else:
+                    runner(task)
 
-        threads = [threading.Thread(target=work, args=(runner,)) for runner in self._runners]
         cpu, wall = time.process_time(), time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        spent = time.perf_counter() - wall, time.process_time() - cpu
-        if errors:
-            raise errors[0]
-        return spent
+        with ThreadPoolExecutor(len(self._runners)) as pool:
+            list(pool.map(work, self._runners))
+        return time.perf_counter() - wall, time.process_time() - cpu
 
     def close(self) -> None:
         """Release the task runners."""

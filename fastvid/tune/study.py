@@ -2,17 +2,16 @@
 
 The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
 
-Decoding is timed by the same code as in `python -m bench decode` (`fastvid.measure`): planned packets with their
-checksums, decoded to YUV planes in the worker's buffer, like those that a loader copies to a device.
+Decoding is timed by the same code as in `python -m bench decode`: planned packets with their checksums, decoded to YUV
+planes in the worker's buffer, like those that a loader copies to a device.
 
-Recommend a profile, with reasons.
+Recommend a profile, with reasons, and render the study as a plain-text table.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import re
 import subprocess
 import tempfile
@@ -27,14 +26,17 @@ from fastvid.errors import JobError, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.runtime.names import encode_name
+from fastvid.runtime.names import decode_name
 from fastvid.runtime.processes import available_cores
-from fastvid.runtime.values import size
+from fastvid.runtime.values import count, duration, size, things
 from fastvid.sharding.encode.profiles import PROFILES, SWS_FLAGS, Profile, get_profile, input_options, picture_filters
 from fastvid.sharding.job.estimate import SAMPLED, Estimate, children_seconds, draw_sources, make_estimate
-from fastvid.sharding.job.job import run_job
-from fastvid.sharding.sources.sources import Source
+from fastvid.sharding.job.job import choose_settings, run
+from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
+from fastvid.sharding.job.run import EncodeShards, How
+from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
+from fastvid.storage import open_storage
 from fastvid.tune.measure import CROP, Corpus, RoundTimes, fastvid, measure, parse_sampling
 from fastvid.videos.dataset import open as open_dataset
 
@@ -103,6 +105,7 @@ _LOG = logging.getLogger(__name__)
 VIDEOS: Final = SAMPLED
 """Videos in the sample. Ratios between profiles settle with fewer; this many keep unusual videos from dominating."""
 
+_VISITS: Final = 2  # to each video of the sample, with other frames and crops
 _SHORT_SIDE: Final = 256  # short side in pixels that the crop of CROP pixels refers to
 
 
@@ -139,7 +142,7 @@ class Study:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields as JSON values."""
-        return asdict(self) | {"measured": [asdict(one) for one in self.measured]}
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -162,11 +165,9 @@ def study(
     seed: int = 0,
     sampling: str = "tsn8",
     rounds: int = 5,
-    repeats: int = 2,
     workers: int | None = None,
     folder: str | None = None,
     follow_links: bool = False,
-    limits: Limits | None = None,
 ) -> Study:
     """Measure profiles on a sample of videos.
 
@@ -174,24 +175,22 @@ def study(
     """
     parse_sampling(sampling)
     chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
-    if videos < 1 or rounds < 1 or repeats < 1 or not chosen:
-        raise UsageError(
-            f"{videos} videos, {rounds} rounds, {repeats} repeats, {len(chosen)} profiles: each must be at least 1"
-        )
+    if videos < 1 or rounds < 1 or not chosen:
+        raise UsageError(f"{videos} videos, {rounds} rounds, {len(chosen)} profiles: each must be at least 1")
     every = gather_sources(list(sources), follow_links=follow_links).sources
     candidates = [source for source in every if source.problem is None]
     if not candidates or any(source.member is not None for source in candidates):
         raise UsageError("no video file found to measure", file=", ".join(sources), hint="name a folder of videos")
     sample = draw_sources(candidates, videos, seed)
-    limits, workers = limits or Limits(), workers or available_cores()
+    workers = workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
         place = Path(folder or scratch)
-        encoded, refused = _encode_all(sample, chosen, place, workers, limits)
+        encoded, refused = _encode_all(sample, chosen, place, workers)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
         if not common:
             raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
         corpora = [
-            Corpus(one.folder, sampling, repeats, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
+            Corpus(one.folder, sampling, _VISITS, seed, CROP, _SHORT_SIDE, tuple(one.keys[s.id] for s in common))
             for one in encoded
         ]
         _LOG.info("decoding %d clips of each profile, %d rounds", len(corpora[0].requests), rounds)
@@ -200,7 +199,7 @@ def study(
         measured = []
         for one, corpus, timing in zip(encoded, corpora, timings, strict=True):
             _LOG.info("comparing %s with its sources", one.profile.name)
-            measured.append(_result(one, corpus, timing, common, len(sample), len(candidates), workers, limits))
+            measured.append(_result(one, corpus, timing, common, len(sample), len(candidates), workers))
     dataset = corpora[0].dataset
     lengths = [dataset[key] for key in corpora[0].keys or ()]
     return Study(
@@ -217,7 +216,7 @@ def study(
 
 
 def _encode_all(
-    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int, limits: Limits
+    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int
 ) -> tuple[list[_EncodedSample], dict[str, str]]:
     build, encoded, refused = find_ffmpeg(), [], {}
     for profile in profiles:
@@ -226,7 +225,7 @@ def _encode_all(
             continue
         _LOG.info("encoding %d videos as %s", len(sample), profile.name)
         try:
-            one = _encode(sample, profile, place / profile.name, workers, limits)
+            one = _encode(sample, profile, place / profile.name, workers)
         except JobError as error:
             refused[profile.name] = error.message
             continue
@@ -238,28 +237,18 @@ def _encode_all(
     return encoded, refused
 
 
-def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int, limits: Limits) -> _EncodedSample:
+def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int) -> _EncodedSample:
+    storage, settings = open_storage(str(out)), choose_settings(profile)
+    work = EncodeShards(storage, SourceList(tuple(sample), (), {}), settings, samples_per_shard=SAMPLES_PER_SHARD)
     before = children_seconds()
-    report = run_job(
-        [source.path for source in sample], str(out), profile=profile, workers=workers, limits=limits, follow_links=True
-    )
+    report = run(storage, How(workers=workers), lambda: work)
     spent = children_seconds() - before
-    dataset = open_dataset(str(out))
     # Skip long videos, which become several samples: their clips would not be drawn from the whole video.
-    whole = [(not row.get("parent"), row["source_id"], row["key"]) for row in dataset.annotations.to_pylist()]
-    names = _names(sample)
-    keys = {names[source_id]: key for entire, source_id, key in whole if entire}
-    ledger = zip(*(report.ledger[name].to_pylist() for name in ("source_id", "seconds")), strict=True)
-    seconds = {names[source_id]: taken for source_id, taken in ledger}
-    return _EncodedSample(
-        profile, str(out), spent, {reason.value: count for reason, count in report.rejected.items()}, seconds, keys
-    )
-
-
-def _names(sample: Sequence[Source]) -> dict[str, str]:
-    """Map ids in the sample's own job, relative to its common folder, to ids among all sources."""
-    common = os.path.commonpath([os.path.dirname(source.path) for source in sample])
-    return {encode_name(os.path.relpath(source.path, common)): source.id for source in sample}
+    rows = open_dataset(str(out)).annotations.to_pylist()
+    keys = {decode_name(row["source_id"]): row["key"] for row in rows if not row.get("parent")}
+    seconds = {decode_name(row["source_id"]): row["seconds"] for row in report.ledger.to_pylist()}
+    rejected = {reason.value: number for reason, number in report.rejected.items()}
+    return _EncodedSample(profile, str(out), spent, rejected, seconds, keys)
 
 
 def _result(
@@ -270,7 +259,6 @@ def _result(
     sampled: int,
     videos: int,
     workers: int,
-    limits: Limits,
 ) -> ProfileResult:
     dataset, build = corpus.dataset, find_ffmpeg()
     sizes: list[int] = []
@@ -279,7 +267,7 @@ def _result(
         data = corpus.mp4(dataset.find(one.keys[source.id]))
         sizes.append(len(data))
         if not one.profile.copies:
-            scores.append(compare(build, one.profile, source.path, data, limits))
+            scores.append(compare(build, one.profile, source.path, data, Limits()))
     # Scaled to the common videos by their share of the sample.
     spent = one.cpu_seconds * len(common) / sampled
     numbers, packets = timing.summary(), corpus.mean_packets()
@@ -302,16 +290,8 @@ def _result(
 _MAX_SSIM_LOSS: Final = 0.03
 
 
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """A recommendation."""
-
-    profile: str
-    reasons: tuple[str, ...]
-
-
-def recommend(study: Study, need: float | None = None) -> Advice:
-    """Choose a profile.
+def recommend(study: Study, need: float | None = None) -> tuple[str, list[str]]:
+    """Choose a profile; return its name, and reasons.
 
     With a need, this is the smallest profile that is fast enough; without one, the profile with the lowest product of
     bytes and decode time: twice the speed is worth at most twice the bytes. Profiles whose SSIM is more than 0.03 below
@@ -339,7 +319,7 @@ def recommend(study: Study, need: float | None = None) -> Advice:
             " greater factor than it is faster, each smaller one is slower by a greater factor than it is smaller"
         )
     reasons += [_compare(chosen, other, study) for other in study.measured if other is not chosen]
-    return Advice(chosen.profile, tuple(reasons))
+    return chosen.profile, reasons
 
 
 def _cost(one: ProfileResult) -> float:
@@ -355,3 +335,41 @@ def _compare(chosen: ProfileResult, other: ProfileResult, study: Study) -> str:
     elif other.ssim is None:
         words += ", lossless: sizes, frame rates and colours are unchanged"
     return words
+
+
+def _row(one: ProfileResult, seconds: float) -> dict[str, str]:
+    """Return the cells of a profile by the heads of their columns; `seconds`: length of all videos."""
+    return {
+        "profile": one.profile,
+        "size": size(one.bytes),
+        "an hour": size(3600 * one.bytes / seconds),
+        "encode CPU s/min": f"{60 * one.encode_seconds / seconds:.1f}",
+        "SSIM": "-" if one.ssim is None else f"{one.ssim:.4f}",
+        "PSNR dB": "-" if one.psnr is None else f"{one.psnr:.2f}",
+        "clips/s": f"{one.clips_per_second:.0f}",
+        "CPU ms/clip": f"{one.cpu_ms:.2f}",
+        "packets": f"{one.packets:.1f} of {one.packets_from_keys:.1f}",
+    }
+
+
+def render(study: Study, recommended: str, reasons: Sequence[str]) -> str:
+    """Render the study and what it recommends for a terminal."""
+    rows = [_row(one, study.seconds) for one in study.measured]
+    body = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*body, strict=True)]
+    lines = [
+        f"{things(study.videos, 'video')} of {count(study.found)}, {duration(study.seconds)},"
+        f" {size(study.source_bytes)} of sources; clips {study.sampling}, {things(study.workers, 'worker')}",
+        "",
+    ]
+    for row in body:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells))
+    lines += ["", *(f"{one.profile}: {one.estimate.sentence()}" for one in study.measured if one.estimate)]
+    for one in study.measured:
+        if one.rejected:
+            what = ", ".join(f"{number} {reason}" for reason, number in one.rejected.items())
+            lines.append(f"{one.profile} rejects {what}")
+    lines += [f"{name} was not measured: {why}" for name, why in study.refused.items()]
+    lines += ["", f"recommended: {recommended}", *(f"  {reason}" for reason in reasons)]
+    return "\n".join(lines)

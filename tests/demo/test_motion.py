@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from fastvid.demo import motion, run
+from fastvid.train.run.run_report import RunMetrics
 
 VIDEOS = motion.plan_videos({"train": 2, "test": 1}, seed=3)
 
@@ -68,16 +69,14 @@ def test_the_page_is_self_contained_and_escapes_names():
         "seconds": 200.0,
         "processes": 2,
     }
-    text = run.page(
-        summary,
-        curves={"TSM": [(1, 20.0), (2, 90.0)], "control": [(1, 12.0), (2, 13.0)]},
-        losses={"TSM": [(1, 2.0), (2, 0.5)]},
-        strips=[strip],
-        split={"compute": 0.1, "wait for data": 0.01},
-        facts=[("videos", "512")],
-        loaders=[("pyav", "compact", "700", "10 of 20")],
-    )
+    rows = [
+        {"kind": "train", "samples": n, "loss": 2.0 / n, "step_ms": 110.0, "wait_percent": 100 / 11} for n in (1, 2)
+    ]
+    rows += [{"kind": "eval", "samples": n, "top1_percent": 45.0 * n} for n in (1, 2)]
+    runs = {title: RunMetrics(title, rows, 1) for title in ("TSM", "<control>")}
+    text = run.page(summary, runs, [strip], {"videos": "512"})
     assert "<left>" not in text
+    assert "<control>" not in text
     assert "&lt;left&gt;" in text
     outside = [
         u
@@ -86,5 +85,5 @@ def test_the_page_is_self_contained_and_escapes_names():
     ]
     assert not outside
     assert text.count("<script") == 1  # the kit's own, whose hash its policy names
-    for number in ("99.0 %", "12.5 %", "14.0 %", "100 ms", "10 ms", "10 of 20"):
+    for number in ("99.0 %", "12.5 %", "14.0 %", "100 ms", "10 ms", "500 clips/s", "512"):
         assert f">{number}<" in re.sub(r"</?small>", "", text.replace("&#8239;", " ")), number

@@ -17,7 +17,7 @@ SUBJECTS: Final[dict[str, tuple[str, ...]]] = {
     "fastvid/load/clips/views.py": ("tests/load/clips/test_views.py",),
     "fastvid/load/workers/clip_worker.py": ("tests/load/workers/test_fetch.py",),
     "fastvid/decode/clips.py": ("tests/decode/test_packet_reads.py", "tests/load/workers/test_fetch.py"),
-    "fastvid/runtime/values.py": ("tests/runtime/test_hashing.py",),
+    "fastvid/runtime/values.py": ("tests/runtime/test_values.py",),
     "fastvid/format/generations.py": ("tests/format/test_generations.py",),
     "fastvid/sharding/job/ledger.py": ("tests/sharding/job/test_ledger.py",),
     "fastvid/train/records/checkpoint.py": ("tests/train/records/test_checkpoint.py", "-k", "not kill and not store"),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
-from fastvid.report.charts import bars, histogram, lines
+from fastvid.report.charts import bars, lines
 from fastvid.report.page import Section, card, definitions, document, figures, grid, table
 from tests.browser import Browser, needs_chromium
 
@@ -27,10 +25,9 @@ PLACE = """(() => {
 
 def made():
     points = {"tsm": [(0, 1.0), (5, 3.0), (10, 2.0)], LONG: [(0, 2.0), (10, 4.0)], "one": [(10, 1.0)]}
-    body = card(LONG, table((LONG, *"abcdefgh"), [(LONG, *"12345678")], marked={LONG}), LONG, LONG)
+    body = card(LONG, table((LONG, *"abcdefgh"), [(LONG, *"12345678")]), LONG, LONG)
     body += grid(card("", lines(points, "loss", across="epochs")), card("Speed", bars({LONG: 3.0, "b": 1.0}, unit="s")))
     body += card("Facts", definitions({LONG: LONG}))
-    body += card("Histogram", histogram(np.arange(100.0), str, str, what="samples"))
     numbers = figures([("Samples", "213 h 5 min", LONG)] * 3)
     sections = [Section(f"Section {n}", body, LONG) for n in range(9)]
     return document(LONG, sections, command="test", lead=LONG, chips={"name": LONG}, top=numbers)

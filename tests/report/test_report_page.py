@@ -80,7 +80,7 @@ def test_text_cannot_become_markup(hostile):
     points = {hostile: [(1.0, 2.0), (2.0, 3.0)], f"{hostile} 2": [(1.0, 1.0)]}
     body = (
         figures([(hostile, hostile, hostile)])
-        + card(hostile, table((hostile, "n"), [(hostile, "1")], marked={hostile}), hostile, hostile)
+        + card(hostile, table((hostile, "n"), [(hostile, "1")]), hostile, hostile)
         + definitions({hostile: hostile})
         + lines(points, hostile, across=hostile)
         + bars({hostile: 1.0}, unit=hostile, spread={hostile: (0.5, 2.0)})
@@ -111,15 +111,14 @@ def test_table_escapes_everything_but_markup():
     assert cells in table(("a", "b"), [cells], numeric=(False, True))
 
 
-def test_numbers_are_right_aligned_and_the_marked_row_is_highlighted():
+def test_numbers_are_right_aligned():
     rows = [
         ("2, ddp", "3.16 MB", "358dd88", "8.0 of 8.0", ""),
         ("4, ddp", "not reached", "16aa91d", "99 %", "-"),
         ("8, ddp", "1.2e+05", "1x", "<1 %", ""),
     ]
-    tags = Tags(whole(table(("ranks", "size", "commit", "packets", "none"), rows, marked={"4, ddp"})))
+    tags = Tags(whole(table(("ranks", "size", "commit", "packets", "none"), rows)))
     assert [said for _, said in tags.find("th", "num")] == ["size", "packets"]
-    assert [said for _, said in tags.find("tr", "marked")] == ["4, ddpnot reached16aa91d99 %-"]
     assert "<thead>" not in table(("", ""), rows and [("a", "b")])
 
 
@@ -209,10 +208,6 @@ def test_a_long_curve_keeps_its_peaks():
     assert "<summary>Numbers, 50 of 50,000 rows</summary>" in made
 
 
-def test_charts_are_deterministic():
-    assert bars({"a": 1.0}, unit="") == bars({"a": 1.0}, unit="")
-
-
 @pytest.mark.parametrize("channels", [3, 4])
 def test_picture_decodes_to_its_pixels(channels):
     pixels = np.random.default_rng(0).integers(0, 256, (5, 7, channels), dtype=np.uint8)
@@ -270,24 +265,3 @@ def test_predictions_show_frames_and_shares(tmp_path):
     assert (frame[7:, 7:] == seen[1]).all()
     with pytest.raises(UsageError, match="cannot be written"):
         results.write(tmp_path / "nowhere" / "seen.png", [one])
-
-
-@pytest.mark.parametrize("name", [r"a$\x$b", "$$", "$\\frac{", HOSTILE, QUOTES])
-def test_an_evaluation_shows_class_names_as_they_are(name: str) -> None:
-    """Names with dollars were formulas to a plotting library, and failed after all clips were scored."""
-
-    class Report:
-        score = types.SimpleNamespace(numbers={"loss": 0.7, "top1_percent": 50.0}, scored=2, total=2)
-        protocol, num_views, names = "1x1", 1, (name, "other")
-        confusion = np.array([[1, 0], [1, 0]])
-
-        rows = (
-            {"class": name, "videos": 1, "top1_percent": 100.0, "taken_for": None, "taken_for_videos": 0},
-            {"class": "other", "videos": 1, "top1_percent": 0.0, "taken_for": name, "taken_for_videos": 1},
-        )
-
-    tags = Tags(results.page(Report()))
-    shown = "".join(text for _, text in tags.find("body"))
-    assert name in shown
-    assert all("alert" not in text for _, text in tags.find("script"))
-    assert not any(attribute.startswith("on") for _, attrs, _ in tags.elements for attribute in attrs)

@@ -18,20 +18,10 @@ from typing import Any, Final
 import pyarrow as pa
 
 from fastvid.errors import JobError, MissingDependency, UsageError
+from fastvid.format import schema
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import common_root
-from fastvid.format.schema import (
-    FLOW,
-    IN_PLACE,
-    LEDGER,
-    LEDGER_PARTS,
-    LEDGER_SCHEMA,
-    MAX_KEY_BYTES,
-    PICTURES,
-    SIGNALS,
-    shard_stem,
-)
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.runtime import faults
@@ -41,20 +31,9 @@ from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
+from fastvid.sharding.job import ledger
 from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
-from fastvid.sharding.job.ledger import (
-    Part,
-    Row,
-    edit_ledger,
-    is_nameless,
-    ledger_rows,
-    problem_row,
-    read_blocked,
-    read_ledger,
-    read_part,
-    settle_rows,
-    write_ledger,
-)
+from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork
@@ -66,10 +45,10 @@ from fastvid.storage.urls import copy_file, sha256_of
 
 def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
     """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
-    if not storage.exists(LEDGER):
-        write_ledger(storage, ledger_rows(storage, generation), {})
+    if not storage.exists(schema.LEDGER):
+        ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
     names = ["source_id", "path", "bytes_in", "key", "reason", "seconds"]
-    return {row["source_id"]: row for row in read_ledger(storage)[0].select(names).to_pylist()}
+    return {row["source_id"]: row for row in ledger.read_ledger(storage)[0].select(names).to_pylist()}
 
 
 def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tuple[int, pa.Table]:
@@ -81,7 +60,7 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
     samples = [sample for part in parts for sample in part.samples]
     new = [row for part in parts for row in part.rows]
     known = {row["source_id"] for row in new}
-    before = [row for row in read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
+    before = [row for row in ledger.read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
     present = set(read_annotations(storage, generation)["key"].to_pylist())
     if any(sample.key not in present for sample in samples):
         records = _copy_all(storage, work, parts, generation)
@@ -90,7 +69,9 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
 
         def edit(old: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
             # Read again for every attempt: a takedown blocks a source before it hides the samples that it finds.
-            _, hidden = settle_rows(new, read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates)
+            _, hidden = ledger.settle_rows(
+                new, ledger.read_blocked(storage), before=before, drop_duplicates=work.drop_duplicates
+            )
             classes, labels = number_labels(old, work.found)
             rows = annotations_of(parts, work.found, labels, hidden)
             extras = _extras(old, records, work.found)
@@ -109,10 +90,10 @@ def _copy_all(storage: Storage, work: ShardWork, parts: Sequence[Part], generati
     for part in parts:
         if part.digest is None:
             continue
-        (record,) = shard_records([replace(part, stem=shard_stem(number))], work.profile)
+        (record,) = shard_records([replace(part, stem=schema.shard_stem(number))], work.profile)
         while storage.exists(record.data) and sha256_of(storage, record.data) != record.sha256:
             number += 1
-            record = replace(record, name=shard_stem(number))
+            record = replace(record, name=schema.shard_stem(number))
         if not storage.exists(record.data):
             copy_file(work.storage, f"{part.stem}.{record.suffixes[0]}", storage, record.data)
         for suffix in record.suffixes[1:]:
@@ -128,15 +109,16 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
     if not paths or not any(record.is_in_place for record in records):
         return old.extras
     known = [] if old.root is None else [f"{old.root}/file"]
-    return {**old.extras, IN_PLACE: {"root": common_root([*known, *paths])}}
+    return {**old.extras, schema.IN_PLACE: {"root": common_root([*known, *paths])}}
 
 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the classes of a generation with those of new sources, and the number of each label of the sources."""
-    used = {name for source in found.sources for name in source.class_names}
-    ordered = [name for name in found.classes if name in used]
+    keys = {name: source.key for source in reversed(found.sources) for name in source.class_names}
+    ordered = [name for name in found.classes if name in keys]
+    # Labels that are all numbers are indices into the dataset's classes rather than names.
     classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
-    labels = {name: label for name in ordered if (label := classes.index(name, "")) is not None}
+    labels = {name: label for name in ordered if (label := classes.index(name, keys[name])) is not None}
     return tuple(classes.names), labels
 
 
@@ -161,27 +143,27 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
     for part in parts:
         stem = None if part.digest is None else names.get(part.digest.sha256)
         made += [row | {"shard": None if row["shard"] is None else stem} for row in part.rows]
-    made += [problem_row(source, *source.problem) for source in work.found.sources if source.problem is not None]
-    known, blocked = {row["source_id"] for row in made}, read_blocked(storage)
+    made += [ledger.problem_row(source, *source.problem) for source in work.found.sources if source.problem is not None]
+    known, blocked = {row["source_id"] for row in made}, ledger.read_blocked(storage)
     rows: list[Row] = []
 
     def edit(before: list[Row]) -> list[Row]:
         nonlocal rows
         others = [row for row in before if row["source_id"] not in known]
-        rows, _ = settle_rows(made, blocked, before=others, drop_duplicates=work.drop_duplicates)
+        rows, _ = ledger.settle_rows(made, blocked, before=others, drop_duplicates=work.drop_duplicates)
         # The row of a takedown says when and why, so a refused copy does not replace it.
-        gone = {row["source_id"] for row in before if is_nameless(row)}
+        gone = {row["source_id"] for row in before if ledger.is_nameless(row)}
         others += [row for row in before if row["source_id"] in known & gone]
         return [*others, *(row for row in rows if row["source_id"] not in gone)]
 
-    edit_ledger(storage, edit)
+    ledger.edit_ledger(storage, edit)
     faults.reach("merged")
-    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=LEDGER_SCHEMA)
+    return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=schema.LEDGER_SCHEMA)
 
 
-_FOLDER: Final = f"{LEDGER_PARTS}/add"
+_FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
 # Leave space for the suffix "/0000" of a segment.
-_KEY_BYTES: Final = MAX_KEY_BYTES - 5
+_KEY_BYTES: Final = schema.MAX_KEY_BYTES - 5
 _HASH_DIGITS: Final = 8
 
 
@@ -253,13 +235,13 @@ def add_sources(
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known, number = len(every.sources) - len(found.sources), generation.number
         if not found.sources:
-            return JobReport(storage.url, LEDGER_SCHEMA.empty_table(), every.ignored)
+            return JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), every.ignored)
+        classes, labels = number_labels(generation, found)
         work: ShardWork
         if settings.proof is not None:
             work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
             work.drop_duplicates = drop_duplicates
             return work
-        classes, labels = number_labels(generation, found)
         return EncodeShards(
             scratch,
             found,
@@ -274,9 +256,9 @@ def add_sources(
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         nonlocal number
-        number, ledger = merge_parts(storage, work, parts)
+        number, rows = merge_parts(storage, work, parts)
         _delete_shards(scratch)
-        return ledger
+        return rows
 
     return Added(run(storage, chosen, prepare, commit), number, known)
 
@@ -289,7 +271,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
     shard, build = generation.shards[-1], find_ffmpeg()
-    if SIGNALS in generation.extras or not {PICTURES, FLOW}.issuperset(generation.streams):
+    if schema.SIGNALS in generation.extras or not {schema.PICTURES, schema.FLOW}.issuperset(generation.streams):
         raise UsageError(
             "single videos cannot be added to a dataset with cameras or signals",
             hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
@@ -324,22 +306,22 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:
     """Return whether everything in the scratch folder is in the dataset, as after a kill during cleanup."""
-    names = scratch.list(f"{LEDGER_PARTS}/")
-    if any(name.startswith(f"{LEDGER_PARTS}/staging/") for name in names):
+    names = scratch.list(f"{schema.LEDGER_PARTS}/")
+    if any(name.startswith(f"{schema.LEDGER_PARTS}/staging/") for name in names):
         return False
     stems = [PurePosixPath(name).stem for name in names if name.endswith(".parquet")]
-    rows = [row for stem in stems for row in read_part(scratch, stem).rows]
+    rows = [row for stem in stems for row in ledger.read_part(scratch, stem).rows]
     known = known_sources(storage, generation) if rows else {}
     # The encoding time of a source distinguishes this attempt from an earlier one. A blocked source leaves no row.
-    blocked = read_blocked(storage)
-    named = [row for row in rows if not is_nameless(row) and row["source_sha256"] not in blocked]
+    blocked = ledger.read_blocked(storage)
+    named = [row for row in rows if not ledger.is_nameless(row) and row["source_sha256"] not in blocked]
     return all(row["source_id"] in known and known[row["source_id"]]["seconds"] == row["seconds"] for row in named)
 
 
 def _delete_shards(scratch: Storage) -> None:
     """Delete the shards of a job, but not the record that marks it as unfinished."""
     for name in scratch.list():
-        if not name.startswith(f"{LEDGER_PARTS}/"):
+        if not name.startswith(f"{schema.LEDGER_PARTS}/"):
             scratch.delete(name)
 
 
@@ -369,16 +351,7 @@ def _new_sources(
                 file=row["path"],
                 hint="use --prefix NAME to prepend a name to those of all new sources",
             )
-    labels = [(source.key, name) for source in new for name in source.class_names]
-    names = ClassNames(generation.classes, [name for _, name in labels], grow=not _numbered(every))
-    for key, name in labels:
-        names.index(name, key)
     return SourceList(_free_keys(storage, generation, new, known), every.classes, every.ignored)
-
-
-def _numbered(found: SourceList) -> bool:
-    """Return whether labels are indices into the dataset's classes rather than names."""
-    return bool(found.classes) and all(name.isdecimal() for name in found.classes)
 
 
 def _free_keys(

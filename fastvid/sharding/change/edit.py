@@ -16,26 +16,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import StorageError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.job.job import hide_rows
-from fastvid.sharding.sources.action_sets import AnnotationFile
-from fastvid.sharding.sources.annotations import read_table
+from fastvid.sharding.sources import tables
+from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
 from fastvid.sharding.sources.sources import seconds_text
-from fastvid.sharding.sources.tables import (
-    LABELS,
-    AnnotationRow,
-    Annotations,
-    Columns,
-    NumberedRecord,
-    check_rows,
-    label_list,
-    plain_value,
-)
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations
 from fastvid.storage import Storage
 
 # Number of unknown keys that a message lists.
@@ -213,40 +204,23 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Matched:
-    """Annotation rows matched to the samples of a dataset."""
-
-    rows: Mapping[str, Mapping[str, Any]]
-    unmatched: tuple[str, ...]
-    ambiguous: tuple[str, ...]  # names that match samples of several sources; their samples are not changed
-
-
 def read_labels(place: str, columns: str | Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
     """Return rows for `relabel_samples` from a table with the columns ``key`` and those to change.
 
     An empty field of a CSV is None.
     """
-    file, names = AnnotationFile(place), Columns.parse(columns)
+    file, names = AnnotationFile(place), tables.Columns.parse(columns)
     form = file.suffix[1:] if file.suffix in (".json", ".jsonl", ".parquet") else "csv"
-    try:
+    with parsing(place, form):
         rows = _by_key(read_table(file, form, names, whole=True))
-        check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
+        tables.check_rows([AnnotationRow(key, None, row) for key, row in rows.items()])
         for row in rows.values():
             if LABELS in row:
-                row[LABELS] = label_list(row[LABELS])
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UsageError(f"table cannot be read: {error.strerror}", file=place) from error
-    except UsageError as error:
-        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"table does not parse as {form}: {error}", file=place) from error
+                row[LABELS] = tables.label_list(row[LABELS])
     return rows
 
 
-def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
+def _by_key(records: Sequence[tables.NumberedRecord]) -> dict[str, dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for number, record in records:
         key = record.get("key")
@@ -255,22 +229,25 @@ def _by_key(records: Sequence[NumberedRecord]) -> dict[str, dict[str, Any]]:
         if key in rows:
             raise UsageError(f"duplicate key {key!r}", row=number)
         values = {name: None if value == "" else value for name, value in record.items() if name != "key"}
-        rows[key] = {name: value if name == LABELS else plain_value(value) for name, value in values.items()}
+        rows[key] = {name: value if name == LABELS else tables.plain_value(value) for name, value in values.items()}
     return rows
 
 
-def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
+def match_annotations(
+    table: pa.Table, annotations: Annotations
+) -> tuple[dict[str, dict[str, Any]], list[str], list[str]]:
     """Find the samples that annotation rows refer to, by the names of their sources.
 
     A row's name is a source's path or the end of it, with or without the file extension. All segments of a source get
-    its row.
+    its row. Returns the rows by key, the names that match nothing, and those that match samples of several sources,
+    which are not changed.
     """
     by_name: dict[str, dict[str, list[str]]] = {}
     for key, source in zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True):
         for name in _names(source):
             by_name.setdefault(name, {}).setdefault(source, []).append(key)
     rows: dict[str, dict[str, Any]] = {}
-    unmatched, ambiguous = [], []
+    unmatched, ambiguous = list[str](), list[str]()
     for row in annotations.rows:
         names = _wanted(row)
         found = next((by_name[name] for name in names if name in by_name), None)
@@ -284,7 +261,7 @@ def match_annotations(table: pa.Table, annotations: Annotations) -> Matched:
         else:
             values = dict(row.columns) if row.label is None else {"label": row.label, **row.columns}
             rows |= {key: values for keys in found.values() for key in keys}
-    return Matched(rows, tuple(unmatched), tuple(ambiguous))
+    return rows, unmatched, ambiguous
 
 
 def _names(source: str) -> list[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastvid.errors import JobError, StorageError, UsageError
@@ -23,25 +23,6 @@ from fastvid.storage import LocalStorage, Storage
 _SHARD_FILE: Final = re.compile(r"(data-\d{6}(?:-\d+)?)\.(?:tar|files|idx|parquet|pkt|signals\.parquet)")
 _ANNOTATIONS: Final = re.compile(r"annotations-(\d{6})\.parquet")
 _GENERATION: Final = re.compile(rf"{GENERATIONS}/(\d{{6}})\.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One generation of a dataset."""
-
-    number: int
-    time: str
-    note: str  # what was done, such as "remove 3 samples"
-    reason: str
-    samples: int | None  # number of samples that it shows; None if an earlier fastvid wrote it
-    removed: int | None  # number of samples that it hides; None likewise
-    shards: int
-    bytes: int
-    tags: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        """As JSON."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +39,12 @@ class Garbage:
         return sum(self.files.values())
 
 
-def list_generations(storage: Storage) -> list[Entry]:
-    """Return the generations of a dataset that can be opened, newest first."""
+def list_generations(storage: Storage) -> list[dict[str, Any]]:
+    """Return the generations of a dataset that can be opened, newest first, each as one JSON object.
+
+    ``note`` is what was done, such as "remove 3 samples"; ``samples`` and ``removed`` are the numbers of samples that a
+    generation shows and hides, None if an earlier fastvid wrote it.
+    """
     head = read_head(storage)
     names: dict[int, list[str]] = {}
     for tag, number in sorted(head.tags.items()):
@@ -79,19 +64,19 @@ def _before(storage: Storage, oldest: int) -> Iterator[Generation]:
     yield from (read_generation(storage, number)[1] for number in sorted(numbers, reverse=True) if number < oldest)
 
 
-def _entry(generation: Generation, tags: Sequence[str]) -> Entry:
+def _entry(generation: Generation, tags: Sequence[str]) -> dict[str, Any]:
     removed = generation.removed
-    return Entry(
-        generation.number,
-        generation.time,
-        generation.note,
-        generation.reason,
-        None if removed is None else generation.num_samples - removed,
-        removed,
-        len(generation.shards),
-        sum(shard.bytes for shard in generation.shards),
-        tuple(tags),
-    )
+    return {
+        "number": generation.number,
+        "time": generation.time,
+        "note": generation.note,
+        "reason": generation.reason,
+        "samples": None if removed is None else generation.num_samples - removed,
+        "removed": removed,
+        "shards": len(generation.shards),
+        "bytes": sum(shard.bytes for shard in generation.shards),
+        "tags": tuple(tags),
+    }
 
 
 def find_garbage(storage: Storage, *, keep_generations: int = 1, keep: Collection[int] = ()) -> Garbage:

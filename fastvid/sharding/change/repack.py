@@ -1,30 +1,57 @@
-"""Writes a shard of samples that exist: their members are packed again, and nothing is encoded.
+"""Writes shards of samples that exist: their members are packed again, and nothing is encoded.
 
 Subsets, merges and compacted shards are plans of pieces: which samples of which shards, and what changes in them.
+
+`compact_shards` rewrites shards without their removed samples. The new shards lie next to the old ones, and a
+generation with them is committed; the old ones stay for jobs that have pinned an older generation, until
+`fastvid.sharding.change.history.collect_garbage` deletes them.
+
+`make_dataset` makes a new dataset of samples that exist: shards are linked or copied, or packed again. A killed run
+resumes: its folder records what it makes and which shards are finished, and the commit record is the last thing
+written, so half a dataset cannot be opened.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, groupby
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fastvid.errors import FormatError
+from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import KeptSignals, join_signals
 from fastvid.format.dataset import ListedSample, listed_samples, write_listed
-from fastvid.format.generations import Generation, ShardRecord, read_annotations
+from fastvid.format.generations import (
+    Generation,
+    ShardRecord,
+    commit_generation,
+    history,
+    read_annotations,
+    read_generation,
+    read_head,
+)
+from fastvid.format.schema import FOREIGN, later_stem, shard_stem
 from fastvid.format.shard import open_shard, write_shard
-from fastvid.format.tar import read_members, to_json
-from fastvid.runtime.values import sha256
+from fastvid.format.tar import TarDigest, read_members, to_json
+from fastvid.runtime import faults
+from fastvid.runtime.values import sha256, things
+from fastvid.sharding.change.history import sweep
+from fastvid.sharding.job.job import dataset_id, hide_sources, run
+from fastvid.sharding.job.ledger import Part, Row, block, read_blocked, settle_rows, write_ledger
 from fastvid.sharding.job.lock import short_scratch
-from fastvid.sharding.job.restore import annotate_members, dataset_record, with_record
-from fastvid.storage import Storage
+from fastvid.sharding.job.restore import annotate_members, dataset_record, is_current, with_record
+from fastvid.sharding.job.run import How, ShardWork
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.sharding.work.tasks import Outcome
+from fastvid.storage import Storage, open_storage
+from fastvid.storage.urls import link_or_copy
 
 Members = tuple[str, Mapping[str, bytes]]
 """Key of a sample, and its members by suffix."""
@@ -182,3 +209,238 @@ def kept_samples(
     for (key, members), stays in zip(groups, keep.tolist(), strict=True):
         if stays:
             yield key, {member.suffix: bytes(view[member.offset : member.offset + member.size]) for member in members}
+
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Compacted:
+    """The result of `compact_shards`."""
+
+    generation: int
+    rewritten: Mapping[str, str | None]
+    samples: int  # number of removed samples that the new generation no longer contains
+    bytes: int  # bytes saved in tars
+
+
+def compact_shards(storage: Storage, *, annotations: bool = False) -> Compacted:
+    """Rewrite the shards that contain removed samples without them. Kept samples keep their streams and order.
+
+    The annotations in rewritten tars are the current ones.
+    """
+    sweep(storage)
+    head = read_head(storage)
+    generation = next(history(storage, head))
+    table = read_annotations(storage, generation)
+    removed = table["removed"].to_numpy()
+    pieces = pieces_of(storage, generation, ~removed)
+    _check_ours(pieces)
+    todo = {piece.number for piece in pieces if not piece.is_whole or (annotations and _is_outdated(piece, table))}
+    if not todo:
+        return Compacted(generation.number, {}, 0, 0)
+    shards: list[ShardRecord] = []
+    rewritten: dict[str, str | None] = {}
+    made = replace(
+        generation,
+        number=generation.number + 1,
+        note=f"compact {things(len(todo), 'shard')}, {things(int(removed.sum()), 'removed sample')}",
+    )
+    for piece in pieces:
+        shard = piece.shard
+        if piece.number not in todo:
+            shards.append(shard)
+            continue
+        _LOG.info("%d of %d shards", len(rewritten), len(todo))
+        rewritten[shard.name] = None
+        if piece.samples:
+            # Unique for each state of the dataset, by its revision; two runs from one state write equal bytes.
+            name = later_stem(shard.name, head.revision)
+            _LOG.info("%s: keeping %d of %d samples, as %s", shard.name, piece.samples, shard.samples, name)
+            shards.append(repack(storage, name, [piece], made, piece.rows(table)))
+            rewritten[shard.name] = name
+        faults.reach("compact")
+    made = replace(made, shards=tuple(shards))
+    committed = commit_generation(storage, head.dataset_id, made, table.filter(pa.array(~removed)), head=head)
+    saved = sum(shard.bytes for shard in generation.shards) - sum(shard.bytes for shard in shards)
+    return Compacted(committed.number, rewritten, int(removed.sum()), saved)
+
+
+def _is_outdated(piece: Piece, table: pa.Table) -> bool:
+    """Return whether the tar of a whole shard contains other annotations than the current ones."""
+    shard, classes = piece.shard, piece.generation.classes
+    if shard.profile.get("name") == FOREIGN or shard.is_in_place:
+        return False
+    samples = kept_samples(map_checked(piece.storage, shard), piece.keep, shard)
+    rows = piece.rows(table).to_pylist()
+    return not all(is_current(members, row, classes) for (_, members), row in zip(samples, rows, strict=True))
+
+
+def _check_ours(pieces: Sequence[Piece]) -> None:
+    """Refuse to rewrite shards of other tools: their tars contain members that fastvid does not know."""
+    changed = (piece.shard for piece in pieces if not piece.is_whole)
+    foreign = [shard.name for shard in changed if shard.profile.get("name") == FOREIGN]
+    if foreign:
+        raise UsageError(
+            f"{things(len(foreign), 'shard')} with removed samples are tars of another tool, which are never rewritten",
+            shard=foreign[0],
+            hint="encode the tars with `fastvid shard` and remove the samples there to free their bytes; until then"
+            " they stay hidden",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A dataset to make."""
+
+    identity: Mapping[str, Any]
+    shards: Sequence[Sequence[Piece]]
+    table: pa.Table
+    ledger: Mapping[str, Row]  # its ledger rows by source, except for the names of shards
+    streams: tuple[str, ...]
+    classes: tuple[str, ...]
+    extras: Mapping[str, Any]
+    note: str
+
+    @property
+    def sources(self) -> Iterable[Storage]:
+        """The datasets from which shards are taken."""
+        return {piece.storage.url: piece.storage for pieces in self.shards for piece in pieces}.values()
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A dataset that was made."""
+
+    dataset: str
+    generation: Generation
+    linked: int
+
+
+def arrange(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Join pieces into shards, in order. Whole shards stay as they are.
+
+    A joined shard has at most as many samples and bytes, estimated from the mean size of samples, as the largest old
+    one.
+    """
+    samples, size = (max(getattr(piece.shard, name) for piece in pieces) for name in ("samples", "bytes"))
+    shards: list[list[Piece]] = []
+    count, weight = 0, 0.0
+    for piece in pieces:
+        if not piece.samples:
+            continue
+        bytes_taken = piece.shard.bytes * piece.samples / piece.shard.samples
+        if not piece.is_whole and piece.shard.profile.get("name") == FOREIGN:
+            raise UsageError(
+                "tars of another tool are never rewritten",
+                shard=piece.shard.name,
+                file=piece.storage.url,
+                hint="encode them with `fastvid transcode` first",
+            )
+        last = shards[-1][-1] if shards else None
+        joins = (
+            last is not None
+            and not last.is_whole
+            and not piece.is_whole
+            and (last.shard.profile, last.shard.encoder) == (piece.shard.profile, piece.shard.encoder)
+            and count + piece.samples <= samples
+            and weight + bytes_taken <= size
+        )
+        if not joins:
+            shards.append([])
+            count, weight = 0, 0.0
+        shards[-1].append(piece)
+        count, weight = count + piece.samples, weight + bytes_taken
+    return shards
+
+
+class _Repack(ShardWork):
+    """Makes the shards of a recipe, of samples that exist, so that no source has to be processed."""
+
+    def __init__(self, storage: Storage, recipe: Recipe) -> None:
+        self.storage, self.found, self.identity = storage, SourceList((), recipe.classes, {}), recipe.identity
+        self.shards: Sequence[Sequence[Source]] = [()] * len(recipe.shards)
+        self.stems = [shard_stem(number) for number in range(len(recipe.shards))]
+        self._recipe = recipe
+        counts = (sum(piece.samples for piece in pieces) for pieces in recipe.shards)
+        self._first = list(accumulate(counts, initial=0))
+        # What is written here is later than shards that are linked.
+        newest = max(read_generation(source)[1].number for source in recipe.sources)
+        self._told = Generation(newest + 1, (), recipe.streams, recipe.classes, extras=recipe.extras)
+
+    def open_engine(self, how: How, blocked: tuple[str, ...]) -> None:
+        """See `ShardWork`."""
+
+    def data(self, shard: int) -> str:
+        """See `ShardWork`."""
+        return f"{self.stems[shard]}.{self._recipe.shards[shard][0].shard.suffixes[0]}"
+
+    def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:  # noqa: ARG002
+        """See `ShardWork`."""
+        _LOG.info("%d of %d shards", shard, len(self.shards))
+        stem, pieces = self.stems[shard], self._recipe.shards[shard]
+        if _is_taken_over(pieces):
+            made = _take_over(self.storage, stem, pieces[0])
+        else:
+            rows = self._recipe.table.slice(self._first[shard], self._first[shard + 1] - self._first[shard])
+            made = repack(self.storage, stem, pieces, self._told, rows)
+        faults.reach("shard")
+        return Part(stem, [], [], TarDigest(made.bytes, made.sha256, made.samples), made.encoder, made.signals)
+
+
+def make_dataset(out: str, recipe: Recipe, command: str) -> Made:
+    """Write a dataset; run again after an interruption, it resumes."""
+    storage = open_storage(out)
+
+    def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
+        records = []
+        for part, pieces in zip(parts, recipe.shards, strict=True):
+            assert part.digest is not None  # repacked shards are never empty
+            records.append(replace(pieces[0].shard, name=part.stem, **asdict(part.digest), signals=part.signals))
+        # What one of the datasets refuses, the new one refuses too.
+        blocked = block(storage, {digest for source in recipe.sources for digest in read_blocked(source)})
+        stems = [record.name for record in records for _ in range(record.samples)]
+        rows, hidden = settle_rows(_ledger(recipe, stems), blocked)
+        ledger = write_ledger(storage, rows, work.identity)
+        faults.reach("ledger")
+        made = Generation(1, tuple(records), recipe.streams, recipe.classes, note=recipe.note, extras=recipe.extras)
+        commit_generation(storage, dataset_id(work.identity), made, hide_sources(recipe.table, hidden))
+        return ledger
+
+    run(storage, How(command=command), lambda: _Repack(storage, recipe), commit)
+    return Made(storage.url, read_generation(storage)[1], sum(map(_is_taken_over, recipe.shards)))
+
+
+def _is_taken_over(pieces: Sequence[Piece]) -> bool:
+    return len(pieces) == 1 and pieces[0].is_whole
+
+
+def _take_over(storage: Storage, stem: str, piece: Piece) -> ShardRecord:
+    """Link or copy a shard, with its signals."""
+    for suffix in piece.shard.suffixes:
+        expected = piece.shard.sha256 if f"{piece.shard.name}.{suffix}" == piece.shard.data else None
+        link_or_copy(piece.storage, f"{piece.shard.name}.{suffix}", storage, f"{stem}.{suffix}", expected)
+    return piece.shard
+
+
+def _ledger(recipe: Recipe, stems: Sequence[str]) -> list[Row]:
+    """Return the ledger rows with the new shards; a packed source without a sample here has none."""
+    keys, names = recipe.table["key"].to_pylist(), recipe.table["source_id"].to_pylist()
+    frames, first = dict.fromkeys(names, 0), dict[str, tuple[str, str]]()
+    for key, name, stem, number in zip(keys, names, stems, recipe.table["num_frames"].to_pylist(), strict=True):
+        frames[name] += number
+        first.setdefault(name, (key, stem))
+    rows = []
+    for name, row in recipe.ledger.items():
+        if row["status"] != "packed":
+            rows.append({**row, "shard": None})
+        elif name in first:
+            part = frames[name] != row["num_frames"]
+            changed = {"num_frames": frames[name], "shard": first[name][1]}
+            rows.append({**row, **changed, **({"bytes_out": None} if part else {})})
+    return rows
+
+
+def folder_name(url: str) -> str:
+    """Return the last component of a folder's path or URL, for messages."""
+    return PurePosixPath(url).name or url

@@ -141,20 +141,32 @@ class _Tasks:
         return to_parquet(table.replace_schema_metadata({"pandas": json.dumps(pandas)}))
 
 
+class _Files:
+    """Files that are written one after the other, named by a template with their numbers."""
+
+    def __init__(self, target: Storage, template: str, **known: str) -> None:
+        self._target, self._template, self._known = target, template, known
+        self.made: dict[str, dict[str, Any]] = {}  # bytes and episodes of each
+
+    @property
+    def place(self) -> dict[str, int]:
+        """Numbers of the next file."""
+        return {"chunk_index": len(self.made) // _PER_CHUNK, "file_index": len(self.made) % _PER_CHUNK}
+
+    def write(self, content: bytes, episodes: int) -> None:
+        name = self._template.format(**self._known, **self.place)
+        self._target.write(name, content)
+        self.made[name] = {"bytes": len(content), "samples": episodes}
+
+
 def _write_videos(
     source: Dataset, target: Storage, camera: str, episodes: Sequence[_Episode], most: int
 ) -> tuple[dict[str, dict[str, Any]], StreamInfo]:
     """Write the videos of a camera; note in the episodes where each is. Return the files and a description."""
-    files: dict[str, dict[str, Any]] = {}
+    files = _Files(target, _VIDEO, video_key=camera)
     shards, at = source.locate(np.arange(len(source)))
     open_file: _Video | None = None
     first: StreamInfo | None = None
-
-    def end(video: _Video) -> None:
-        name = _VIDEO.format(video_key=camera, **_place(len(files)))
-        content = video.to_bytes()
-        target.write(name, content)
-        files[name] = {"bytes": len(content), "samples": video.episodes}
 
     for episode, shard_number, row in zip(episodes, shards.tolist(), at.tolist(), strict=True):
         shard = source.shard(shard_number)
@@ -165,7 +177,7 @@ def _write_videos(
                 f"videos of {camera} differ in size, rate or codec", key=episode.key, hint="encode all with one profile"
             )
         if open_file is not None and not open_file.takes(info, most):
-            end(open_file)
+            files.write(open_file.to_bytes(), open_file.episodes)
             open_file = None
         open_file = open_file or _Video(info)
         begins = open_file.frames
@@ -179,15 +191,15 @@ def _write_videos(
         episode.row |= {
             f"videos/{camera}/{name}": value
             for name, value in {
-                **_place(len(files)),
+                **files.place,
                 "from_timestamp": float(begins / rate),
                 "to_timestamp": float((begins + episode.length) / rate),
             }.items()
         }
-    if open_file is not None:
-        end(open_file)
     assert first is not None
-    return files, first
+    assert open_file is not None
+    files.write(open_file.to_bytes(), open_file.episodes)
+    return files.made, first
 
 
 class _Video:
@@ -219,10 +231,6 @@ class _Video:
     def to_bytes(self) -> bytes:
         columns = [np.concatenate(parts) for parts in zip(*self._packets, strict=True)]
         return minimal_mp4(self._info, self._data.getbuffer(), *columns)
-
-
-def _place(number: int) -> dict[str, int]:
-    return {"chunk_index": number // _PER_CHUNK, "file_index": number % _PER_CHUNK}
 
 
 def _features(source: Dataset, features: Mapping[str, Any], described: Mapping[str, StreamInfo]) -> dict[str, Any]:
@@ -260,21 +268,13 @@ def _write_data(
     most: int,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray[Any, Any]]]:
     """Write the signals of all frames; return the files, and all values of each signal."""
-    files: dict[str, dict[str, Any]] = {}
+    files = _Files(target, _DATA)
     every: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in source.signals}
     waiting, size, index = list[pa.Table](), 0, 0
-
-    def end() -> None:
-        content = to_parquet(pa.concat_tables(waiting))
-        name = _DATA.format(**_place(len(files)))
-        target.write(name, content)
-        files[name] = {"bytes": len(content), "samples": len(waiting)}
-        waiting.clear()
-
     for episode, row in zip(episodes, source.rows.tolist(), strict=True):
         if waiting and size >= most:
-            end()
-            size = 0
+            files.write(to_parquet(pa.concat_tables(waiting)), len(waiting))
+            waiting, size = [], 0
         frames = np.arange(episode.length)
         values = {name: source.signals.values(name, np.array([row]), frames[None])[0] for name in source.signals}
         computed = {
@@ -287,7 +287,7 @@ def _write_data(
             values["task_index"] = tasks.renumber(values["task_index"].reshape(-1), episode.key)
         table = pa.table({name: _column(column, features[name]) for name, column in values.items()})
         episode.row |= {
-            **{f"data/{name}": value for name, value in _place(len(files)).items()},
+            **{f"data/{name}": value for name, value in files.place.items()},
             "dataset_from_index": index,
             "dataset_to_index": index + episode.length,
             **{
@@ -303,8 +303,8 @@ def _write_data(
         waiting.append(table)
         size, index = size + table.nbytes, index + episode.length
     if waiting:
-        end()
-    return files, {name: np.concatenate(columns) for name, columns in every.items() if columns}
+        files.write(to_parquet(pa.concat_tables(waiting)), len(waiting))
+    return files.made, {name: np.concatenate(columns) for name, columns in every.items() if columns}
 
 
 def _column(values: np.ndarray[Any, Any], feature: Mapping[str, Any]) -> pa.Array:

@@ -23,18 +23,8 @@ from fastvid.sharding.job.job import UNDIVIDED, JobReport, check_amounts, choose
 from fastvid.sharding.job.ledger import PackedSample, Row
 from fastvid.sharding.job.plan import digest
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork, View
-from fastvid.sharding.lerobot.read import (
-    EPISODES_PER_SHARD,
-    INFO,
-    SCHEME,
-    LeRobotDataset,
-    episode_shards,
-    episode_sources,
-    extras_of,
-    kept_episodes,
-    read_lerobot,
-    read_signals_of,
-)
+from fastvid.sharding.lerobot import read
+from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, LeRobotDataset
 from fastvid.sharding.sources.sources import Source
 from fastvid.sharding.work.tasks import EncodedSample, Outcome, SourceTask
 from fastvid.storage import Storage, open_storage
@@ -49,11 +39,11 @@ class _Episodes(ShardWork):
     """What episodes have in common, encoded or in place: signals, and a stream for each camera."""
 
     def __init__(self, storage: Storage, dataset: LeRobotDataset, settings: Settings, most: int, **more: Any) -> None:
-        found = episode_sources(dataset)
-        more["shards"] = episode_shards(dataset, found, most)
+        found = read.episode_sources(dataset)
+        more["shards"] = read.episode_shards(dataset, found, most)
         super().__init__(storage, found, settings, samples_per_shard=most, **more)  # type: ignore[call-arg]
         self.dataset, self.streams, self.sources_per_sample = dataset, dataset.cameras, len(dataset.cameras)
-        self.extras = {**self.extras, **extras_of(dataset)}
+        self.extras = {**self.extras, **read.extras_of(dataset)}
         sources = [(source.frames, source.stream) for source in found.sources]
         known = {"episodes": len(dataset.episodes), "sha256": digest([dataset.info, dataset.stats, sources])}
         self.identity = {**self.identity, "lerobot": known}
@@ -67,8 +57,8 @@ class _Episodes(ShardWork):
         """See `ShardWork`."""
         if not packed or not self.dataset.signals:
             return ""
-        episodes = kept_episodes(self.dataset, [sample.key for sample in packed])
-        return write_signals(self.storage, stem, read_signals_of(self.dataset, episodes))
+        episodes = read.kept_episodes(self.dataset, [sample.key for sample in packed])
+        return write_signals(self.storage, stem, read.read_signals_of(self.dataset, episodes))
 
 
 class IndexEpisodes(_Episodes, IndexFiles):
@@ -121,9 +111,9 @@ def new_episodes(url: str) -> tuple[str, int]:
     """Return where the LeRobot dataset of videos in place is, and how many episodes it has gained since."""
     generation = read_generation(open_storage(url))[1]
     known, found = _known_episodes(generation), re.fullmatch(r"(.*)/videos(/.*)?", generation.root or "")
-    if known is None or found is None or not open_storage(found[1]).exists(INFO):
+    if known is None or found is None or not open_storage(found[1]).exists(read.INFO):
         return "", 0
-    return found[1], len(read_lerobot(f"{SCHEME}{found[1]}").episodes) - known
+    return found[1], len(read.read_lerobot(f"{read.SCHEME}{found[1]}").episodes) - known
 
 
 def index_lerobot(
@@ -158,7 +148,7 @@ def index_lerobot(
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
     settings = index_settings(limits, proof=proof)
-    dataset = read_lerobot(source)
+    dataset = read.read_lerobot(source)
     storage = _folder(out, dataset)
     work = IndexEpisodes(storage, dataset, settings, episodes_per_shard)
     return run(storage, chosen, lambda: work)
@@ -195,7 +185,7 @@ def shard_lerobot(
             f"profile {chosen.name!r} does not encode", hint="use `fastvid index lerobot:ROOT`, or another profile"
         )
     settings = choose_settings(chosen, max_seconds=UNDIVIDED, limits=limits)  # episodes are never divided
-    dataset = read_lerobot(source)
+    dataset = read.read_lerobot(source)
     storage = _folder(out, dataset)
     work = EncodeEpisodes(storage, dataset, settings, episodes_per_shard, scratch=scratch)
     return run(storage, chosen_how, lambda: work)

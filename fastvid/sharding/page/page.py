@@ -1,26 +1,165 @@
 """Renders a dataset as one self-contained HTML page, for `fastvid inspect --html`.
 
 Its sections: classes and splits as bars, a contact sheet, the columns that came with the sources, how the samples are
-encoded, and the table of sources with what became of each.
+encoded, and the table of sources with what became of each. The contact sheet has strips of frames for some samples of
+every class, within a byte limit.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from fastvid.errors import UsageError
+from fastvid.errors import FastvidError, UsageError
+from fastvid.format.dataset import Dataset
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.report.charts import COLOURS
 from fastvid.report.page import Markup, Section, asset, card, definitions, document, figures, grid, row, table, text
+from fastvid.runtime.processes import available_cores
+from fastvid.runtime.progress import Progress
 from fastvid.runtime.values import count, duration, percent, size, things
-from fastvid.sharding.page.contact_sheet import ContactSheet, FrameStrip, make_contact_sheet
 from fastvid.sharding.page.summary import ClassCount, Summary, Total, Totals, describe
+from fastvid.videos.pictures import encode_picture
+from fastvid.videos.video import decode_frames
+
+_LOG = logging.getLogger(__name__)
+
+HEIGHT: Final = 120
+"""Height of a frame in a strip, in pixels."""
+_WIDTHS: Final = (68, 300)  # minimum and maximum width of a frame
+_FRAMES: Final = (12, 4)  # maximum and minimum frames of a strip
+# A strip covers this much of the middle of a video: long enough to show an action, short enough to show its motion.
+_WINDOW_SECONDS: Final = 6.0
+_TILES: Final = 240
+_PER_CLASS: Final = (1, 18)
+_PROBES: Final = 8  # strips made to estimate the size of one
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStrip:
+    """Frames of one sample side by side."""
+
+    sample: int  # row of the sample in the summary
+    uri: str
+    frames: int  # number of frames
+    width: int  # width of one frame in pixels; the height is HEIGHT
+    codec: str
+    bytes: int
+
+
+@dataclass(slots=True)
+class ContactSheet:
+    """Strips by class."""
+
+    # strips by class name, classes with most samples first.
+    strips: dict[str, list[FrameStrip]] = field(default_factory=dict)
+    failed: int = 0  # number of samples that could not be decoded
+    left_out: int = 0  # number of classes with samples but without a strip, for lack of space
+
+
+def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
+    """Decode strips, a few of every class, as many as fit.
+
+    `max_bytes`: maximum size of their markup. If it is small, strips get fewer frames, then classes get fewer strips,
+    then small classes get none.
+    """
+    rows = _rows_by_class(summary)
+    dataset = Dataset(summary.url, generation=summary.generation.number)
+
+    def make(row: int, count: int) -> FrameStrip | None:
+        return _strip(dataset, row, float(summary.seconds[row]), count)
+
+    first = [samples[len(samples) // 2] for samples in rows.values()]
+    frames = _frames_that_fit([make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
+    most = min(max(_TILES // max(len(rows), 1), _PER_CLASS[0]), _PER_CLASS[1])
+    wanted = list(_round_robin([_spread(samples, most) for samples in rows.values()]))
+    sheet, room = ContactSheet(), max_bytes
+    names = summary.class_names
+    progress = Progress(len(wanted), what="clips")
+    with ThreadPoolExecutor(available_cores(), thread_name_prefix="contact") as pool:
+        for row, strip in zip(wanted, pool.map(lambda row: make(row, frames), wanted), strict=True):
+            progress.advance()
+            if strip is None:
+                sheet.failed += 1
+                continue
+            # The first strip of a class brings its heading.
+            head = "" if names[row] in sheet.strips else _group(names[row], "", "")
+            room -= len((head + _tile(summary, strip)).encode())
+            if room < 0:
+                pool.shutdown(wait=True, cancel_futures=True)
+                break
+            sheet.strips.setdefault(names[row], []).append(strip)
+    progress.finish()
+    sheet.strips = {name: sheet.strips[name] for name in rows if name in sheet.strips}
+    sheet.left_out = len(rows) - len(sheet.strips)
+    return sheet
+
+
+def pick_frames(num_frames: int, seconds: float, count: int) -> npt.NDArray[np.int64]:
+    """Return evenly spaced frames from the middle seconds of a video, int64 [min(count, num_frames)], ascending."""
+    window = max(1, min(num_frames, round(num_frames * min(1.0, _WINDOW_SECONDS / max(seconds, 1e-9)))))
+    count = min(count, num_frames)
+    window = max(window, count)
+    start = (num_frames - window) // 2
+    picks: npt.NDArray[np.int64] = start + (np.arange(count) * 2 + 1) * window // (2 * count)
+    return picks
+
+
+def _strip(dataset: Dataset, sample: int, seconds: float, count: int) -> FrameStrip | None:
+    """Return a strip of at most `count` frames; None if the sample cannot be decoded."""
+    (index,), (row,) = (place.tolist() for place in dataset.locate([sample]))
+    try:
+        shard, stream = dataset.shard(index), dataset.streams[0]
+        info, table = shard.info(row, stream), shard.table(row, stream)
+        frames = pick_frames(info.num_frames, seconds, count)
+        width = min(max(round(HEIGHT * info.width / info.height / 2) * 2, _WIDTHS[0]), _WIDTHS[1])
+        reader = shard.reader(row, stream)
+        shown = decode_frames(info, table, reader, frames, size=(HEIGHT, width), gap=reader.gap).data
+    except FastvidError as error:
+        _LOG.warning("no strip for %s: %s", dataset.key(sample), error.message)
+        return None
+    picture = np.ascontiguousarray(shown.transpose(1, 0, 2, 3)).reshape(HEIGHT, len(frames) * width, 3)
+    uri, bytes_of_video = encode_picture(picture), int(table.records["size"].sum())
+    return FrameStrip(sample, uri, len(frames), width, info.codec.label, bytes_of_video)
+
+
+def _rows_by_class(summary: Summary) -> dict[str, list[int]]:
+    rows: dict[str, list[int]] = {c.name: [] for c in summary.class_counts if c.count}
+    for sample, name in enumerate(summary.class_names):
+        rows[name].append(sample)
+    return rows
+
+
+def _frames_that_fit(probes: Sequence[FrameStrip | None], classes: int, max_bytes: int) -> int:
+    """Return the frames per strip, within limits, for which every class gets a strip."""
+    sizes = [len(strip.uri) / strip.frames for strip in probes if strip is not None]
+    if not sizes:
+        return _FRAMES[0]
+    return int(np.clip(max_bytes / (classes * float(np.mean(sizes))), _FRAMES[1], _FRAMES[0]))
+
+
+def _spread(samples: Sequence[int], most: int) -> list[int]:
+    """Return at most `most` samples, evenly spaced."""
+    count = min(most, len(samples))
+    return [samples[(2 * n + 1) * len(samples) // (2 * count)] for n in range(count)]
+
+
+def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
+    """Yield the first of every list, then the second of every list, and so on, so that stopping early is fair."""
+    for place in range(max(map(len, lists), default=0)):
+        for items in lists:
+            if place < len(items):
+                yield items[place]
+
 
 _SHOWN_CLASSES: Final = 2000
 _SHORT_LIST: Final = 60  # maximum number of classes shown without scrolling
@@ -105,11 +244,7 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
     for name, strips in sheet.strips.items():
         tiles = "".join(_tile(summary, strip) for strip in strips)
         shown = f"{count(len(strips))} of {count(counts[name])}"
-        groups.append(
-            f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
-            f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
-            f'<div class="tiles">{tiles}</div></div>'
-        )
+        groups.append(_group(name, shown, tiles))
     notes = []
     if sheet.left_out:
         notes.append(f"No space for {count(sheet.left_out)} more classes; raise --max-bytes to show them.")
@@ -119,6 +254,14 @@ def clips_section(summary: Summary, sheet: ContactSheet) -> Section:
         "Clips",
         f'<div class="groups">{"".join(groups)}</div><p class="more">{text(" ".join(notes))}</p>',
         "Point at a clip to play it; click it for details.",
+    )
+
+
+def _group(name: str, shown: str, tiles: str) -> str:
+    return (
+        f'<div class="group" id="c-{_anchor(name)}" data-class="{text(name)}"><div class="head">'
+        f'<h3 title="{text(name)}">{text(name)}</h3><span>{shown}</span></div>'
+        f'<div class="tiles">{tiles}</div></div>'
     )
 
 
@@ -233,6 +376,7 @@ def _row(entry: dict[str, Any]) -> Markup:
 
 
 _SMALLEST: Final = 200_000
+_NOTES: Final = 8_000  # bytes that are kept for notes and for the numbers of strips of each class
 _DIALOG: Final = (
     '<dialog id="clip" aria-label="clip"><button class="close" aria-label="close">&#215;</button>'
     '<div class="stage"></div><div class="body"></div></dialog>\n'
@@ -245,22 +389,13 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
         raise UsageError(f"a page of {max_bytes} bytes is too small", hint=f"allow at least {_SMALLEST}")
     ledger = ledger_section(summary, max_bytes=max_bytes // 4)
     frame = len(_page(summary, ContactSheet(), ledger))
-    # The markup of each strip takes about 1.2 kB in addition to its picture.
-    room = max_bytes - frame
+    room = max_bytes - frame - _NOTES
     if room < 0:
         raise UsageError(
             f"the page takes {frame} bytes without strips, but {max_bytes} are allowed", hint="raise --max-bytes"
         )
-    sheet = make_contact_sheet(summary, max_bytes=room * 9 // 10) if summary.num_samples else ContactSheet()
-    whole = _page(summary, sheet, ledger)
-    while len(whole) > max_bytes and sheet.strips:
-        last = max(sheet.strips, key=lambda name: (len(sheet.strips[name]), name))
-        sheet.strips[last].pop()
-        if not sheet.strips[last]:
-            del sheet.strips[last]
-            sheet.left_out += 1
-        whole = _page(summary, sheet, ledger)
-    return whole
+    sheet = make_contact_sheet(summary, max_bytes=room) if summary.num_samples else ContactSheet()
+    return _page(summary, sheet, ledger)
 
 
 def _page(summary: Summary, sheet: ContactSheet, ledger: Section | None) -> bytes:

@@ -18,10 +18,9 @@ from fastvid.format.generations import Generation, read_annotations, read_genera
 from fastvid.format.in_place import common_root
 from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.values import things
-from fastvid.sharding.change.repack import Piece, Renaming, pieces_of
+from fastvid.sharding.change.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
 from fastvid.sharding.job.ledger import Row, ledger_rows
-from fastvid.sharding.sets.make import Made, Recipe, arrange, folder_name, make_dataset
 from fastvid.storage import Storage, open_storage
 
 _SHOWN: Final = 10  # keys that a message lists
@@ -45,7 +44,6 @@ def merge_datasets(
     out: str | os.PathLike[str],
     *,
     prefixes: Sequence[str] = (),
-    progress: Callable[[int, int], None] | None = None,
 ) -> Made:
     """Make one dataset of the current generations of several, as ``fastvid merge`` does.
 
@@ -60,7 +58,6 @@ def merge_datasets(
         out: Folder of the new one.
         prefixes: One for each dataset, prepended with a slash to its keys and the names of its sources; an empty one
             changes nothing. By default no prefix.
-        progress: Called before each shard with the number of finished shards and the total number.
 
     Raises:
         UsageError: If keys or sources of two datasets are equal, their streams or the types of a column differ, a tar
@@ -98,7 +95,7 @@ def merge_datasets(
         extras=_extras(generations),
         note="merge of " + ", ".join(f"{part.dataset_id} generation {part.generation.number}" for part in parts),
     )
-    return make_dataset(os.fspath(out), recipe, "merge", progress=progress)
+    return make_dataset(os.fspath(out), recipe, "merge")
 
 
 def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:
@@ -236,33 +233,15 @@ def _classes(urls: Sequence[str], generations: Sequence[Generation]) -> tuple[st
 
 def _united(parts: Sequence[_Part]) -> pa.Table:
     """Concatenate annotations with the columns of all; whole numbers become decimals where another dataset has them."""
-    kinds: dict[str, tuple[pa.Field, str]] = {}
+    table: pa.Table = None
     for part in parts:
-        for field in part.table.schema:
-            field = field.remove_metadata()
-            known = kinds.get(field.name)
-            if known is None or pa.types.is_null(known[0].type):
-                kinds[field.name] = (field, part.storage.url)
-                continue
-            try:
-                joint = pa.unify_schemas(
-                    [pa.schema([known[0]]), pa.schema([field])], promote_options="permissive"
-                ).field(0)
-            except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-                raise UsageError(
-                    f"column {field.name!r} has type {known[0].type} in {folder_name(known[1])} and {field.type} in"
-                    f" {folder_name(part.storage.url)}",
-                    file=part.storage.url,
-                    hint="store it under another name in one of them with `fastvid relabel`",
-                ) from error
-            kinds[field.name] = (joint, known[1])
-    schema = pa.schema([field for field, _ in kinds.values()])
-    tables = []
-    for part in parts:
-        table, rows = part.table, part.table.num_rows
-        columns = [
-            table[field.name].cast(field.type) if field.name in table.column_names else pa.nulls(rows, field.type)
-            for field in schema
-        ]
-        tables.append(pa.table(columns, schema=schema))
-    return pa.concat_tables(tables).combine_chunks()
+        mine = pa.table({name: part.table[name] for name in part.table.column_names})  # without metadata
+        try:
+            table = pa.concat_tables([table, mine], promote_options="permissive") if table else mine
+        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+            raise UsageError(
+                f"a column of {folder_name(part.storage.url)} has another type than before: {error}",
+                file=part.storage.url,
+                hint="store it under another name in one of them with `fastvid relabel`",
+            ) from error
+    return table.combine_chunks()

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,13 +23,12 @@ import pyarrow.compute as pc
 
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import Generation, read_annotations, read_generation
+from fastvid.format.generations import read_annotations, read_generation
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.repack import pieces_of
+from fastvid.sharding.change.repack import Made, Recipe, arrange, make_dataset, pieces_of
 from fastvid.sharding.job.ledger import ledger_rows
-from fastvid.sharding.sets.make import Made, Recipe, arrange, make_dataset
 from fastvid.storage import Storage
 
 
@@ -107,8 +106,8 @@ _SHOWN: Final = 5  # values that a message lists
 class SplitCount:
     """What one split contains."""
 
-    samples: Mapping[str | None, int]  # number of samples by class name; None is the name of samples without a label
-    seconds: Mapping[str | None, float]  # their duration in seconds by class name
+    samples: int
+    seconds: float  # their duration
     groups: int
 
 
@@ -189,7 +188,7 @@ def split_samples(
         number = relabel_samples(
             storage, rows, note=f"split {text} by {by}" + (f", stratified by {stratify}" if stratify else "")
         ).generation
-    counts = _count(table, generation, [sides[group] for group in groups], groups, names)
+    counts = _count(table, groups, sides, names)
     return SplitReport(number, column, len(rows), len(keys) - len(rows), counts)
 
 
@@ -232,18 +231,13 @@ def _placed(groups: Sequence[str], values: Sequence[Any], names: Sequence[str], 
 
 
 def _count(
-    table: pa.Table, generation: Generation, sides: Sequence[int], groups: Sequence[str], names: Sequence[str]
+    table: pa.Table, groups: Sequence[str], sides: Mapping[str, int], names: Sequence[str]
 ) -> dict[str, SplitCount]:
-    classes, labels = generation.classes, table["label"].to_pylist()
-    seconds = table["duration"].to_pylist() if "duration" in table.column_names else [None] * len(labels)
-    kinds = [None if label is None else classes[label] if classes else str(label) for label in labels]
+    seconds = table["duration"].to_pylist() if "duration" in table.column_names else [0.0] * len(groups)
     counts = {}
     for side, name in enumerate(names):
-        rows = [row for row, mine in enumerate(sides) if mine == side]
-        lengths = defaultdict[str | None, float](float)
-        for row in rows:
-            lengths[kinds[row]] += seconds[row] or 0.0
-        counts[name] = SplitCount(Counter(kinds[row] for row in rows), lengths, len({groups[row] for row in rows}))
+        mine = [length or 0.0 for group, length in zip(groups, seconds, strict=True) if sides[group] == side]
+        counts[name] = SplitCount(len(mine), sum(mine), sum(other == side for other in sides.values()))
     return counts
 
 
@@ -288,7 +282,6 @@ def make_subset(
     selection: Selection,
     *,
     generation: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
 ) -> Made:
     """Make a dataset of the selected samples, with their bytes, annotations, classes and ledger rows.
 
@@ -305,7 +298,6 @@ def make_subset(
         out: Folder of the new one.
         selection: Which samples.
         generation: Number of the generation to take them from; the current one by default.
-        progress: Called before each shard with the number of finished shards and the total number.
 
     Raises:
         UsageError: If nothing is selected, a key is unknown, a shard to rewrite is another tool's tar, or another
@@ -337,7 +329,7 @@ def make_subset(
         extras=source.generation.extras,
         note=f"subset of {source.dataset_id} generation {number}: {selection}",
     )
-    return make_dataset(os.fspath(out), recipe, "subset", progress=progress)
+    return make_dataset(os.fspath(out), recipe, "subset")
 
 
 def _selected(source: Dataset, selection: Selection) -> IntArray:

@@ -11,52 +11,40 @@ Tables, whose columns may be renamed, see `fastvid.sharding.sources.tables`:
     hf:FILE        metadata.csv, .jsonl or .parquet of a Hugging Face dataset, with the column ``file_name``
     list:FILE      ``path label`` per line: SlowFast, VideoMAE, mmaction2; labels are integers or names, one or several
 
-Data sets as published: `fastvid.sharding.sources.action_sets` and `CAPTION_SETS`.
+Data sets with captions, as published: see `CAPTION_SETS`. Of action recognition, as published:
+
+    kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
+    ucf101:DIR     classInd.txt, trainlist01.txt, testlist01.txt ...; all splits at once
+    hmdb51:DIR     {class}_test_split1.txt ...; all splits at once
+    sthv2:DIR      labels.json, train.json, validation.json, test.json
+    charades:FILE  id,subject,scene,...,actions,length with actions "c092 11.90 21.20;c147 0.00 12.60"; multi-label
+    ava:FILE       video_id,timestamp,x1,y1,x2,y2,action_id,person_id without a header; multi-label
 """
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+import os
+import posixpath
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.runtime.names import VIDEO_SUFFIXES
 from fastvid.runtime.values import things
-from fastvid.sharding.sources.action_sets import (
-    AnnotationFile,
-    read_ava,
-    read_charades,
-    read_hmdb51,
-    read_kinetics,
-    read_sthv2,
-    read_ucf101,
-)
+from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.sources import SPLITS, split_of
-from fastvid.sharding.sources.tables import (
-    ENTRY,
-    FIRST_ROW,
-    LABELS,
-    SEGMENTS,
-    AnnotationRow,
-    Annotations,
-    Columns,
-    NumberedRecord,
-    Record,
-    check_rows,
-    class_order,
-    label_list,
-    plain_value,
-    read_lines,
-    read_objects,
-    read_parquet,
-    read_rows,
-    seconds_of,
-)
+from fastvid.sharding.sources.tables import LABELS, AnnotationRow, Annotations, Columns, NumberedRecord
+from fastvid.storage import RemoteOptions
+from fastvid.storage.urls import FileUrl, is_remote, open_root
 
 # Columns of tables that are text or lists even if they look like numbers.
-_TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", SEGMENTS)
+_TEXT_COLUMNS: Final = ("path", "label", LABELS, "start", "end", "split", tables.SEGMENTS)
 _PATH_AND_LABEL: Final = re.compile(
     r"^(.*(?:" + "|".join(re.escape(suffix) for suffix in sorted(VIDEO_SUFFIXES)) + r"))(?:\s+(.*))?$", re.IGNORECASE
 )
@@ -83,12 +71,15 @@ CAPTION_SETS: Final[Mapping[str, tuple[str, Columns]]] = {
     "webvid": ("csv", Columns({"path": "videoid", "caption": "name"})),
     # train.json, val_1.json, val_2.json: {"v_QOlSCBRmfWY": {"duration": 82.73, "timestamps": [[0.83, 19.86], ...],
     # "sentences": ["A young woman is seen ...", ...]}, ...}.
-    "activitynet_captions": ("json", Columns({"path": ENTRY, "segments": "timestamps", "caption": "sentences"})),
+    "activitynet_captions": (
+        "json",
+        Columns({"path": tables.ENTRY, "segments": "timestamps", "caption": "sentences"}),
+    ),
     # youcookii_annotations_trainval.json: {"database": {"GLd3aX16zBg": {"duration": 241.62, "subset": "training",
     # "recipe_type": "113", "video_url": ..., "annotations": [{"segment": [90, 102], "id": 0, "sentence": ...}, ...]}}}.
     "youcook2": (
         "database",
-        Columns({"path": ENTRY, "split": "subset", "segments": "annotations", "caption": "sentence"}),
+        Columns({"path": tables.ENTRY, "split": "subset", "segments": "annotations", "caption": "sentence"}),
     ),
 }
 """Data sets with captions, as published: the form of the file, and its columns."""
@@ -123,13 +114,15 @@ def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool
     records: Sequence[NumberedRecord]
     if form == "csv":
         text_columns = {columns.source_of(name) for name in ("key", *_TEXT_COLUMNS)}
-        records = list(enumerate(read_rows(file.text(), text_columns=text_columns, whole=whole), FIRST_ROW))
+        records = list(
+            enumerate(tables.read_rows(file.text(), text_columns=text_columns, whole=whole), tables.FIRST_ROW)
+        )
     elif form == "parquet":
-        records = read_parquet(file.read())
+        records = tables.read_parquet(file.read())
     elif form == "jsonl":
-        records = read_lines(file.text())
+        records = tables.read_lines(file.text())
     else:
-        records = read_objects(file.text(), "database" if form == "database" else None)
+        records = tables.read_objects(file.text(), "database" if form == "database" else None)
     return columns.rows(records)
 
 
@@ -149,12 +142,12 @@ def parse_list(text: str, split: str | None = None) -> Annotations:
         rows = [AnnotationRow(path, None, columns | _several(label), number=number) for number, path, label in lines]
     else:
         rows = [AnnotationRow(path, label or None, columns, number=number) for number, path, label in lines]
-    return Annotations(tuple(rows), class_order(rows))
+    return Annotations(tuple(rows), tables.class_order(rows))
 
 
 def _several(label: str) -> dict[str, Any]:
     numbers = label.split() if all(map(str.isdigit, label.split())) else [label]
-    return {LABELS: label_list(numbers)} if label else {}
+    return {LABELS: tables.label_list(numbers)} if label else {}
 
 
 def _read(spec: str, mapping: Columns) -> Annotations:
@@ -168,7 +161,7 @@ def _read(spec: str, mapping: Columns) -> Annotations:
             f"columns of {kind!r} cannot be renamed", file=path, hint=f"use one of the tables {', '.join(_TABLES)}"
         )
     file = AnnotationFile(path)
-    try:
+    with parsing(path, kind):
         if kind in _READERS:
             part = _READERS[kind](file)
         elif kind in CAPTION_SETS:
@@ -178,17 +171,7 @@ def _read(spec: str, mapping: Columns) -> Annotations:
             part = _table(table, _form(table), Columns({"path": "file_name", **mapping.sources}))
         else:
             part = _table(file, kind, mapping)
-        check_rows(part.rows)
-    except StorageError:
-        raise
-    except OSError as error:
-        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or path) from error
-    except UsageError as error:
-        raise UsageError(error.message, hint=error.hint, **{"file": path, **error.where}) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UsageError(
-            f"annotations do not parse as {kind}: {error!r}", file=path, hint="compare the file with the format"
-        ) from error
+        tables.check_rows(part.rows)
     if not part.rows:
         raise UsageError("annotations name no video", file=path)
     known = set(part.classes)
@@ -198,21 +181,38 @@ def _read(spec: str, mapping: Columns) -> Annotations:
     return part
 
 
+@contextmanager
+def parsing(place: str, form: str) -> Iterator[None]:
+    """Name a file in the errors of reading it, and translate those that say that it has another form."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or place) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(
+            f"annotations do not parse as {form}: {error!r}", file=place, hint="compare the file with the format"
+        ) from error
+
+
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
     """Return the rows of a table; the split of rows without one is that of the file's name."""
     records = read_table(file, form, columns)
     if not any("path" in record for _, record in records):
-        records = [(number, {"path": record.pop(ENTRY, None), **record}) for number, record in records]
+        records = [(number, {"path": record.pop(tables.ENTRY, None), **record}) for number, record in records]
     if records and not any(record["path"] is not None for _, record in records if "path" in record):
         names = ", ".join(name for name in records[0][1] if name != "path")
         raise UsageError(
             "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
         )
     rows = [make_row(number, record, split_of(file.name)) for number, record in records]
-    return Annotations(tuple(rows), class_order(rows))
+    return Annotations(tuple(rows), tables.class_order(rows))
 
 
-def make_row(number: int, record: Record, split: str | None) -> AnnotationRow:
+def make_row(number: int, record: tables.Record, split: str | None) -> AnnotationRow:
     """Return a row of a table; `split` is that of the file."""
     path = record.get("path")
     if not isinstance(path, str) or not path:
@@ -221,21 +221,21 @@ def make_row(number: int, record: Record, split: str | None) -> AnnotationRow:
     for name, value in record.items():
         try:
             if name == LABELS:
-                several = label_list(value)
+                several = tables.label_list(value)
                 columns |= {} if several is None else {LABELS: several}
             elif name not in _TEXT_COLUMNS:
-                columns[name] = plain_value(value)
+                columns[name] = tables.plain_value(value)
         except UsageError as error:
             raise UsageError(error.message, hint=error.hint, **{"row": number, "column": name, **error.where}) from None
     named = record.get("split") or split
     if named:
-        columns["split"] = SPLITS.get(named, named) if isinstance(named, str) else plain_value(named)
+        columns["split"] = SPLITS.get(named, named) if isinstance(named, str) else tables.plain_value(named)
     label = record.get("label")
     if isinstance(label, list | dict):
         raise UsageError(
             f"label is {label!r}", row=number, column="label", hint="put several labels into a column labels"
         )
-    start, end = (seconds_of(record.get(name), name, number) for name in ("start", "end"))
+    start, end = (tables.seconds_of(record.get(name), name, number) for name in ("start", "end"))
     return AnnotationRow(path, None if label in (None, "") else str(label), columns, start, end, number=number)
 
 
@@ -299,6 +299,237 @@ def _relabelled(row: AnnotationRow, names: Sequence[str]) -> AnnotationRow:
     label = None if row.label is None else names[int(row.label)]
     several = {LABELS: [names[int(number)] for number in row.columns[LABELS]]} if row.columns.get(LABELS) else {}
     return replace(row, label=label, columns={**row.columns, **several})
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationFile:
+    """A file, or a folder of files."""
+
+    place: str
+
+    @property
+    def name(self) -> str:
+        """Its name in its folder."""
+        return posixpath.basename((FileUrl.parse(self.place).name if is_remote(self.place) else self.place).rstrip("/"))
+
+    @property
+    def suffix(self) -> str:
+        """The ending of its name in lower case, such as ``.csv``; empty if there is none."""
+        return os.path.splitext(self.name)[1].lower()
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether it is a folder. In a store, where folders are only prefixes, a name without an ending is one."""
+        if not is_remote(self.place):
+            return os.path.isdir(self.place)
+        return self.place.endswith("/") or not self.suffix
+
+    def read(self) -> bytes:
+        """Return its bytes."""
+        if is_remote(self.place):
+            url = FileUrl.parse(self.place)
+            return open_root(url, RemoteOptions()).read(url.name)
+        with open(self.place, "rb") as file:
+            return file.read()
+
+    def text(self) -> str:
+        """Return its text; bytes that are not UTF-8 become surrogates, as in names that `os.listdir` returns."""
+        return self.read().decode("utf-8-sig", "surrogateescape")
+
+    def folder(self) -> AnnotationFile:
+        """Return the folder that contains it."""
+        return AnnotationFile(posixpath.dirname(self.place.rstrip("/")) or ".")
+
+    def files(self) -> list[AnnotationFile]:
+        """Return the files in this folder, sorted by name; none if it cannot be listed, as on the web."""
+        if not is_remote(self.place):
+            found = [os.path.join(self.place, name) for name in sorted(os.listdir(self.place))]
+            return [AnnotationFile(path) for path in found if os.path.isfile(path)]
+        url = FileUrl.parse(self.place)
+        if not url.is_listable:
+            return []
+        prefix = f"{url.name.rstrip('/')}/" if url.name else ""
+        names = open_root(url, RemoteOptions()).list(prefix)
+        return [AnnotationFile(f"{url.root}/{name}") for name in names if "/" not in name[len(prefix) :]]
+
+    def beside(self, ending: str) -> AnnotationFile | None:
+        """Return the first file in the same folder whose name ends so; None if there is none."""
+        return next((file for file in self.folder().files() if file.name.endswith(ending)), None)
+
+
+AVA_SECONDS: Final = 3.0
+"""Length of a clip of AVA: people judged the middle frame of 3 seconds (Gu et al., CVPR 2018, section 3.4)."""
+_AVA_FIELDS: Final = 8
+_AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
+
+
+def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
+    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept."""
+    rows = []
+    for number, record in enumerate(tables.read_text_rows(text), tables.FIRST_ROW):
+        video = record.pop("youtube_id")
+        start, end = (tables.seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
+        if start is None or end is None:
+            raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
+        label = record.pop("label", None)
+        split = record.pop("split", None) or split_name
+        columns = {**record, "split": SPLITS.get(split or "", split)}
+        name = f"{video}_{int(start):06d}_{int(end):06d}"
+        rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
+    return Annotations(tuple(rows), tables.class_order(rows))
+
+
+def read_ucf101(folder: AnnotationFile) -> Annotations:
+    """Read the folder of UCF101's lists."""
+    texts = {file.name: file for file in folder.files()}
+    if "classInd.txt" not in texts:
+        raise UsageError("no classInd.txt in the folder", file=folder.place, hint="name the folder ucfTrainTestlist")
+    numbered = [line.split() for line in texts["classInd.txt"].text().splitlines() if line.strip()]
+    classes = tuple(name for _, name in sorted((int(number), name) for number, name in numbered))
+    splits: dict[str, dict[str, str]] = {}
+    for name, file in sorted(texts.items()):
+        matched = re.fullmatch(r"(train|test)list0?(\d+)\.txt", name)
+        for line in file.text().splitlines() if matched else ():
+            if matched and line.strip():
+                splits.setdefault(line.split()[0], {})[f"split{matched[2]}"] = matched[1]
+    rows = tuple(AnnotationRow(path, path.split("/")[0], columns) for path, columns in sorted(splits.items()))
+    return Annotations(rows, classes)
+
+
+def read_hmdb51(folder: AnnotationFile) -> Annotations:
+    """Read HMDB51's ``{class}_test_split{n}.txt``; 1 is train, 2 test, 0 neither."""
+    meaning = {"0": "unused", "1": "train", "2": "test"}
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for file in folder.files():
+        matched = re.fullmatch(r"(.+)_test_split(\d+)\.txt", file.name)
+        for line in file.text().splitlines() if matched else ():
+            if matched and line.strip():
+                video, use = line.strip().rsplit(None, 1)
+                found.setdefault((matched[1], video), {})[f"split{matched[2]}"] = meaning[use]
+    rows = tuple(AnnotationRow(f"{label}/{video}", label, columns) for (label, video), columns in sorted(found.items()))
+    return Annotations(rows, tuple(sorted({label for label, _ in found})))
+
+
+def read_sthv2(folder: AnnotationFile) -> Annotations:
+    """Read the folder of Something-Something v2's lists: ``labels.json``, and a JSON of each split."""
+    files = {file.name: file for file in folder.files()}
+
+    # The files were published with and without the dataset's name as a prefix.
+    def find(name: str) -> AnnotationFile | None:
+        return files.get(f"{name}.json") or files.get(f"something-something-v2-{name}.json")
+
+    labels = find("labels")
+    if labels is None:
+        raise UsageError("no labels.json in the folder", file=folder.place)
+    index = {name: int(number) for name, number in json.loads(labels.text()).items()}
+    rows = []
+    for split, name in (("test", "test"), ("train", "train"), ("val", "validation")):
+        file = find(name)
+        for record in json.loads(file.text()) if file else ():
+            template = record.get("template")
+            # Templates have brackets, the label list has none.
+            label = None if template is None else template.replace("[", "").replace("]", "")
+            if label is not None and label not in index:
+                raise UsageError(f"template {template!r} is not in labels.json", hint="use files of the same release")
+            columns = {"split": split, "caption": record.get("label"), "placeholders": record.get("placeholders")}
+            rows.append(AnnotationRow(str(record["id"]), label, columns))
+    return Annotations(tuple(rows), tuple(sorted(index, key=lambda name: index[name])))
+
+
+def parse_charades(text: str, classes: str | None = None, split: str | None = None) -> Annotations:
+    """Parse Charades_v1_train.csv: whole videos with the classes of all their actions.
+
+    Other columns are kept, also ``actions`` with the times of each.
+
+    `split`: split of all rows; the file itself has none.
+    """
+    lines = [line.partition(" ") for line in (classes or "").splitlines() if line.strip()]
+    names = {code: name.strip() for code, _, name in lines}
+    rows = []
+    for number, record in enumerate(tables.read_rows(text, text_columns=("id", "actions")), tables.FIRST_ROW):
+        codes = [action.split()[0] for action in record["actions"].split(";") if action.strip()]
+        unknown = next((code for code in codes if names and code not in names), None)
+        if unknown is not None:
+            raise UsageError(
+                f"action {unknown!r} is not in the list of classes",
+                row=number,
+                column="actions",
+                hint="use the files of one release",
+            )
+        columns = {name: value for name, value in record.items() if name != "id"}
+        columns[LABELS] = list(dict.fromkeys(names.get(code, code) for code in codes))
+        if split is not None:
+            columns["split"] = split
+        rows.append(AnnotationRow(record["id"], None, columns, number=number))
+    return Annotations(tuple(rows), tuple(dict.fromkeys(names.values())) or tables.class_order(rows))
+
+
+def parse_ava(text: str, action_list: str | None = None, split: str | None = None) -> Annotations:
+    """Parse ava_train_v2.2.csv: a clip of 3 seconds around each annotated second of a video.
+
+    ``labels`` has the actions of all people in the clip. The columns ``boxes``, ``box_actions`` and ``person_ids`` are
+    JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
+    the second that people judged, in the video.
+
+    `split`: split of all rows; the file itself has none.
+    """
+    names = {int(number): name for name, number in _AVA_ITEM.findall(action_list or "")}
+    places: dict[tuple[str, str], list[tuple[int, list[str]]]] = {}
+    for number, fields in enumerate(csv.reader(io.StringIO(text)), 1):
+        if not fields:
+            continue
+        if len(fields) not in (2, _AVA_FIELDS):
+            raise UsageError(
+                f"line has {len(fields)} fields", row=number, hint="give video,second,x1,y1,x2,y2,action,person"
+            )
+        places.setdefault((fields[0], fields[1]), []).append((number, fields[2:]))
+    rows = []
+    for (video, second), lines in places.items():
+        first = lines[0][0]
+        time = tables.seconds_of(second, "timestamp", first)
+        if time is None:
+            raise UsageError("timestamp is empty", row=first, column="timestamp", hint="give the second of the video")
+        people = [_ava_person(number, fields, names) for number, fields in lines if fields]
+        columns: dict[str, Any] = {
+            "timestamp": time,
+            LABELS: list(dict.fromkeys(action for _, action, _ in people)),
+            "boxes": json.dumps([box for box, _, _ in people]),
+            "box_actions": json.dumps([action for _, action, _ in people]),
+            "person_ids": json.dumps([person for _, _, person in people]),
+        }
+        if split is not None:
+            columns["split"] = split
+        start, end = max(0.0, time - AVA_SECONDS / 2), time + AVA_SECONDS / 2
+        rows.append(AnnotationRow(video, None, columns, start, end, number=first))
+    return Annotations(tuple(rows), tuple(names[number] for number in sorted(names)) or tables.class_order(rows))
+
+
+def _ava_person(number: int, fields: list[str], names: Mapping[int, str]) -> tuple[list[float], str, int]:
+    """Return box, action and person of a line."""
+    try:
+        box, action, person = [float(field) for field in fields[:4]], int(fields[4]), int(fields[5])
+    except ValueError as error:
+        raise UsageError(f"line does not parse: {error}", row=number, hint="give numbers after the video") from error
+    if names and action not in names:
+        raise UsageError(f"action {action} is not in the action list", row=number, hint="use the files of one release")
+    return box, names.get(action, str(action)), person
+
+
+def read_kinetics(file: AnnotationFile) -> Annotations:
+    """Read one list of Kinetics."""
+    return parse_kinetics(file.text(), split_of(file.name))
+
+
+def read_charades(file: AnnotationFile) -> Annotations:
+    """Read one list of Charades; class names from Charades_v1_classes.txt beside it."""
+    classes = file.beside("_classes.txt")
+    return parse_charades(file.text(), None if classes is None else classes.text(), split_of(file.name))
+
+
+def read_ava(file: AnnotationFile) -> Annotations:
+    """Read one list of AVA; action names from the .pbtxt beside it."""
+    actions = file.beside(".pbtxt")
+    return parse_ava(file.text(), None if actions is None else actions.text(), split_of(file.name))
 
 
 _CELLS: Final = "videos in the cells of Parquet are read without --annotations: `fastvid shard FOLDER --out DIR`"

@@ -261,8 +261,6 @@ def _place(root: str, name: str) -> str:
     return posixpath.join("/", root.partition("://")[2], name.rstrip("/"))
 
 
-__all__ = ["Source", "SourceList", "assign_keys", "find_sources", "public_path"]
-
 # Parts of a long video are called key/0000, key/0001, ...
 _PART_BYTES: Final = 5
 MAX_SOURCE_KEY_BYTES: Final = MAX_KEY_BYTES - _PART_BYTES
@@ -394,11 +392,7 @@ def _by_folder(files: Sequence[SourceFile]) -> list[Source]:
             split, folders = _split_name(folders[0]), folders[1:]
         columns = {} if split is None else {"split": split}
         label = encode_name(folders[0]) if folders else None
-        sources.append(
-            Source(
-                file.id, file.path, file.size, label, columns, problem=file.problem, tag=file.tag, inside=file.inside
-            )
-        )
+        sources.append(_of(file, label, columns))
     return sources
 
 
@@ -431,7 +425,8 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
             return next((file for file in by_name.get(os.path.basename(name), []) if len(file.parts) == 1), None)
         # A name without a folder may exist in several class folders; prefer the folder of the row's class.
         files = by_name.get(name, [])
-        same = [file for file in files if label is None or label.replace(" ", "_") in _spellings(file.parts[:-1])]
+        wanted = (label or "").replace(" ", "_")
+        same = [file for file in files if not wanted or wanted in (part.replace(" ", "_") for part in file.parts[:-1])]
         return (same or files)[0] if same or len(files) == 1 else None
 
     sources: dict[str, Source] = {}
@@ -476,10 +471,6 @@ def _leading_folders_to_strip(names: Sequence[str], known: Mapping[str, Any]) ->
     deepest = max(map(len, split), default=0)
     found = [sum("/".join(parts[cut:]) in known for parts in split) for cut in range(deepest)]
     return next((cut for cut, count in enumerate(found) if count and 2 * count >= max(found)), 0)
-
-
-def _spellings(folders: Sequence[str]) -> set[str]:
-    return {folder.replace(" ", "_") for folder in folders}
 
 
 def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float | None, end: float | None) -> Source:

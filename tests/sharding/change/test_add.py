@@ -13,9 +13,9 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.media.ffmpeg import find_ffmpeg
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.verify.verify import verify_dataset
@@ -189,9 +189,3 @@ def test_unfinished_addition_resumes_with_another_build_when_allowed(place, tmp_
     versions = [shard.encoder["version"] for shard in read_generation(store)[1].shards]
     assert versions == [version, version, f"other-{version}"]
     assert ids(store) == ["jump/a.mp4", "jump/c.mp4", "run/b.mp4", "run/d.mp4"]
-
-
-@pytest.mark.parametrize("amounts", [{"workers": 0}, {"samples_per_shard": 0}, {"max_seconds": 0.0}])
-def test_amounts_that_are_not_positive_are_refused(place, amounts):
-    with pytest.raises(UsageError, match="all must be positive"):
-        add_sources(str(place / "data"), str(place / "videos"), **amounts)

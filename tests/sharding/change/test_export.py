@@ -10,7 +10,7 @@ import webdataset
 
 import fastvid
 from fastvid.cli.main import main
-from fastvid.errors import FormatError, UsageError
+from fastvid.errors import UsageError
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.export import LAYOUTS, export_samples
 from fastvid.sharding.job.index import index_tars
@@ -72,16 +72,6 @@ def test_a_folder_with_files_is_refused(store, tmp_path):
     LocalStorage(tmp_path / "out").write("export-unfinished.json", b"of another selection")
     with pytest.raises(UsageError, match="choose an empty folder"):
         export_samples(store.url, str(tmp_path / "out"))
-
-
-def test_a_damaged_tar_is_not_exported(store, tmp_path):
-    path = store.path("data-000001.tar")
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(FormatError, match="differs from its checksum"):
-        export_samples(store.url, str(tmp_path / "out"))
-    assert not (tmp_path / "out" / "export.json").exists()
 
 
 def test_a_split_that_names_no_folder_is_refused(store, tmp_path):
@@ -146,8 +136,7 @@ def test_datasets_in_object_stores_are_exported_into_them(to, store, s3, tmp_pat
     assert files(open_storage(f"{url}/out")) == files(LocalStorage(tmp_path / "whole"))
 
 
-@pytest.mark.parametrize("to", ["wds", "energon"])
-def test_several_labels_go_round_through_other_tools_tars(to, tmp_path):
+def test_several_labels_go_round_through_other_tools_tars(tmp_path):
     (tmp_path / "raw").mkdir()
     for name in ("a", "b", "c"):
         make_clip(tmp_path / "raw" / f"{name}.mp4")
@@ -158,7 +147,7 @@ def test_several_labels_go_round_through_other_tools_tars(to, tmp_path):
     ]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run_job(str(tmp_path / "raw"), tmp_path / "d", annotations=f"jsonl:{tmp_path / 'rows.jsonl'}", workers=1)
-    export_samples(str(tmp_path / "d"), str(tmp_path / "out"), to=to)
+    export_samples(str(tmp_path / "d"), str(tmp_path / "out"))
     index_tars([str(path) for path in (tmp_path / "out").rglob("*.tar")], str(tmp_path / "back"), workers=1)
     first, back = (fastvid.open(tmp_path / name) for name in ("d", "back"))
     assert first.classes == back.classes == ("jump", "run", "swim")

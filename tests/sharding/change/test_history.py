@@ -12,9 +12,9 @@ from fastvid.errors import StorageError, UsageError
 from fastvid.format import generations, reason
 from fastvid.format.generations import read_head
 from fastvid.format.reason import because
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage, list_generations
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.storage import open_storage
 from tests.datasets import edit_record, make_clip, pack
 
@@ -39,15 +39,15 @@ def test_a_generation_records_when_what_and_why(store, capsys, monkeypatch):
     with because("typo"):
         relabel_samples(store, {"c/0": {"caption": "new"}})
     third, second, first = list_generations(store)
-    assert (first.number, first.samples, first.removed, first.reason) == (1, 4, 0, "")
-    assert (second.time, second.note, second.reason) == (
+    assert (first["number"], first["samples"], first["removed"], first["reason"]) == (1, 4, 0, "")
+    assert (second["time"], second["note"], second["reason"]) == (
         "2023-11-14T22:13:21Z",
         "take down 1 sample, receipt 1",
         "blurred",
     )
-    assert (second.samples, second.removed) == (3, 1)
-    assert (third.note, third.reason) == ("relabel", "typo")
-    assert third.time > second.time
+    assert (second["samples"], second["removed"]) == (3, 1)
+    assert (third["note"], third["reason"]) == ("relabel", "typo")
+    assert third["time"] > second["time"]
     capsys.readouterr()
     assert main(["log", store.url]) == 0
     out = capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_a_reason_ends_with_its_block_and_has_a_limit(store):
             pass
         assert reason.current_reason() == "outer"
     remove_samples(store, ["c/0"])
-    assert list_generations(store)[0].reason == ""
+    assert list_generations(store)[0]["reason"] == ""
 
 
 def test_a_wrong_source_date_is_an_error_and_changes_nothing(store, monkeypatch):
@@ -81,7 +81,7 @@ def test_a_record_without_time_and_reason_opens(store, capsys):
     edit_record(store, "generations/000001.json", **dict.fromkeys(("time", "reason", "removed")))
     assert record["removed"] == 0
     old = list_generations(store)[-1]
-    assert (old.samples, old.removed) == (None, None)
+    assert (old["samples"], old["removed"]) == (None, None)
     assert main(["log", store.url]) == 0
     assert len(fastvid.open(store.url, generation=1)) == 4
     assert "2 shards" in capsys.readouterr().out
@@ -95,7 +95,7 @@ def test_an_interrupted_commit_is_resumed_at_another_time(store, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1700000009")
     assert remove_samples(store, ["c/0"]).generation == 2
-    assert list_generations(store)[0].time == "2023-11-14T22:13:21Z"
+    assert list_generations(store)[0]["time"] == "2023-11-14T22:13:21Z"
     assert store.list("generations/") == ["generations/000001.json", "generations/000002.json"]
 
 
@@ -110,7 +110,7 @@ def test_garbage_collection_keeps_the_generations_that_are_named(store, capsys):
     relabel_samples(store, {"c/1": {"caption": "latest"}})
     assert main(["gc", store.url, "--keep", "1", "--yes"]) == 0
     assert "generations kept: 5, 1\n" in capsys.readouterr().out
-    assert [entry.number for entry in list_generations(store)] == [5, 1]
+    assert [entry["number"] for entry in list_generations(store)] == [5, 1]
     kept = fastvid.open(store.url, generation=1)
     assert len(kept) == 4
     assert kept["c/0"].frames([0]).data.shape[0] == 1
@@ -120,7 +120,7 @@ def test_garbage_collection_keeps_the_generations_that_are_named(store, capsys):
         collect_garbage(store, keep=[3])
     collect_garbage(store, keep=[1])
     collect_garbage(store)
-    assert [entry.number for entry in list_generations(store)] == [5]
+    assert [entry["number"] for entry in list_generations(store)] == [5]
 
 
 def test_tags_of_earlier_versions_are_read_and_kept(s3, store, capsys):
@@ -135,7 +135,7 @@ def test_tags_of_earlier_versions_are_read_and_kept(s3, store, capsys):
     compact_shards(remote)
     collect_garbage(remote)
     assert read_head(remote).tags == {"paper": 1}
-    assert [(entry.number, entry.tags) for entry in list_generations(remote)] == [(4, ()), (1, ("paper",))]
+    assert [(entry["number"], entry["tags"]) for entry in list_generations(remote)] == [(4, ()), (1, ("paper",))]
     assert len(fastvid.open(folder, generation="paper")) == 4
     assert main(["inspect", folder, "--generation", "paper"]) == 0
     with pytest.raises(UsageError, match="no generation has the tag 'thesis'"):

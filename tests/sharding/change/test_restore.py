@@ -17,9 +17,9 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_generation
 from fastvid.format.tar import read_members, to_json
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.restore import annotate_members, are_own, restore_dataset, stored_row

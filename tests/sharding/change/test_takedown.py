@@ -20,11 +20,17 @@ from fastvid.format.tar import read_members, write_tar
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.sharding.change import add as addition
 from fastvid.sharding.change.add import add_sources
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
-from fastvid.sharding.change.receipts import audit_removals, read_receipts, receipt_file, steps_left
-from fastvid.sharding.change.takedown import SourceSelection, take_down
+from fastvid.sharding.change.repack import compact_shards
+from fastvid.sharding.change.takedown import (
+    SourceSelection,
+    audit_removals,
+    read_receipts,
+    receipt_file,
+    steps_left,
+    take_down,
+)
 from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.index import index_tars
 from fastvid.sharding.job.job import run_job
@@ -301,13 +307,6 @@ class TestReturn:
         add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=2, max_seconds=1.0)
         assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
 
-    def test_a_list_that_is_carried_along_holds_for_a_new_dataset(self, raw, arguments, tmp_path):
-        target = LocalStorage(tmp_path / "new")
-        block(target, [hashlib.sha256((raw / SECRET).read_bytes()).hexdigest()])
-        report = run_job(str(raw), target.root, **arguments)
-        assert report.rejected["blocked"] == 1  # one row for all files with these bytes
-        assert told(target.root, [text.encode() for text in TOLD]) == set()
-
     def test_a_file_blocked_while_it_is_added_stays_hidden_and_goes(self, store, raw, tmp_path, monkeypatch):
         make(tmp_path / "new/late_guest.mp4", "-preset", "ultrafast", frames=11, rate="10")
         digest = hashlib.sha256((tmp_path / "new/late_guest.mp4").read_bytes()).hexdigest()
@@ -349,25 +348,25 @@ class TestAudit:
         assert audit_removals(store.url, receipts, names=TOLD).ok
         # A forgotten copy of a shard; a table of the user's, compressed; a list without its hash.
         shutil.copy(tmp_path / "old.tar", store.root / "old.tar")
-        (found,) = {trace.file for trace in audit_removals(store.url, receipts).traces}
+        (found,) = {trace.file for trace in audit_removals(store.url, receipts).found}
         assert found == "old.tar"
         store.delete("old.tar")
         # One of its videos under another name, without a word of where it comes from.
         with (store.root / "innocent.tar").open("wb") as file:
             write_tar(file, [("harmless", {"mp4": video})])
-        assert [trace.what for trace in audit_removals(store.url, receipts).traces] == [
+        assert [trace.found for trace in audit_removals(store.url, receipts).found] == [
             "the bytes of a removed sample, as member 'harmless.mp4'"
         ]
         store.delete("innocent.tar")
         table = Dataset(store.url).annotations.slice(0, 1).select(["key"])
         table = table.append_column("who", [[["x", CAPTION]]])
         pq.write_table(table, store.root / "mine.parquet", compression="zstd", write_statistics=False)
-        traces = audit_removals(store.url, receipts, names=[CAPTION]).traces
+        traces = audit_removals(store.url, receipts, names=[CAPTION]).found
         assert {trace.file for trace in traces} == {"mine.parquet"}
-        assert any("column 'who'" in trace.what for trace in traces)
+        assert any("column 'who'" in trace.found for trace in traces)
         store.delete("mine.parquet")
         store.delete("blocked.json")
-        (trace,) = audit_removals(store.url, receipts).traces
+        (trace,) = audit_removals(store.url, receipts).found
         assert trace.file == "blocked.json"
 
     def test_says_which_step_is_missing(self, store):
@@ -375,7 +374,7 @@ class TestAudit:
         for step, hint in ((None, "fastvid compact"), (compact_shards, "fastvid gc"), (collect_garbage, None)):
             if step is not None:
                 step(store)
-            said = [t.what for t in audit_removals(store.url, read_receipts(store)).traces if t.file == "receipt 1"]
+            said = [t.found for t in audit_removals(store.url, read_receipts(store)).found if t.file == "receipt 1"]
             assert (hint is None and not said) or hint in said[0]
 
     def test_nothing_to_search_for_is_no_success(self, store):

@@ -18,9 +18,9 @@ from fastvid.format import shard as shard_module
 from fastvid.format.generations import read_generation
 from fastvid.format.in_place import pack_index
 from fastvid.format.schema import StreamFlag
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.in_place import index_videos, reindex
 from fastvid.sharding.verify.verify import repair_sidecars, verify_dataset
 from fastvid.storage import LocalStorage

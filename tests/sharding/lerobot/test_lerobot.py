@@ -14,16 +14,15 @@ import pytest
 import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import FormatError, UsageError
-from fastvid.sharding.change.compact import compact_shards
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, make_subset
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests import forks
 from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, differences, loader
 
 SIGNALS = ("observation.state", "action", "next.reward", "next.done")
@@ -176,30 +175,6 @@ def test_an_episode_without_one_of_its_cameras_is_rejected_whole(tmp_path):
     assert sum("another camera of its episode" in message for message in messages) == 1
 
 
-@pytest.mark.parametrize("command", ["index", "shard"])
-def test_a_killed_command_resumes_to_the_same_dataset(command, tmp_path):
-    words = [command, f"lerobot:{V3}", "--workers", "1", "--out"]
-    options = ["--short-side", "64", "--samples-per-shard", "2"] if command == "shard" else []
-    for point in ("ledger:1", "sidecar:1", "manifest:1"):
-        out = tmp_path / point
-        killed = forks.fastvid(*words, out, *options, fault=point)
-        assert killed.returncode < 0, point
-        assert main([*words, str(out), *options]) == 0
-        check_signals(fastvid.open(out), {f"episode_{number:06d}": number for number in range(len(LENGTHS))})
-    whole = tmp_path / "whole"
-    assert main([*words, str(whole), *options]) == 0
-    for file in whole.glob("data-*"):
-        assert file.read_bytes() == (tmp_path / "ledger:1" / file.name).read_bytes(), file.name
-
-
-def test_parts_make_the_same_dataset(tmp_path, encoded):
-    profile = fastvid.sharding.encode.profiles.get_profile("intra").changed(short_side=64)
-    for part in ("1/2", "0/2", None):
-        shard_lerobot(f"lerobot:{V3}", tmp_path / "set", profile=profile, episodes_per_shard=4, workers=1, part=part)
-    for file in encoded.glob("data-*"):
-        assert file.read_bytes() == (tmp_path / "set" / file.name).read_bytes(), file.name
-
-
 def test_order_is_shuffled_by_frames_and_resumes_in_another_world(encoded):
     dataset = fastvid.open(encoded)
     options = {"global_batch_size": 6, "shuffle": True, "seed": 5, "decoder": "pyav"}
@@ -289,17 +264,6 @@ def test_an_export_without_some_episodes_numbers_them_anew(encoded, tmp_path):
         assert np.allclose(stats[name], expected), name
     index_lerobot(f"lerobot:{out}", tmp_path / "again", workers=1)
     assert fastvid.open(tmp_path / "again").num_frames.tolist() == [1, 9]
-
-
-def test_a_killed_export_is_completed_by_the_same_command(indexed, tmp_path):
-    words = ["export", str(indexed), "--to", "lerobot", "--out"]
-    assert main([*words, str(tmp_path / "whole")]) == 0
-    killed = forks.fastvid(*words, tmp_path / "out", fault="export")
-    assert killed.returncode < 0
-    assert not (tmp_path / "out/meta/info.json").exists()
-    assert main([*words, str(tmp_path / "out")]) == 0
-    for file in (file for file in (tmp_path / "whole").rglob("*") if file.is_file()):
-        assert file.read_bytes() == (tmp_path / "out" / file.relative_to(tmp_path / "whole")).read_bytes(), file
 
 
 def test_layouts_that_would_lose_cameras_are_refused(indexed, encoded, tmp_path, capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -91,9 +93,7 @@ def test_segments_of_a_file_are_in_one_split_and_classes_keep_their_shares(store
     assert [len(Dataset(store.url, split=name)) for name in ("train", "val")] == [32, 8]
     assert [len(Dataset(store.url, split=name, where="class = 'right'")) for name in ("train", "val")] == [8, 2]
     text = capsys.readouterr().out
-    assert [line.split()[::2] for line in text.splitlines() if line.startswith(("left", "all"))] == [
-        ["left", "0.001", "0.000"], ["all", "0.001", "0.000"]
-    ]  # fmt: skip
+    assert re.search(r"^train: 32 samples, [\d.]+ s, \d+ groups$", text, re.MULTILINE)
     assert "generation 2: 40 samples got a split" in text
 
 

@@ -14,7 +14,8 @@ from fastvid.errors import FastvidError, FormatError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.tar import read_members
 from fastvid.sharding.change.edit import relabel_samples, remove_samples
-from fastvid.sharding.change.repack import Renaming
+from fastvid.sharding.change.export import export_samples
+from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.sets.merge import merge_datasets
 from fastvid.sharding.sets.split import Selection, make_subset
@@ -120,14 +121,26 @@ def test_removed_samples_are_not_in_a_subset(store, tmp_path):
         make_subset(store.url, tmp_path / "other", Selection(keys=["f0/0"]))
 
 
-def test_damaged_shard_is_not_copied(store, tmp_path):
+@pytest.mark.parametrize(
+    "copy",
+    [
+        lambda url, out: make_subset(url, out, Selection(share=0.3)),
+        lambda url, out: merge_datasets([url, url], out, prefixes=["a", "b"]),
+        lambda url, out: export_samples(url, out),
+        lambda url, _: compact_shards(LocalStorage(url)),
+    ],
+    ids=["subset", "merge", "export", "compact"],
+)
+def test_damaged_shards_are_not_copied(copy, store, tmp_path):
+    remove_samples(store, ["f0/1"])
     path = store.root / "data-000000.tar"
     data = bytearray(path.read_bytes())
     data[3000] ^= 1
     path.write_bytes(data)
     with pytest.raises(FormatError, match="differs from its checksum"):
-        make_subset(store.url, tmp_path / "out", Selection(share=0.3))
-    assert not (tmp_path / "out" / "dataset.json").exists()
+        copy(store.url, str(tmp_path / "out"))
+    assert not {"dataset.json", "export.json"} & set(LocalStorage(tmp_path / "out").list())
+    assert Dataset(store.url).generation.number == 2
 
 
 @pytest.mark.parametrize(
@@ -182,21 +195,6 @@ def test_merge_unites_samples_classes_and_columns(store, other, tmp_path, capsys
     check(tmp_path / "out")
 
 
-def test_members_for_other_tools_are_renamed():
-    renaming = Renaming("lab/", {0: 4})
-    record = {
-        "key": "a",
-        "source_id": "a.mp4",
-        "label": 0,
-        "class": "x",
-        "annotations": {"label": 0, "parent": "p.mp4"},
-    }
-    key, members = renaming.apply("a", {"json": json.dumps(record).encode(), "mp4": b"video", "cls": b"0", "txt": b"0"})
-    changed = {"key": "lab/a", "source_id": "lab/a.mp4", "label": 4, "class": "x"}
-    assert json.loads(members["json"]) == {**changed, "annotations": {"label": 4, "parent": "lab/p.mp4"}}
-    assert (key, members["mp4"], members["cls"], members["txt"]) == ("lab/a", b"video", b"4", b"0")
-
-
 def test_equal_keys_are_refused_unless_there_is_a_prefix(store, tmp_path):
     with pytest.raises(UsageError, match=r"12 keys in more than one dataset: 'f0/0', .* and 2 more"):
         merge_datasets([store.url, store.url], tmp_path / "out")
@@ -215,7 +213,10 @@ def test_numbers_become_decimals_and_other_types_are_refused(store, other, tmp_p
     assert [rows(tmp_path / "out")[key]["score"] for key in ("f0/0", "g1")] == [0.5, 2.0]
     relabel_samples(store, {"f0/0": {"tag": 1}})
     relabel_samples(other, {"g0": {"tag": "x"}})
-    with pytest.raises(UsageError, match="column 'tag' has type int64 in d and string in e"):
+    with pytest.raises(
+        UsageError,
+        match=r"a column of e has another type than before: .*Field tag has incompatible types: int64 vs string",
+    ):
         merge_datasets([store.url, other.url], tmp_path / "more")
 
 

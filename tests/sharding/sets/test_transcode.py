@@ -73,6 +73,10 @@ def check(before, url):
         assert [after[key].get(name) for name in KEPT] == [row.get(name) for name in KEPT]
         assert after[key]["parent"] == (row["parent"] or row["source_id"])
         assert after[key]["height"] == 32
+        # Facts in a tar's JSON are no annotations.
+        assert not {"conforms", "pix_fmt", "source", "source_source_id", "source_fps", "source_height"} & set(
+            after[key]
+        )
     assert not verify_dataset(str(url)).problems
 
 

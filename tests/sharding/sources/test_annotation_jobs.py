@@ -1,20 +1,31 @@
-"""Datasets made with annotation files as published have the right classes and splits."""
+"""Annotations from the file to the dataset and the batch: classes, splits, clips, captions and several labels."""
 
 from __future__ import annotations
 
 import json
+import tarfile
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import webdataset
 
 import fastvid
-from fastvid.errors import UsageError
+from fastvid.cli.main import main
+from fastvid.errors import StorageError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.reasons import Reason
+from fastvid.sharding.change.add import add_sources
+from fastvid.sharding.change.edit import read_labels
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
-from tests.sharding.shardtools import ledger, make, tar_of
+from fastvid.sharding.sources.annotations import read_annotations
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.storage import open_storage
+from tests.sharding.shardtools import ledger, make, tar_of, tars
+
+SMALL = {"profile": PROFILES["compact"].changed(short_side=64), "workers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -23,32 +34,9 @@ def clip(tmp_path_factory):
     return make(tmp_path_factory.mktemp("clip") / "clip.mp4", frames=5).read_bytes()
 
 
-@pytest.fixture
-def dataset(tmp_path, clip):
-    """Make videos, annotation files and a dataset of them; return its folder and the job's report."""
-
-    def make_dataset(spec, videos, files, **options):
-        for name in videos:
-            path = tmp_path / "raw" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(clip)
-        for name, text in files.items():
-            path = tmp_path / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-        kind, _, place = spec.partition(":")
-        out = tmp_path / "out"
-        report = run_job(
-            str(tmp_path / "raw"),
-            str(out),
-            annotations=[f"{kind}:{tmp_path / part}" for part in place.split("+")],
-            profile="copy",
-            workers=1,
-            **options,
-        )
-        return out, report
-
-    return make_dataset
+def rows_of(out):
+    """Return the annotations of a dataset by key."""
+    return {row["key"]: row for row in Dataset(str(out)).annotations.to_pylist()}
 
 
 def counts(out, split):
@@ -58,136 +46,28 @@ def counts(out, split):
     return {name: int(number) for name, number in zip(found.classes, numbers, strict=True) if number}
 
 
-def missing(out):
-    """Return sources that are annotated but do not exist."""
-    return [row["source_id"] for row in ledger(out) if row["reason"] == Reason.MISSING]
-
-
-def test_kinetics(dataset):
-    header = "label,youtube_id,time_start,time_end,split,is_cc\n"
-    out, report = dataset(
-        "kinetics:train.csv+val.csv+test.csv",
-        [
-            "riding_a_bike/-aBcDeFgHiJ_000010_000020.mp4",
-            "abseiling/0347ZoDXyP0_000095_000105.mp4",
-            "zumba/xyz_000000_000010.mp4",
-            "test_one_000003_000013.mp4",
-        ],
-        {
-            "train.csv": header
-            + "riding a bike,-aBcDeFgHiJ,10,20,train,0\nzumba,xyz,0,10,train,1\nzumba,gone,0,10,train,0\n",
-            "val.csv": header + "abseiling,0347ZoDXyP0,95,105,validate,0\n",
-            "test.csv": "youtube_id,time_start,time_end,split\ntest_one,3,13,test\n",
-        },
-    )
-    assert Dataset(str(out)).classes == ("abseiling", "riding a bike", "zumba")
-    assert counts(out, "train") == {"riding a bike": 1, "zumba": 1}
-    assert counts(out, "val") == {"abseiling": 1}
-    assert len(Dataset(str(out), split="test")) == 1
-    assert missing(out) == ["gone_000000_000010"]
-    assert (report.packed, dict(report.rejected)) == (4, {Reason.MISSING: 1})
-
-
-def test_ucf101_has_its_three_splits_in_one_set_of_shards(dataset):
-    videos = [f"{label}/v_{label}_g0{group}_c01.avi" for label in ("ApplyEyeMakeup", "Archery") for group in (1, 2, 3)]
-    lists = {}
-    for number in (1, 2, 3):
-        train = [name for name in videos if f"_g0{number}_" not in name]
-        test = [name for name in videos if f"_g0{number}_" in name]
-        lists[f"ucf/trainlist0{number}.txt"] = "".join(f"{name} {1 + ('Archery' in name)}\r\n" for name in train)
-        lists[f"ucf/testlist0{number}.txt"] = "".join(f"{name}\r\n" for name in test)
-    out, report = dataset("ucf101:ucf", videos, {"ucf/classInd.txt": "1 ApplyEyeMakeup\r\n2 Archery\r\n", **lists})
-    assert (report.packed, len(list(out.glob("*.tar")))) == (6, 1)
-    for number in (1, 2, 3):
-        assert counts(out, f"split{number}:train") == {"ApplyEyeMakeup": 2, "Archery": 2}
-        assert counts(out, f"split{number}:test") == {"ApplyEyeMakeup": 1, "Archery": 1}
-        (first, second) = Dataset(str(out), split=f"split{number}:test").keys.to_pylist()
-        assert f"_g0{number}_" in first
-        assert f"_g0{number}_" in second
-
-
-def test_hmdb51(dataset):
-    out, _ = dataset(
-        "hmdb51:splits",
-        ["brush_hair/A#[1]&x_goo_0.avi", "brush_hair/b_goo_1.avi", "cartwheel/c_goo_0.avi"],
-        {
-            "splits/brush_hair_test_split1.txt": "A#[1]&x_goo_0.avi 1 \nb_goo_1.avi 2 \n",
-            "splits/brush_hair_test_split2.txt": "A#[1]&x_goo_0.avi 2 \nb_goo_1.avi 0 \n",
-            "splits/cartwheel_test_split1.txt": "c_goo_0.avi 2 \n",
-            "splits/cartwheel_test_split2.txt": "c_goo_0.avi 1 \n",
-        },
-    )
-    assert Dataset(str(out)).classes == ("brush_hair", "cartwheel")
-    assert counts(out, "split1:train") == {"brush_hair": 1}
-    assert counts(out, "split1:test") == {"brush_hair": 1, "cartwheel": 1}
-    assert counts(out, "split2:unused") == {"brush_hair": 1}
-
-
-def test_something_something_v2(dataset):
-    def record(number, template, *things):
-        caption = template
-        for thing in things:
-            caption = caption.replace("[something]", thing, 1)
-        return {"id": number, "label": caption, "template": template, "placeholders": list(things)}
-
-    out, _ = dataset(
-        "sthv2:labels",
-        ["78687.mp4", "42326.mp4", "1420.mp4"],
-        {
-            "labels/labels.json": json.dumps({"Holding something": "0", "Dropping something onto something": "1"}),
-            "labels/train.json": json.dumps(
-                [
-                    record("78687", "Dropping [something] onto [something]", "a pen", "a bed"),
-                    record("5", "Holding [something]", "x"),
-                ]
-            ),
-            "labels/validation.json": json.dumps([record("42326", "Holding [something]", "a cup")]),
-            "labels/test.json": json.dumps([{"id": "1420"}]),
-        },
-    )
-    found = Dataset(str(out))
-    assert found.classes == ("Holding something", "Dropping something onto something")
-    assert counts(out, "train") == {"Dropping something onto something": 1}
-    assert counts(out, "val") == {"Holding something": 1}
-    by_source = dict(zip(found.column("source_id").to_pylist(), found.annotations.to_pylist(), strict=True))
-    assert by_source["78687.mp4"]["caption"] == "Dropping a pen onto a bed"
-    assert by_source["78687.mp4"]["placeholders"] == ["a pen", "a bed"]
-    assert by_source["1420.mp4"]["label"] is None
-    assert missing(out) == ["5"]
-
-
-def test_list_separates_path_and_label(dataset):
-    out, _ = dataset(
-        "list:train.csv+val.csv",
-        ["videos/a b.mp4", "videos/c.mp4", "videos/d.mp4"],
-        {"train.csv": "/data/k/videos/a b.mp4 2\n/data/k/videos/c.mp4 0\n", "val.csv": "/data/k/videos/d.mp4 1\n"},
-        class_names=["jump", "run", "swim"],
-    )
-    assert Dataset(str(out)).classes == ("jump", "run", "swim")
-    assert (counts(out, "train"), counts(out, "val")) == ({"jump": 1, "swim": 1}, {"run": 1})
-
-
 @pytest.mark.parametrize("kind", ["csv", "json"])
-def test_csv_table_keeps_every_column(kind, dataset):
+def test_a_table_gives_classes_splits_and_columns_and_names_missing_files(kind, clip, tmp_path):
     records = [
         {"path": "a.mp4", "label": "run", "split": "train", "camera": 3, "note": "dark"},
         {"path": "b.mp4", "label": "jump", "split": "val", "camera": 4, "note": ""},
         {"path": "gone.mp4", "label": "run", "split": "val", "camera": 5, "note": "x"},
     ]
-    lines = ["path,label,split,camera,note", *(",".join(map(str, record.values())) for record in records)]
-    text = json.dumps(records) if kind == "json" else "\n".join(lines)
-    out, _ = dataset(f"{kind}:table.{kind}", ["a.mp4", "b.mp4", "extra.mp4"], {f"table.{kind}": text})
+    lines = [",".join(records[0]), *(",".join(map(str, record.values())) for record in records)]
+    (tmp_path / "table").write_text(json.dumps(records) if kind == "json" else "\n".join(lines))
+    (tmp_path / "raw").mkdir()
+    for name in ("a.mp4", "b.mp4", "extra.mp4"):
+        (tmp_path / "raw" / name).write_bytes(clip)
+    out = tmp_path / "out"
+    report = run_job(str(tmp_path / "raw"), out, annotations=f"{kind}:{tmp_path / 'table'}", profile="copy", workers=1)
     assert (counts(out, "train"), counts(out, "val")) == ({"run": 1}, {"jump": 1})
-    found = Dataset(str(out))
-    assert dict(zip(found.column("source_id").to_pylist(), found.column("camera").to_pylist(), strict=True)) == {
-        "a.mp4": 3,
-        "b.mp4": 4,
-    }
-    assert missing(out) == ["gone.mp4"]
+    assert {key: row["camera"] for key, row in rows_of(out).items()} == {"a": 3, "b": 4}
+    assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
+    assert [row["source_id"] for row in ledger(out) if row["reason"] == Reason.MISSING] == ["gone.mp4"]
 
 
 @pytest.fixture
-def tars(tmp_path, clip):
+def foreign(tmp_path, clip):
     """Two tars in webdataset format; the second has a sample without a video and one with an invalid video."""
     folder = tmp_path / "tars"
     folder.mkdir()
@@ -198,36 +78,189 @@ def tars(tmp_path, clip):
     return folder
 
 
-def test_tars_of_other_tools_are_reencoded(tars, tmp_path):
-    small = PROFILES["compact"].changed(short_side=64)
-    out = tmp_path / "out"
-    report = run_job(str(tars), str(out), profile=small, workers=1, class_names=["cat", "dog"])
+def test_tars_of_other_tools_are_reencoded(foreign, tmp_path):
+    out, names = tmp_path / "out", ["cat", "dog"]
+    report = run_job(str(foreign), str(out), **SMALL, class_names=names)
     assert (report.packed, dict(report.rejected)) == (3, {Reason.NO_VIDEO_STREAM: 1, Reason.NOT_VIDEO: 1})
     found = fastvid.open(out)
-    by_source = dict(zip(found.column("source_id").to_pylist(), found, strict=True))
-    assert set(by_source) == {"000000", "000001", "one/000000"}
+    columns = (found.column(name).to_pylist() for name in ("source_id", "label", "caption"))
     assert found.classes == ("cat", "dog")
-    assert [by_source[name].label for name in ("000000", "000001", "one/000000")] == [1, 0, -1]
-    captions = dict(zip(found.column("source_id").to_pylist(), found.column("caption").to_pylist(), strict=True))
-    assert captions == {"000000": "a dog runs", "000001": "a cat", "one/000000": None}
+    assert sorted(zip(*columns, strict=True)) == [
+        ("000000", 1, "a dog runs"), ("000001", 0, "a cat"), ("one/000000", None, None),
+    ]  # fmt: skip
     assert all((video.num_frames, video.height) == (5, 64) for video in found)
-    again = run_job(
-        [str(tars / "00000.tar"), str(tars / "00001.tar")], str(out), profile=small, class_names=["cat", "dog"]
-    )
-    assert again.packed == 3
+    assert run_job([str(foreign / f"0000{n}.tar") for n in (0, 1)], str(out), **SMALL, class_names=names).packed == 3
 
 
-def test_broken_tars_are_in_the_ledger_and_unnamed_labels_are_positions(tars, tmp_path):
-    (tars / "00002.tar").write_bytes((tars / "00000.tar").read_bytes()[:3000])
-    report = run_job(str(tars), str(tmp_path / "out"), profile="copy", workers=1)
+def test_broken_tars_are_in_the_ledger_and_unnamed_labels_are_positions(foreign, tmp_path):
+    (foreign / "00002.tar").write_bytes((foreign / "00000.tar").read_bytes()[:3000])
+    report = run_job(str(foreign), str(tmp_path / "out"), profile="copy", workers=1)
     assert report.rejected[Reason.BROKEN_CONTAINER] == 1
     assert Dataset(str(tmp_path / "out")).classes == ("0", "1")
-    for options, message in (
-        ({"class_names": ["one"]}, "label 1 has no name"),
-        ({"annotations": f"list:{tars}/list.txt"}, "annotations cannot be used with tars"),
+    (foreign / "list.txt").write_text("a.mp4 1\n")
+    for sources, options, message in (
+        (str(foreign), {"class_names": ["one"]}, "label 1 has no name"),
+        (str(foreign), {"annotations": f"list:{foreign}/list.txt"}, "annotations cannot be used with tars"),
+        ([str(foreign), str(tmp_path)], {}, "cannot be in one job"),
     ):
-        (tars / "list.txt").write_text("a.mp4 1\n")
         with pytest.raises(UsageError, match=message):
-            run_job(str(tars), str(tmp_path / "other"), profile="copy", **options)
-    with pytest.raises(UsageError, match="cannot be in one job"):
-        run_job([str(tars), str(tmp_path)], str(tmp_path / "other"), profile="copy")
+            run_job(sources, str(tmp_path / "other"), profile="copy", **options)
+
+
+def test_a_hostile_sample_does_not_stop_a_job_of_tars(clip, tmp_path):
+    samples = {
+        "nested.json": b"[" * 200_000,
+        "label.cls": b"999999999",
+        "field.json": b'{"label": 888888888}',
+        "reserved.json": json.dumps({"__row": 7, "half": "\ud800", "long": 10**30, "caption": "kept"}).encode(),
+        "good.cls": b"1",
+    }
+    members = {}
+    for name, data in samples.items():
+        members |= {f"{name.split('.')[0]}.mp4": clip, name: data}
+    tar_of(tmp_path / "raw.tar", members.items())
+    found = gather_sources(tmp_path / "raw.tar")
+    assert found.classes == ("0", "1")
+    assert sum(len(source.notes) for source in found.sources) == 3  # nested, label, field
+    run_job([str(tmp_path / "raw.tar")], tmp_path / "out")
+    assert len(fastvid.open(tmp_path / "out")) == 5
+    row = rows_of(tmp_path / "out")["reserved"]
+    assert (row["caption"], row["source___row"], row["half"], row["long"]) == ("kept", 7, "?", str(10**30))
+
+
+def test_clips_of_a_film_have_its_name_and_their_asked_and_got_seconds(tmp_path):
+    make(tmp_path / "raw" / "my film.mp4", frames=50)  # two seconds
+    table = (
+        "videoID,url,timestamp,caption,matching_score\n"
+        "my film,u,\"[['0:00:00.110', '0:00:01.000'], ['0:00:01.000', '0:00:09.000']]\","
+        "\"['one', 'two']\",\"[0.5, 1]\"\n"
+    )
+    (tmp_path / "panda.csv").write_text(table)
+    out = tmp_path / "out"
+    run_job(tmp_path / "raw", out, annotations=f"panda70m:{tmp_path / 'panda.csv'}", **SMALL)
+    rows = rows_of(out)
+    assert sorted(rows) == ["my_film_00000110_00001000", "my_film_00001000_00009000"]
+    shown = ("parent", "caption", "matching_score", "asked_start_seconds", "asked_end_seconds")
+    assert [tuple(rows[key][name] for name in shown) for key in sorted(rows)] == [
+        ("my film.mp4", "one", 0.5, 0.11, 1.0), ("my film.mp4", "two", 1.0, 1.0, 9.0),
+    ]  # fmt: skip
+    # Cut at frames of 40 ms; the second clip ends with the film, and says so.
+    got = [[rows[key][f"{name}_seconds"] for name in ("start", "end")] for key in sorted(rows)]
+    assert got == [[pytest.approx(0.12), 1.0], [1.0, 2.0]]
+    warnings = {row["source_id"]: "clip-cut-short" in (row["warnings"] or []) for row in ledger(out)}
+    assert warnings == {"my film.mp4#0.11-1": False, "my film.mp4#1-9": True}
+    facts = {row["key"]: row for row in pq.read_table(next(out.glob("data-*.parquet"))).to_pylist()}
+    for name in tars(out):
+        with tarfile.open(out / name) as tar:
+            for member in (one for one in tar.getmembers() if one.name.endswith(".json")):
+                key, told = member.name[:-5], json.load(tar.extractfile(member))
+                for column in ("parent", "start_seconds", "end_seconds"):
+                    assert told[column] == facts[key][column] == rows[key][column]
+
+
+def test_near_clips_of_a_video_are_two_sources(tmp_path):
+    make(tmp_path / "raw" / "a.mp4", frames=10)
+    (tmp_path / "rows.csv").write_text("path,start,end\na.mp4,0.1000001,0.3\na.mp4,0.10000013,0.3\n")
+    run_job([str(tmp_path / "raw")], tmp_path / "out", annotations=f"csv:{tmp_path / 'rows.csv'}", **SMALL)
+    assert len({row["source_id"] for row in rows_of(tmp_path / "out").values()}) == 2
+
+
+@pytest.fixture
+def several(tmp_path):
+    """Three videos with 2, 1 and 0 classes of four, as Charades publishes them; the dataset's folder."""
+    for name in ("AAAAA", "BBBBB", "CCCCC"):
+        make(tmp_path / "raw" / f"{name}.mp4", frames=8)
+    actions = "AAAAA,c002 0.00 0.10;c000 0.00 0.30\nBBBBB,c001 0.00 0.30\nCCCCC,\n"
+    (tmp_path / "Charades_v1_train.csv").write_text(f"id,actions\n{actions}")
+    (tmp_path / "Charades_v1_classes.txt").write_text("c000 Hold\nc001 Sit\nc002 Eat\nc003 Run\n")
+    spec = f"charades:{tmp_path / 'Charades_v1_train.csv'}"
+    run_job(tmp_path / "raw", tmp_path / "out", annotations=spec, **SMALL)
+    return tmp_path / "out"
+
+
+def multi_hot(out):
+    """Return the multi-hot labels of a loader's batch by key."""
+    loader = fastvid.ClipLoader(
+        fastvid.open(str(out)), frames=fastvid.Segments(2), spatial=fastvid.CenterCrop(64),
+        labels=fastvid.MultiHot("labels"), global_batch_size=1, seed=0,
+    )  # fmt: skip
+    return loader.labels.classes, {batch.key[0]: batch.labels[0].tolist() for batch in loader}
+
+
+def test_several_labels_of_a_video_reach_the_batch_as_multi_hot(several):
+    dataset = Dataset(str(several))
+    assert dataset.classes == ("Hold", "Sit", "Eat", "Run")
+    assert dataset.annotations.schema.field("labels").type == pa.list_(pa.string())
+    classes, hot = multi_hot(several)
+    assert classes == dataset.classes
+    assert hot == {"AAAAA": [1, 0, 1, 0], "BBBBB": [0, 1, 0, 0], "CCCCC": [0, 0, 0, 0]}
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
+def test_relabel_takes_several_labels_from_any_table(form, several, tmp_path, capsys):
+    table = tmp_path / f"new.{form}"
+    rows = [{"clip": "BBBBB", "labels": ["Run", "Fly"], "score": 2}, {"clip": "CCCCC", "labels": ["Hold"], "score": 3}]
+    if form == "csv":
+        table.write_text("clip,labels,score\nBBBBB,Run;Fly,2\nCCCCC,Hold,3\n")
+    elif form == "jsonl":
+        table.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), table)
+    arguments = ["relabel", str(several), "--from", str(table), "--columns", "key=clip"]
+    assert main(arguments) == 2
+    assert "unknown class 'Fly'" in capsys.readouterr().err
+    assert main([*arguments, "--new-classes"]) == 0
+    classes, hot = multi_hot(several)
+    assert classes == ("Hold", "Sit", "Eat", "Run", "Fly")
+    assert hot == {"AAAAA": [1, 0, 1, 0, 0], "BBBBB": [0, 0, 0, 1, 1], "CCCCC": [1, 0, 0, 0, 0]}
+    assert rows_of(several)["BBBBB"]["score"] == 2
+
+
+RELABEL_REFUSED = {
+    "a.jsonl": (b'{"key": "a", "x": 1}\n{"key": "a", "x": 2}\n', "duplicate key 'a'", {"row": 2}),
+    "b.json": (b'[{"x": 1}]', "row has no key", {"row": 1, "column": "key"}),
+    "c.parquet": (b"none", "Parquet does not parse", {}),
+    "d.csv": (b"key,label\n,b\n", "row has no key", {"row": 2, "column": "key"}),
+    "e.csv": (b"key,label\na,b,c\n", "more fields than the header", {"row": 2}),
+    "f.csv": (b'key,label\n"a', "fewer fields than the header", {"row": 2}),
+    "g.csv": (b"key,label,label\na,b,c\n", "duplicate column", {"row": 1}),
+    "h.csv": (b"key,label\na,\xff\n", "not UTF-8", {}),
+}
+
+
+@pytest.mark.parametrize("name", RELABEL_REFUSED)
+def test_relabel_tables_that_do_not_fit_are_refused_at_their_row(name, tmp_path):
+    text, message, where = RELABEL_REFUSED[name]
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(UsageError, match=message) as caught:
+        read_labels(str(tmp_path / name))
+    assert caught.value.where == {"file": str(tmp_path / name), **where}
+
+
+def test_added_videos_bring_their_labels_and_unused_keys(several, tmp_path):
+    for name in ("AA AAA", "AA_AAA"):
+        make(tmp_path / "more" / f"{name}.mp4", frames=8)
+    rows = [{"name": "AA AAA", "labels": ["Run", "Fly"]}, {"name": "AA_AAA", "labels": ["Sit"]}]
+    (tmp_path / "more.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    spec = f"jsonl:{tmp_path / 'more.jsonl'}"
+    add_sources(str(several), str(tmp_path / "more"), annotations=spec, columns="path=name", workers=1)
+    classes, hot = multi_hot(several)
+    assert classes == ("Hold", "Sit", "Eat", "Run", "Fly")
+    (changed,) = [key for key in hot if key.startswith("AA_AAA-")]
+    assert (hot["AA_AAA"], hot[changed]) == ([0, 1, 0, 0, 0], [0, 0, 0, 1, 1])
+
+
+def test_annotation_files_are_read_from_an_object_store(s3, monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    url = f"s3://{s3.bucket()}/lists"
+    store = open_storage(url)
+    store.write("long.csv", b"videoid,t0,t1\nfilm,0.5,1.5\n")
+    store.write("ucf/classInd.txt", b"1 Archery\n")
+    store.write("ucf/trainlist01.txt", b"Archery/v_1.avi 1\n")
+    (row,) = read_annotations([f"csv:{url}/long.csv"], columns="path=videoid,start=t0,end=t1").rows
+    assert (row.name, row.start, row.end) == ("film", 0.5, 1.5)
+    (row,) = read_annotations([f"ucf101:{url}/ucf"]).rows
+    assert (row.label, row.columns) == ("Archery", {"split1": "train"})
+    with pytest.raises(StorageError, match="does not exist") as caught:
+        read_annotations([f"csv:{url}/absent.csv"])
+    assert str(caught.value.where["file"]) == f"{url}/absent.csv"

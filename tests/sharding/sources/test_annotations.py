@@ -1,28 +1,202 @@
-"""Annotation files in their published formats."""
+"""Annotation files, as published or as tables of any columns, become rows; what does not fit is refused at its row."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.format.annotations import annotation_table
-from fastvid.sharding.sources.action_sets import parse_kinetics
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
+from fastvid.sharding.sources.tables import Columns
 
 
 @pytest.fixture
-def parse(tmp_path):
-    """Write a file and read it as annotations."""
+def read(tmp_path):
+    """Write files, and read the first, or the folder if there is none of its name, as annotations."""
 
-    def parse(kind, text, name="rows", **options):
-        path = tmp_path / f"{name}.{kind}"
-        path.write_text(text)
-        return read_annotations([f"{kind}:{path}"], **options)
+    def read(kind, files, place=None, **options):
+        for name, data in files.items():
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(data if isinstance(data, bytes) else data.encode())
+        return read_annotations([f"{kind}:{tmp_path / (place or next(iter(files)))}"], **options)
 
-    return parse
+    return read
+
+
+def parquet(rows):
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+def table_of(rows):
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return buffer.getvalue()
+
+
+def steps(*found):
+    return [{"segment": list(cut), "id": number, "sentence": text} for number, (cut, text) in enumerate(found)]
+
+
+FILM = {"duration": 241.62, "subset": "training", "recipe_type": "113", "annotations": steps(((90, 102), "flip"))}
+KINETICS = "label,youtube_id,time_start,time_end,split,is_cc\n"
+CHARADES = (
+    "id,subject,actions,length\n46GP8,HR43,c092 11.90 21.20;c147 0.00 12.60;c092 0.00 3.00,24.83\nN11GT,HR43,,1\n"
+)
+AVA = "v,0902,0.1,0.2,0.3,0.8,80,1\nv,0902,0.1,0.2,0.3,0.8,9,1\nv,0902,0.2,0.0,0.4,0.5,12,0\nv,0903,0,0,1,1,12,1\n"
+ACTIONS = "".join(
+    f'item {{\n  name: "{name}"\n  id: {number}\n}}\n'
+    for number, name in ((9, "read"), (12, "stand"), (80, "watch (a)"))
+)
+
+# Kind, files, what is read if it is not the first file, rows as (name, label, start, end, some columns), classes.
+PUBLISHED = {
+    "panda70m": (
+        "panda70m",
+        {"panda70m_training_2m.csv": """videoID,url,timestamp,caption,matching_score,desirable_filtering
+--7s,https://y,"[['0:00:08.475', '0:00:16.849'], ['1:02:03.5', '1:02:13.5']]",\
+"['A man\\'s car, red.', ""It's a dog.""]","[0.4355, 0.61]","['desirable', '2_tiny']"
+"""},
+        None,
+        [("--7s", None, 8.475, 16.849, {"caption": "A man's car, red.", "matching_score": 0.4355, "split": "train"}),
+         ("--7s", None, 3723.5, 3733.5, {"caption": "It's a dog.", "desirable_filtering": "2_tiny"})],
+        (),
+    ),
+    "webvid": (
+        "webvid",
+        {"results_2M_val.csv": 'videoid,contentUrl,page_dir,name\n21179416,https://a,006001_006050,"Rain, wet."\n'},
+        None,
+        [("21179416", None, None, None, {"caption": "Rain, wet.", "split": "val", "page_dir": "006001_006050"})],
+        (),
+    ),
+    "activitynet": (
+        "activitynet_captions",
+        {"val_1.json": '{"v_Q": {"duration": 8.7, "timestamps": [[0.8, 9], [7, 8.5]], "sentences": ["a", " b"]}}'},
+        None,
+        [("v_Q", None, 0.8, 9, {"caption": "a", "split": "val", "duration": 8.7}),
+         ("v_Q", None, 7, 8.5, {"caption": " b"})],
+        (),
+    ),
+    "youcook2": (
+        "youcook2",
+        {"youcookii_annotations_trainval.json": json.dumps({"database": {"GLd": FILM}})},
+        None,
+        [("GLd", None, 90, 102, {"caption": "flip", "split": "train", "id": 0, "recipe_type": "113"})],
+        (),
+    ),
+    "kinetics": (
+        "kinetics",
+        {"kinetics400_train.csv": f"{KINETICS}zumba,-AbC_dEfGhI,0,10,validate,1\nabseiling,0347,95,105,train,0\n"},
+        None,
+        [("-AbC_dEfGhI_000000_000010", "zumba", 0, 10, {"split": "val", "is_cc": "1"}),
+         ("0347_000095_000105", "abseiling", 95, 105, {"split": "train"})],
+        ("abseiling", "zumba"),
+    ),
+    "kinetics without labels": (
+        "kinetics",
+        {"kinetics400_test.csv": "youtube_id,time_start,time_end\n-a,3,13\n"},
+        None,
+        [("-a_000003_000013", None, 3, 13, {"split": "test"})],
+        (),
+    ),
+    "charades": (
+        "charades",
+        {"Charades_v1_train.csv": CHARADES},
+        None,
+        [("46GP8", None, None, None, {"labels": ["c092", "c147"], "split": "train", "length": 24.83}),
+         ("N11GT", None, None, None, {"labels": []})],
+        ("c092", "c147"),
+    ),
+    "charades with names": (
+        "charades",
+        {"Charades_v1_test.csv": CHARADES, "Charades_v1_classes.txt": "c092 Looking\nc146 Waking\nc147 Cooking it\n"},
+        None,
+        [("46GP8", None, None, None, {"labels": ["Looking", "Cooking it"]}), ("N11GT", None, None, None, {})],
+        ("Looking", "Waking", "Cooking it"),
+    ),
+    "ava": (
+        "ava",
+        {"ava_train_v2.2.csv": AVA, "ava_action_list_v2.2.pbtxt": ACTIONS},
+        None,
+        [("v", None, 900.5, 903.5, {"timestamp": 902.0, "labels": ["watch (a)", "read", "stand"], "split": "train",
+                                    "boxes": "[[0.1, 0.2, 0.3, 0.8], [0.1, 0.2, 0.3, 0.8], [0.2, 0.0, 0.4, 0.5]]",
+                                    "box_actions": '["watch (a)", "read", "stand"]', "person_ids": "[1, 1, 0]"}),
+         ("v", None, 901.5, 904.5, {"labels": ["stand"]})],
+        ("read", "stand", "watch (a)"),
+    ),
+    "ucf101": (
+        "ucf101",
+        {"ucf/classInd.txt": "1 Eye\r\n2 Archery\r\n", "ucf/trainlist01.txt": "Archery/v_1.avi 2\r\n",
+         "ucf/testlist01.txt": "Eye/v_2.avi\r\n", "ucf/testlist02.txt": "Archery/v_1.avi\r\n"},
+        "ucf",
+        [("Archery/v_1.avi", "Archery", None, None, {"split1": "train", "split2": "test"}),
+         ("Eye/v_2.avi", "Eye", None, None, {"split1": "test"})],
+        ("Eye", "Archery"),
+    ),
+    "hmdb51": (
+        "hmdb51",
+        {"h/brush_hair_test_split1.txt": "A#[1]&x.avi 1 \nb.avi 2 \n", "h/brush_hair_test_split2.txt": "b.avi 0 \n",
+         "h/cartwheel_test_split1.txt": "c.avi 2 \n"},
+        "h",
+        [("brush_hair/A#[1]&x.avi", "brush_hair", None, None, {"split1": "train"}),
+         ("brush_hair/b.avi", "brush_hair", None, None, {"split1": "test", "split2": "unused"}),
+         ("cartwheel/c.avi", "cartwheel", None, None, {"split1": "test"})],
+        ("brush_hair", "cartwheel"),
+    ),
+    "sthv2": (
+        "sthv2",
+        {"s/labels.json": '{"Holding something": "0", "Dropping something": "1"}', "s/test.json": '[{"id": "9"}]',
+         "s/train.json": '[{"id": "7", "label": "Dropping a pen", "template": "Dropping [something]",'
+                         ' "placeholders": ["a pen"]}]',
+         "s/something-something-v2-validation.json": '[{"id": "5", "label": "x", "template": "Holding [something]"}]'},
+        "s",
+        [("9", None, None, None, {"split": "test"}),
+         ("7", "Dropping something", None, None,
+          {"split": "train", "caption": "Dropping a pen", "placeholders": ["a pen"]}),
+         ("5", "Holding something", None, None, {"split": "val"})],
+        ("Holding something", "Dropping something"),
+    ),
+    "csv": (
+        "csv",
+        {"rows.csv": "path,label,split,n,score,who,start,end\na.mp4,left,train,3,0.5,me,,\nb.mp4,,test,4,1,,1.5,2\n"},
+        None,
+        [("a.mp4", "left", None, None, {"n": 3, "score": 0.5, "who": "me", "split": "train"}),
+         ("b.mp4", None, 1.5, 2.0, {"n": 4, "score": 1.0, "who": None, "split": "test"})],
+        ("left",),
+    ),
+    "json": (
+        "json",
+        {"train.json": '[{"path": "a", "label": 3, "box": [1, 2], "poses": [[0.5, 1], [2, 3]], "odd": [1e999]},'
+                       ' {"path": "b", "label": 0, "split": "test", "score": null}]'},
+        None,
+        [("a", "3", None, None, {"box": [1, 2], "poses": [[0.5, 1], [2, 3]], "odd": "[Infinity]", "split": "train"}),
+         ("b", "0", None, None, {"score": None, "split": "test"})],
+        ("0", "1", "2", "3"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_as_published_become_rows(name, read):
+    kind, files, place, rows, classes = PUBLISHED[name]
+    parsed = read(kind, files, place)
+    assert [(row.name, row.label, row.start, row.end) for row in parsed.rows] == [row[:4] for row in rows]
+    for row, (*_, columns) in zip(parsed.rows, rows, strict=True):
+        assert {column: row.columns.get(column) for column in columns} == columns
+    assert parsed.classes == classes
+    assert annotation_table([dict(row.columns) for row in parsed.rows]).num_rows == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -35,55 +209,12 @@ def parse(tmp_path):
         ("no_ending 4\nother 5\n", [("no_ending", "4"), ("other", "5")]),
         ("path with spaces\triding a bike\n", [("path with spaces", "riding a bike")]),
         ("p q.mp4::2\nr.mp4::1\n", [("p q.mp4", "2"), ("r.mp4", "1")]),
-        ("\ufeff# comment\n\nA.MP4 2\n", [("A.MP4", "2")]),
+        ("# comment\n\nA.MP4 2\n", [("A.MP4", "2")]),
         ("unlabelled.mp4\n", [("unlabelled.mp4", None)]),
     ],
 )
 def test_list_separates_path_and_label(text, rows):
-    assert [(row.name, row.label) for row in parse_list(text.removeprefix("\ufeff")).rows] == rows
-
-
-def test_integer_labels_are_positions_and_names_are_sorted():
-    assert parse_list("a.mp4 3\nb.mp4 0\n").classes == ("0", "1", "2", "3")
-    assert parse_list("a.mp4 run\nb.mp4 jump\n").classes == ("jump", "run")
-
-
-def test_several_integers_become_a_multi_label_column():
-    (row,) = parse_list("a b.mp4 1 5 9\n").rows
-    assert (row.name, row.label, row.columns) == ("a b.mp4", None, {"labels": ["1", "5", "9"]})
-
-
-def test_csv_keeps_every_column_with_its_type(parse):
-    text = "path,label,split,texture,score,who,start,end\na.mp4,left,train,3,0.5,me,,\nb.mp4,,test,4,1,,1.5,2\n"
-    parsed = parse("csv", text)
-    first, second = parsed.rows
-    assert first.columns == {"texture": 3, "score": 0.5, "who": "me", "split": "train"}
-    assert second.columns == {"texture": 4, "score": 1.0, "who": None, "split": "test"}
-    assert (second.label, second.start, second.end) == (None, 1.5, 2.0)
-    assert parsed.classes == ("left",)
-    with pytest.raises(UsageError, match="no column path"):
-        parse("csv", "file,label\na.mp4,1\n")
-
-
-def test_kinetics_names_files_and_keeps_the_clip_for_uncut_videos():
-    text = (
-        "label,youtube_id,time_start,time_end,split,is_cc\n"
-        "abseiling,0347ZoDXyP0,95,105,train,0\n"
-        "zumba,-AbC_dEfGhI,0,10,validate,1\n"
-    )
-    parsed = parse_kinetics(text.replace("validate", "val"))
-    first, second = parsed.rows
-    assert (first.name, first.whole_name, first.start, first.end) == (
-        "0347ZoDXyP0_000095_000105",
-        "0347ZoDXyP0",
-        95,
-        105,
-    )
-    assert second.name == "-AbC_dEfGhI_000000_000010"
-    assert second.columns == {"split": "val", "is_cc": "1"}
-    assert parsed.classes == ("abseiling", "zumba")
-    (test,) = parse_kinetics("youtube_id,time_start,time_end,split\nx,1,11,test\n").rows
-    assert test.label is None
+    assert [(row.name, row.label) for row in parse_list(text).rows] == rows
 
 
 def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
@@ -93,110 +224,204 @@ def test_several_files_are_concatenated_with_splits_and_class_names(tmp_path):
     parsed = read_annotations(specs, ["jump", "run", "swim"])
     assert [(row.label, row.columns["split"]) for row in parsed.rows] == [("run", "train"), ("jump", "val")]
     assert parsed.classes == ("jump", "run", "swim")
-    with pytest.raises(UsageError, match="label 1 has no name"):
-        read_annotations(specs, ["only one"])
+    # Names of several lists are sorted together.
+    (tmp_path / "a.csv").write_text(f"{KINETICS}zumba,a,0,10,train,0\nbowling,b,0,10,train,0\n")
+    (tmp_path / "b.csv").write_text(f"{KINETICS}abseiling,c,0,10,train,0\n")
+    assert read_annotations([f"kinetics:{tmp_path}/{name}.csv" for name in "ab"]).classes == (
+        "abseiling", "bowling", "zumba",
+    )  # fmt: skip
 
 
-def test_json_is_read_like_csv(parse):
-    records = [
-        {
-            "path": "a.mp4",
-            "label": 3,
-            "start": 1,
-            "end": 2.5,
-            "tags": ["x", "y"],
-            "box": [1, 2],
-            "score": 0.5,
-            "poses": [[0.5, 1], [2, 3]],
-            "odd": [1e999],
-        },
-        {"path": "b.mp4", "label": 0, "split": "test", "score": None},
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+def test_hf_metadata_names_files_by_file_name(kind, read, tmp_path):
+    rows = [{"file_name": "train/a.mp4", "text": "one"}, {"file_name": "train/b.mp4", "text": "two"}]
+    data = {"csv": table_of(rows), "jsonl": "\n".join(map(json.dumps, rows)), "parquet": parquet(rows)}[kind]
+    parsed = read("hf", {f"metadata.{kind}": data}, columns="caption=text")
+    assert [(row.name, row.columns) for row in parsed.rows] == [
+        ("train/a.mp4", {"caption": "one"}), ("train/b.mp4", {"caption": "two"}),
+    ]  # fmt: skip
+    assert read_annotations([f"hf:{tmp_path}"]).rows[1].columns == {"text": "two"}
+
+
+SEGMENTS = [
+    {"videoid": "a", "meta": {"title": "x"}, "t0": [0, 2.5], "t1": [2.5, "00:00:04.250"], "text": ["one", "two"]},
+    {"videoid": "b", "meta": {"title": "y"}, "t0": [1], "t1": [3], "text": ["three"]},
+]
+WANTED = [("a", 0, 2.5, "one"), ("a", 2.5, 4.25, "two"), ("b", 1, 3, "three")]
+
+
+def places(parsed):
+    return [(row.name, row.start, row.end, row.columns.get("caption")) for row in parsed.rows]
+
+
+@pytest.mark.parametrize("kind", ["json", "jsonl", "csv", "parquet"])
+def test_columns_of_any_table_may_be_renamed_and_hold_lists_of_segments(kind, read):
+    cells = [
+        {name: value if name == "videoid" else json.dumps(value) for name, value in row.items()} for row in SEGMENTS
     ]
-    parsed = parse("json", json.dumps(records), "train")
-    first, second = parsed.rows
-    assert (first.label, first.start, first.end) == ("3", 1.0, 2.5)
-    assert first.columns == {
-        "tags": ["x", "y"], "box": [1, 2], "score": 0.5, "split": "train", "poses": [[0.5, 1], [2, 3]],
-        "odd": "[Infinity]",
-    }  # fmt: skip
-    table = annotation_table([dict(row.columns) for row in parsed.rows])
-    assert str(table.schema.field("box").type) == "list<item: int64>"
-    assert table["poses"].to_pylist() == [[[0.5, 1.0], [2.0, 3.0]], None]
-    assert second.columns == {"score": None, "split": "test"}
-    assert parsed.classes == ("0", "1", "2", "3")
-    with pytest.raises(UsageError, match="not a list of objects"):
-        parse("json", '{"a.mp4": 1}')
-    with pytest.raises(UsageError, match="no column path"):
-        parse("json", '[{"file": "a.mp4"}]')
-
-
-def test_diving48_is_a_table(tmp_path):
-    dives = [{"vid_name": "dLYFZVZeD_g_00127", "label": 2, "start_frame": 0, "end_frame": 84}]
-    (tmp_path / "Diving48_V2_train.json").write_text(json.dumps(dives))
-    place = tmp_path / "Diving48_V2_train.json"
-    parsed = read_annotations([f"json:{place}"], ["Back", "Inward", "Forward"], columns="path=vid_name")
-    (row,) = parsed.rows
-    assert (row.name, row.label, row.start, row.end) == ("dLYFZVZeD_g_00127", "Forward", None, None)
-    assert row.columns == {"start_frame": 0, "end_frame": 84, "split": "train"}
-    with pytest.raises(UsageError, match=r"unknown annotations.*\n.*--columns path=vid_name"):
-        read_annotations([f"diving48:{place}"])
-
-
-def test_labels_of_several_lists_are_positions_among_all_sorted_names(tmp_path):
-    header = "label,youtube_id,time_start,time_end,split\n"
-    (tmp_path / "train.csv").write_text(f"{header}zumba,a,0,10,train\nbowling,b,0,10,train\n")
-    (tmp_path / "val.csv").write_text(f"{header}abseiling,c,0,10,validate\n")
-    parsed = read_annotations([f"kinetics:{tmp_path}/train.csv", f"kinetics:{tmp_path}/val.csv"])
-    assert parsed.classes == ("abseiling", "bowling", "zumba")
-    assert [row.columns["split"] for row in parsed.rows] == ["train", "train", "val"]
-
-
-def test_kinetics_split_comes_from_the_file_name_without_a_split_column(tmp_path):
-    (tmp_path / "kinetics400_test.csv").write_text("youtube_id,time_start,time_end\n-a,3,13\n")
-    (row,) = read_annotations([f"kinetics:{tmp_path}/kinetics400_test.csv"]).rows
-    assert (row.name, row.columns) == ("-a_000003_000013", {"split": "test"})
-
-
-def test_row_longer_than_the_header_raises(parse):
-    with pytest.raises(UsageError, match="more fields") as caught:
-        parse("csv", "path,label\na.mp4,1\nb,c.mp4,2\n")
-    assert caught.value.where["row"] == 3
+    data = {
+        "json": lambda: json.dumps(SEGMENTS),
+        "jsonl": lambda: "\n".join(map(json.dumps, SEGMENTS)) + "\n\n",
+        "csv": lambda: table_of(cells),
+        "parquet": lambda: parquet([SEGMENTS[0] | {"t1": [2.5, 4.25]}, SEGMENTS[1]]),
+    }[kind]()  # fmt: skip
+    columns = "path=videoid,start=t0,end=t1,caption=text,title=meta.title"
+    parsed = read(kind, {f"rows.{kind}": data}, columns=columns)
+    assert places(parsed) == WANTED
+    assert [row.columns["title"] for row in parsed.rows] == ["x", "x", "y"]
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("cuts", "columns"),
     [
-        ("list.txt", "unknown annotations"),
-        ("nonsense:list.txt", "formats activitynet_captions, ava, charades, csv"),
-        ("list:absent.txt", "No such file"),
-        ("list:empty.txt", "name no video"),
-        ("kinetics:wrong.csv", "do not parse as kinetics"),
-        ("sthv2:.", "no labels.json"),
-        ("ucf101:ucf", "class 'Cricket' is not in the list"),
-        ("json:wrong.csv", "do not parse as json"),
+        ({"segments": [[0, 2.5], [2.5, 4.25]], "caption": ["one", "two"]}, None),
+        ({"cuts": [{"start": 0, "end": 2.5, "note": "one"}, {"start": 2.5, "end": 4.25, "note": "two"}]},
+         "segments=cuts,caption=note"),
+        ({"cuts": [{"from": 0, "to": 2.5, "note": "one"}, {"from": 2.5, "to": 4.25, "note": "two"}]},
+         "start=cuts.from,end=cuts.to,caption=cuts.note"),
+    ],
+)  # fmt: skip
+def test_segments_may_be_pairs_or_objects(cuts, columns, read):
+    assert places(read("json", {"a.json": json.dumps([{"path": "a", **cuts}])}, columns=columns)) == WANTED[:2]
+
+
+# Kind, content, --columns, the message, and where it is besides the file.
+REFUSED = {
+    "unequal": ("jsonl", '{"path": "a", "start": [0, 1], "end": [1, 2]}\n{"path": "b", "start": [0], "end": [1, 2]}',
+                None, "different lengths: start 1, end 2", {"row": 2}),
+    "unequal-caption": ("json", '[{"path": "a", "start": [0, 1], "end": [1, 2], "caption": ["one"]}]', None,
+                        "different lengths", {"row": 1}),
+    "no-column": ("csv", "path,label\na,b\n", "caption=text", "table has no column 'text'", {}),
+    "no-path": ("jsonl", '{"video": "a"}', None, "table has no column path", {}),
+    "taken": ("csv", "path,caption,text\na,b,c\n", "caption=text", "column 'caption' exists", {"row": 2}),
+    "mapping": ("csv", "path\na\n", "caption", "invalid column 'caption'", {}),
+    "twice": ("csv", "path\na\n", "a=b,a=c", "named twice", {}),
+    "not-a-table": ("list", "a.mp4 1\n", "path=b", "columns of 'list' cannot be renamed", {}),
+    "line": ("jsonl", '{"path": "a"}\n{"path": \n', None, "line is not JSON", {"row": 2}),
+    "array": ("jsonl", '[{"path": "a"}]', None, "line is not a JSON object", {"row": 1}),
+    "object": ("json", '{"a.mp4": 1}', None, "not a list of objects", {}),
+    "nested": ("json", b"[" * 200_000, None, "do not parse as json", {}),
+    "no-parquet": ("parquet", "PAR1", None, "Parquet does not parse", {}),
+    "binary": ("parquet", parquet([{"path": "a", "no": b"x"}]), None, "value is binary", {"row": 1, "column": "no"}),
+    "clock": ("csv", "path,start\na,00:00:75\n", None, "start is '00:00:75'", {"row": 2, "column": "start"}),
+    "nan": ("csv", "path,end\na.mp4,0\nb.mp4,nan\n", None, "end is 'nan', not a number", {"row": 3, "column": "end"}),
+    "words": ("json", '[{"path": "a", "end": "soon"}]', None, "end is 'soon'", {"row": 1, "column": "end"}),
+    "segment": ("json", '[{"path": "a", "segments": [[1, 2, 3]]}]', None, "is no segment", {"row": 1}),
+    "labels": ("json", '[{"path": "a", "labels": {"x": 1}}]', None, "labels are", {"row": 1, "column": "labels"}),
+    "label": ("json", '[{"path": "a", "label": ["x"]}]', None, "label is", {"row": 1, "column": "label"}),
+    "huge-label": ("csv", "path,label\na.mp4,0\nb.mp4,3000000000\n", None, "label 3000000000 is larger", {"row": 3}),
+    "latin-1": ("csv", b"path,note\na.mp4,fine\nb.mp4,caf\xe9\n", None, "'note' is not UTF-8", {"row": 3}),
+    "latin-1-label": ("csv", b"path,label\na.mp4,caf\xe9\n", None, "'label' is not UTF-8", {"row": 2}),
+    "reserved": ("csv", "path,__row\na.mp4,1\n", None, "'__row' has a reserved name", {}),
+    "duplicate": ("csv", "path,note,note\na.mp4,1,2\n", None, "duplicate column 'note'", {"row": 1}),
+    "long-row": ("csv", "path,label\na.mp4,1\nb,c.mp4,2\n", None, "more fields", {"row": 3}),
+    "long-field": ("csv", "path,note\na.mp4,1\nb.mp4," + "x" * 200_000, None, "field larger than field", {"row": 3}),
+    "path-number": ("json", '[{"path": "a.mp4"}, {"path": 5}]', None, "no text in the", {"row": 2, "column": "path"}),
+    "kinetics": ("kinetics", "label,youtube_id,time_start,time_end\na,b,0,10,more\n", None, "more fields", {"row": 2}),
+    "kinetics-nan": ("kinetics", "youtube_id,time_start,time_end\nb,0,nan\n", None, "time_end is 'nan'",
+                     {"row": 2, "column": "time_end"}),
+    "kinetics-columns": ("kinetics", "label,video\na,b\n", None, "do not parse as kinetics", {}),
+    "ava": ("ava", AVA + "a,b,c\n", None, "line has 3 fields", {"row": 5}),
+    "empty": ("list", "\n", None, "name no video", {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_files_that_do_not_fit_are_refused_at_their_row(name, read, tmp_path):
+    kind, text, columns, message, where = REFUSED[name]
+    with pytest.raises(UsageError, match=message) as caught:
+        read(kind, {f"rows.{kind}": text}, columns=columns)
+    assert caught.value.hint or name == "empty"
+    assert {key: value for key, value in caught.value.where.items() if key != "file"} == where
+    if columns is None:
+        assert caught.value.where["file"] == str(tmp_path / f"rows.{kind}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "message"),
+    [
+        ("nonsense", {"a": ""}, "formats activitynet_captions, ava, charades, csv"),
+        ("diving48", {"a": ""}, r"unknown annotations.*\n.*--columns path=vid_name"),
+        ("sthv2", {"s/a": ""}, "no labels.json"),
+        (
+            "ucf101",
+            {"s/classInd.txt": "1 Archery\n", "s/trainlist01.txt": "Cricket/v_1.avi 2\n"},
+            "class 'Cricket' is not",
+        ),
+        ("charades", {"s.csv": CHARADES, "s_classes.txt": "c092 x\n"}, "action 'c147' is not in the list of classes"),
+        ("list", {}, "No such file"),
     ],
 )
-def test_invalid_annotations_raise_clear_errors(spec, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty.txt").write_text("\n")
-    (tmp_path / "wrong.csv").write_text("label,video\na,b\n")
-    (tmp_path / "ucf").mkdir()
-    (tmp_path / "ucf" / "classInd.txt").write_text("1 Archery\n")
-    (tmp_path / "ucf" / "trainlist01.txt").write_text("Cricket/v_1.avi 2\n")
+def test_files_that_do_not_belong_together_are_refused(kind, files, message, read):
     with pytest.raises(UsageError, match=message):
-        read_annotations([spec])
+        read(kind, files, "s.csv" if kind == "charades" else "s")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("list", "a.mp4 0 2\nb.mp4 1\nc.mp4\n"),
+        ("csv", "path,labels\na.mp4,0;2\nb.mp4,1\nc.mp4,\n"),
+        ("csv", 'path,labels\na.mp4,"[0, 2]"\nb.mp4,"[""1""]"\nc.mp4,\n'),
+        ("json", '[{"path": "a.mp4", "labels": [0, 2]}, {"path": "b.mp4", "labels": ["1"]}, {"path": "c.mp4"}]'),
+        ("jsonl", '{"path": "a.mp4", "labels": [0, 2]}\n{"path": "b.mp4", "labels": [1]}\n{"path": "c.mp4"}'),
+    ],
+)
+def test_several_labels_are_lists_of_class_names_in_every_format(kind, text, read):
+    parsed = read(kind, {f"a.{kind}": text}, class_names=["jump", "run", "swim"])
+    assert [(row.label, row.columns.get("labels")) for row in parsed.rows] == [
+        (None, ["jump", "swim"]), (None, ["run"]), (None, None),
+    ]  # fmt: skip
+    assert parsed.classes == ("jump", "run", "swim")
+    assert read(kind, {f"a.{kind}": text}).classes == ("0", "1", "2")
+    with pytest.raises(UsageError, match="label 2 has no name"):
+        read(kind, {f"a.{kind}": text}, class_names=["jump", "run"])
 
 
 @pytest.mark.parametrize(
     ("name", "split"),
     [
-        ("train.csv", "train"),
-        ("hmdb51_train_split_1_videos.txt", "train"),
-        ("validation", "val"),
-        ("something-test.json", "test"),
-        ("latest.txt", None),
-        ("train_and_val.txt", None),
+        ("train.csv", "train"), ("hmdb51_train_split_1_videos.txt", "train"), ("validation", "val"),
+        ("something-test.json", "test"), ("latest.txt", None), ("train_and_val.txt", None),
     ],
-)
+)  # fmt: skip
 def test_split_is_found_in_file_names(name, split):
     assert split_of(name) == split
+
+
+def test_numbers_keep_every_digit(read):
+    text = "path,zeros,under,long,whole,real,word\na.mp4,0022,1_000,12345678901234567890,-7,2.5e1,nan\n"
+    (row,) = read("csv", {"a.csv": text}).rows
+    long = "12345678901234567890"
+    assert row.columns == {"zeros": "0022", "under": "1_000", "long": long, "whole": -7, "real": 25.0, "word": "nan"}
+    (row,) = read("json", {"a.json": f'[{{"path": "a.mp4", "id": {long}}}]'}).rows
+    assert row.columns["id"] == long
+
+
+values = st.none() | st.integers() | st.text(max_size=5) | st.lists(st.integers(), max_size=3)
+segments = st.tuples(st.floats(0, 1e5), st.floats(0, 1e5), st.text(max_size=5))
+films = st.tuples(st.dictionaries(st.sampled_from("uvwxyz"), values), st.lists(segments, min_size=1, max_size=4))
+
+
+@given(st.lists(films, min_size=1, max_size=5), st.sampled_from(["lists", "pairs", "objects", "dotted"]))
+def test_renaming_and_taking_segments_apart_loses_nothing(found, form):
+    records, columns = [], {"segments": "cuts", "caption": "said"}
+    for number, (other, cuts) in enumerate(found, 1):
+        starts, ends, texts = map(list, zip(*cuts, strict=True))
+        record = {"id": f"film{number}", **other}
+        if form == "lists":
+            record |= {"t0": starts, "t1": ends, "said": texts}
+            columns = {"start": "t0", "end": "t1", "caption": "said"}
+        elif form == "pairs":
+            record |= {"cuts": [list(pair) for pair in zip(starts, ends, strict=True)], "said": texts}
+        else:
+            record["cuts"] = [{"start": start, "end": end, "said": text} for start, end, text in cuts]
+            if form == "dotted":
+                columns = {"start": "cuts.start", "end": "cuts.end", "caption": "cuts.said"}
+        records.append((number, record))
+    rows = Columns({"path": "id", **columns}).rows(records)
+    assert [(number, row["path"], row["start"], row["end"], row["caption"]) for number, row in rows] == [
+        (number, f"film{number}", *cut) for number, (_, cuts) in enumerate(found, 1) for cut in cuts
+    ]
+    for number, row in rows:
+        assert found[number - 1][0].items() <= row.items()

@@ -1,0 +1,69 @@
+"""Checks name the argument and its value, hashes equal those of `sha256sum`, and numbers are text for people."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+
+import numpy as np
+import pytest
+
+from fastvid.errors import UsageError
+from fastvid.runtime import values
+from fastvid.runtime.values import check_choice, check_least, check_seconds, sha256, sha256_of_file, sha256_of_pieces
+
+
+def refusal(check, *arguments, **values):
+    with pytest.raises(UsageError) as refused:
+        check(*arguments, **values)
+    return str(refused.value)
+
+
+def test_an_unknown_choice_is_refused_with_those_known():
+    assert refusal(check_choice, "last", "pad", ("drop", "keep")) == "last is 'pad'\n  hint: use one of drop, keep"
+    assert refusal(check_choice, "num_crops", 2, (1, 3)) == "num_crops is 2\n  hint: use one of 1, 3"
+    check_choice("last", "keep", ("drop", "keep"))
+
+
+def test_numbers_below_the_minimum_are_refused_by_name():
+    assert refusal(check_least, 1, threads=2, prefetch=0) == "prefetch is 0, expected at least 1"
+    assert refusal(check_least, 0.0, **{"optim.mixup": math.nan}) == "optim.mixup is nan, expected at least 0.0"
+    check_least(1, threads=1, prefetch=None)
+
+
+@pytest.mark.parametrize("value", [0, -1.0, math.inf, math.nan])
+def test_seconds_must_be_positive_and_finite(value):
+    assert refusal(check_seconds, timeout=value) == f"timeout is {value}, expected a positive number of seconds"
+    check_seconds(timeout=0.001)
+
+
+def test_hashes_equal_sha256sum_for_every_input_form(tmp_path, monkeypatch):
+    path = tmp_path / "data"
+    path.write_bytes(data := np.random.default_rng(0).bytes(100_003))
+    wanted = subprocess.run(["sha256sum", path], capture_output=True, text=True, check=True).stdout.split()[0]
+    assert sha256(data) == wanted
+    with path.open("rb") as file:
+        assert sha256_of_file(file.fileno()) == wanted
+    for name in ("_BLOCK", "_READ"):
+        monkeypatch.setattr(values, name, 1 << 10)  # many blocks, the last one not full
+    assert sha256(memoryview(data)) == wanted
+    with path.open("rb") as file:
+        file.seek(5)
+        assert sha256_of_file(file.fileno()) == wanted
+        assert file.tell() == 5
+    assert sha256_of_pieces([data[:7], b"", memoryview(data)[7:]]) == wanted
+    assert sha256(b"") == sha256_of_pieces([])
+
+
+def test_numbers_are_formatted_for_people():
+    assert [values.size(n) for n in (0, 999, 1000, 12_345, 456_789, 3.1e9, 5e15)] == [
+        "0 B", "999 B", "1 kB", "12.3 kB", "457 kB", "3.1 GB", "5000 TB",
+    ]  # fmt: skip
+    assert [values.duration(s) for s in (0.04, 9.84, 59.96, 200, 7500, 1e6)] == [
+        "0.04 s", "9.8 s", "1 min 0 s", "3 min 20 s", "2 h 5 min", "278 h",
+    ]  # fmt: skip
+    assert [values.percent(a, 1000) for a in (0, 1, 500, 999, 1000)] == ["0 %", "<1 %", "50 %", ">99 %", "100 %"]
+    # A Chinese letter takes two columns of a terminal, an accent of its own none.
+    assert [values.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
+        "run   |", "\u8dd1\u6b65  |", "cafe\u0301  |", "playing|",
+    ]  # fmt: skip
