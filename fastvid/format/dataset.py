@@ -10,6 +10,7 @@ A sample's number is its row in the annotations. Rows of a shard are consecutive
 from __future__ import annotations
 
 import copy
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,8 +46,11 @@ _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 10
 # From so many keys on, one pass over all keys takes less time than looking up each.
 _MANY_KEYS: Final = 1000
+_END: Final = "\n"  # after each key that is hashed, however the column is divided
 # Attributes that are computed from the rows and the annotations.
-_DERIVED: Final = frozenset({"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending", "signals"})
+_DERIVED: Final = frozenset(
+    {"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending", "signals", "identity"}
+)
 
 Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 
@@ -148,6 +152,15 @@ class Dataset:
     def keys(self) -> pa.ChunkedArray:
         """Key of each selected sample."""
         return self.column("key")
+
+    @cached_property
+    def identity(self) -> str:
+        """What the selected samples are, in their order: how many, and a hash of their keys."""
+        keys = hashlib.sha256()
+        for chunk in self.keys.chunks:
+            every = pa.ListArray.from_arrays(pa.array([0, len(chunk)], pa.int32()), chunk)
+            keys.update(f"{pc.binary_join(every, _END)[0]}{_END}".encode() if len(chunk) else b"")
+        return f"{len(self)} samples {keys.hexdigest()[:16]}"
 
     def key(self, sample: int) -> str:
         """Return the key of a selected sample."""

@@ -26,7 +26,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import Extras
-from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec
 from fastvid.load.clips.clip import Crops, Frames
 from fastvid.load.clips.plan import Plan, Planner, prefetch_threads
 from fastvid.load.device import LoaderStream, resolve
@@ -379,9 +379,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        self._seed, self.epoch, self._position = check_state(
-            state, self.spec.fingerprint(), self.spec.orders.num_samples
-        )
+        self._seed, self.epoch, self._position = self.spec.place(state)
         self._origin = self._position
 
     @property

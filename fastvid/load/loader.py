@@ -27,7 +27,7 @@ from fastvid.load.after.chain import AnyTransform
 from fastvid.load.batch.batch import Batch as Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.batch.labels import Extras
-from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec, check_state
+from fastvid.load.batch.spec import STATE_VERSION, Spec, VideoSpec
 from fastvid.load.clips.clip import Crops, Frames, varying_sizes
 from fastvid.load.clips.plan import EpochPlans, Plan, Planner, prefetch_threads
 from fastvid.load.clips.views import Views
@@ -272,7 +272,7 @@ class ClipLoader(IterableDataset[Batch]):
         decoder="auto" the state also contains the chosen decoder."""
         state = {
             "version": STATE_VERSION,
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.spec.fingerprint(self.plans.batching.text),
             "seed": self._seed,
             "epoch": self._epoch,
             "position": self._position,
@@ -286,7 +286,7 @@ class ClipLoader(IterableDataset[Batch]):
         Raises:
             StateError: If the state belongs to other data, another sampler or other augmentation; says which part.
         """
-        seed, epoch, position = check_state(state, self._fingerprint, self.plans.orders.num_samples)
+        seed, epoch, position = self.spec.place(state, self.plans.batching.text)
         self.plans.epoch(seed, epoch).is_over(position)  # raises an error if a batch contains the position
         self._seek(seed, epoch, position)
         if self._is_auto and state.get("decoder", self.backend.name) != self.backend.name:
@@ -392,10 +392,6 @@ class ClipLoader(IterableDataset[Batch]):
         if run is not None:
             run.close()
         self._origin = self._position
-
-    @property
-    def _fingerprint(self) -> dict[str, str]:
-        return self.spec.fingerprint(self.plans.batching.text)
 
     def _use(self, chosen: Sequence[Backend]) -> None:
         together = self.spec.rules.views is not None or self.spec.orders.clips_per_video > 1

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cached_property, partial
+from http import HTTPStatus
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar, cast
 from urllib.parse import urlsplit
 
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
 
 
 _DEBUG: Final = "\n\nDebug source"
-_METADATA_HOST: Final = "169.254.169.254"  # serves a machine's credentials on AWS and Google Cloud
+_NO_CREDENTIALS: Final = re.compile(r"169\.254\.169\.254|/latest/api/token|computeMetadata")
+"""Where a machine is asked for credentials, on AWS and Google Cloud, if the environment has none."""
 
 _TRANSIENT_STATUS: Final = frozenset({408, 425, 429})
 """Status codes below 500 that mean "not now" (RFC 9110, RFC 8470, RFC 6585)."""
@@ -82,24 +84,48 @@ def reason(error: Exception) -> str:
         return f"the server responded {response[1].strip()}" + (f", {code[1]}" if code else "")
     if "TimedOut" in debug or "kind: Timeout" in debug:
         return "the request timed out"
+    if "redirect without LOCATION" in head:
+        return "the bucket is in another region"
     if "IncompleteBody" in debug:
         return "the response ended early"
     detail = re.findall(r'(?:message|error): "([^"]+)"', debug)
     return detail[-1] if detail else head.rpartition(": ")[2].strip() or type(error).__name__
 
 
-def hint(error: Exception) -> str | None:
+_S3_KEYS: Final = "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, of a temporary login, AWS_SESSION_TOKEN"
+_REGION: Final = "set AWS_REGION: the bucket is in another region"
+_CAUSES: Final = {
+    "redirect without LOCATION": _REGION,
+    "AuthorizationHeaderMalformed": _REGION,
+    "IllegalLocationConstraint": _REGION,
+    "InvalidToken": f"set {_S3_KEYS} of one login",
+    "ExpiredToken": f"log in again and set {_S3_KEYS}",
+    "InvalidAccessKeyId": f"set {_S3_KEYS}: the store does not know the first",
+    "SignatureDoesNotMatch": f"set {_S3_KEYS}: the second does not belong to the first",
+    "RequestTimeTooSkewed": "set the clock of this machine",
+}
+"""What helps, by what the error of a store contains."""
+_CREDENTIALS: Final = {
+    "s3": f"set {_S3_KEYS}, or AWS_SKIP_SIGNATURE=true for a public bucket",
+    "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a key file",
+    "http": "use an address that needs no login: fastvid sends none to web servers",
+}
+_DENIED: Final = (401, 403)
+
+
+def hint(error: Exception, file: str) -> str | None:
     """Return how the user can fix the cause, or None if unknown."""
-    text = str(error)
-    if _METADATA_HOST in text:
-        return (
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, for gs:// GOOGLE_APPLICATION_CREDENTIALS, or "
-            "AWS_SKIP_SIGNATURE=true for a public bucket: no credentials were found"
-        )
-    if "redirect without LOCATION" in text:
-        return "set AWS_REGION: the bucket is in another region"
-    if http_status(error) in (401, 403):
-        return "check the credentials in the environment; without permission to list, missing files are denied, too"
+    text, scheme = str(error), file.partition(":")[0]
+    known = next((what for cause, what in _CAUSES.items() if cause in text), None)
+    if known is not None:
+        return known
+    needed = _CREDENTIALS.get(scheme, _CREDENTIALS["http"])
+    if _NO_CREDENTIALS.search(text):
+        return f"{needed}: no credentials were found"
+    if http_status(error) in _DENIED:
+        return f"{needed}; without permission to list, missing files are denied, too"
+    if http_status(error) == HTTPStatus.BAD_REQUEST and scheme == "s3":
+        return f"set AWS_REGION to that of the bucket, and {_S3_KEYS}: stores answer so if one is wrong or has expired"
     return None
 
 
@@ -122,7 +148,7 @@ def translated(error: Exception, file: str, tries: int = 1, seconds: float = 0.0
     if tries > 1:
         text += f" ({tries} attempts in {seconds:.0f} s)"
     too_short = http_status(error) == 416  # the file ends before the range
-    return (StorageError if too_short else UnavailableError)(text, hint=hint(error), file=file)
+    return (StorageError if too_short else UnavailableError)(text, hint=hint(error, file), file=file)
 
 
 Store = S3Store | GCSStore | HTTPStore

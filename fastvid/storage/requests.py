@@ -2,12 +2,13 @@
 
 obstore has retries of its own, which cannot replace these: it does not retry a response that breaks off without an
 entity tag, and tells of a refusal only after its last attempt, so that nothing could be learned from it. Object stores
-refuse requests with 429 or 503 when too many arrive (S3: 5,500 reads a second and prefix). The rate is halved when a
-request is refused, and grows again while requests are answered, as TCP does (additive increase, multiplicative
-decrease): processes that share a store converge to equal shares without knowing of each other.
+refuse requests with 429 or 503 when too many arrive (S3: 5,500 reads a second and prefix), and a few at any time. The
+rate is halved when many of the last requests were refused, lowered a little when few were, and grows again while
+requests are answered, as DCTCP does (additive increase, multiplicative decrease): processes that share a store converge
+to equal shares without knowing of each other. Before many were refused, only these are made again, after a pause each.
 
-After a refusal a process also waits, for as long as the response asks in Retry-After where the client library passes
-that on, else for a moment.
+When the rate is halved a process also waits, for as long as the response asks in Retry-After where the client library
+passes that on, else for a moment.
 """
 
 from __future__ import annotations
@@ -32,8 +33,18 @@ LEAST: Final = 8.0
 GROWTH: Final = 2.0
 """Requests a second by which the rate grows in each second, or a tenth of the rate if that is more."""
 
+TOLERATED: Final = 0.25
+"""Share of the last requests that may be refused before the rate is limited: a store that refuses a few whatever their
+rate would else be read ten times slower. While the rate is limited, a refusal lowers it by `CUT` of that share."""
+
+CUT: Final = 0.75
+"""With it a limited rate still grows where one request in ten is refused, and settles where one in eight is."""
+
+_LAST: Final = 100  # requests of which the share is taken
+_FEWEST: Final = 32  # of so many at least, so that the first refusals do not count as many
+
 PAUSE: Final = 1.0
-"""Seconds without requests after one was refused: stores count requests over about a second. Without a pause most
+"""Seconds without requests after many were refused: stores count requests over about a second. Without a pause most
 requests of many processes are refused (``python -m bench stores`` counts them)."""
 
 LONGEST: Final = 60.0
@@ -52,6 +63,7 @@ class Rate:
         self._clock, self._lock = clock, threading.Lock()
         self._limit: float | None = None
         self._begun: deque[float] = deque()
+        self._refused: deque[bool] = deque(maxlen=_LAST)  # whether each of the last requests was refused
         self._next = self._lowered = self._answered = clock()
 
     @property
@@ -76,28 +88,41 @@ class Rate:
                 self._begun.popleft()
             return start - now
 
-    def refuse(self, begun: float, wait: float = 0.0) -> None:
-        """Note that a request was refused.
+    def refuse(self, begun: float, wait: float = 0.0) -> bool:
+        """Note that a request was refused; return whether all requests wait.
 
         `wait`: seconds that the store asks to wait, at most `LONGEST` of which are waited.
         """
         with self._lock:
+            now = self._clock()
             # Requests that began before the rate was lowered say nothing about the new one.
             if self._limit is not None and begun < self._lowered:
-                return
-            now = self._clock()
+                return now < self._lowered
+            self._refused.append(True)
+            share = sum(self._refused) / max(len(self._refused), _FEWEST)
             recent = sum(now - _WINDOW <= start <= now for start in self._begun) / _WINDOW
+            if share <= TOLERATED and not wait:
+                if self._limit is not None and now > self._lowered + _WINDOW:
+                    self._limit, self._lowered = max(LEAST, min(recent, self._limit) * (1 - CUT * share)), now
+                return False
             self._limit = max(LEAST, min(recent, self._limit or recent) / 2)
             self._lowered = now + max(PAUSE, min(wait, LONGEST))
             self._next = self._lowered + 1 / self._limit
+            self._refused.clear()
+            return True
 
     def answer(self) -> None:
         """Note that a request was answered."""
         with self._lock:
             self._answered = self._clock()
+            self._refused.append(False)
             if self._limit is not None:
                 # Each answer stands for 1 / limit seconds.
                 self._limit += max(GROWTH, self._limit / 10) / self._limit
+                # A rate that far exceeds what is asked for limits nothing.
+                is_settled = self._answered > self._lowered + 2 * _WINDOW
+                if is_settled and self._limit > 2 * max(LEAST, len(self._begun) / _WINDOW):
+                    self._limit = None
 
 
 T = TypeVar("T")
@@ -194,9 +219,9 @@ class Attempts:
                 failure, since = self._explain(error), start
                 wait = min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (tries - 1)) * _jitter.uniform(0.5, 1.0)
                 if failure.refused:
-                    self.rate.refuse(begun, failure.wait)
                     # While the store answers others, this request only has to wait for its turn.
-                    wait, since = min(wait, LONGEST_REFUSED_PAUSE), max(start, self.rate.answered)
+                    since = max(start, self.rate.answered)
+                    wait = 0.0 if self.rate.refuse(begun, failure.wait) else min(wait, LONGEST_REFUSED_PAUSE)
                 patience = self._options.patience_seconds
                 if not self._answered:
                     patience = min(patience, FIRST_SECONDS)

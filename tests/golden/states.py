@@ -79,7 +79,7 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
         "streams / flow": lambda: part("streams", flow, streams="flow", flow_stack=5),
         "streams / rgb and flow": lambda: part("streams", flow, streams=("rgb", "flow")),
     }
-    for which in ("dataset", "generation", "split", "filter"):
+    for which in ("dataset", "generation", "split", "filter", "selection"):
         for name, chosen in (("whole", data), ("selection", some), ("mixture", both)):
             parts[f"{which} / {name}"] = partial(part, which, chosen)
     for name, (chosen, options) in orders.items():

@@ -51,7 +51,7 @@ class FakeShard:
     def __init__(self, storage, stem, first, lengths, looks):
         self.first, self.looks = first, looks
         self.storage, self.stem, self.data = storage, stem, f"{stem}.tar"
-        self.lengths, self.tar_sha256 = lengths, ""
+        self.lengths, self.tar_sha256, self.is_described = lengths, "", False
         data, self.members, self.tables = bytearray(), [], []
         for row, frames in enumerate(lengths):
             packets = [struct.pack("<II", first + row, frame) + bytes(frame % 5) for frame in range(frames)]
@@ -87,7 +87,7 @@ class FakeDataset:
 
     streams = ("rgb",)
     depth: ClassVar = {}
-    selection = ""
+    selection, identity = "", "the same"
 
     def __init__(
         self,

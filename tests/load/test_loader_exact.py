@@ -216,7 +216,7 @@ def test_a_state_of_another_world_batch_size_or_decoder_loads():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "has version 2, expected 1"),
+        ({"version": 3}, "has version 3, expected 1 or 2"),
         ({"fingerprint": "abc"}, "fingerprint of the state is a str"),
         ({"position": 41}, "position of the state is 41"),
         ({"position": -1}, "position of the state is -1"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import deque
 
 import pytest
@@ -19,11 +20,13 @@ class Clock:
         return self.now
 
 
-def test_requests_are_paced_only_after_one_was_refused():
+def test_requests_are_paced_only_after_many_were_refused():
     clock = Clock()
     rate = Rate(clock)
     assert [rate.delay() for _ in range(100)] == [0.0] * 100
-    rate.refuse(clock.now)
+    assert not any(rate.refuse(clock.now) for _ in range(8))
+    assert rate.limit is None
+    assert rate.refuse(clock.now)
     assert rate.limit == 50
     delays = [rate.delay() for _ in range(3)]
     assert delays == pytest.approx([PAUSE + 0.02, PAUSE + 0.04, PAUSE + 0.06])
@@ -39,7 +42,8 @@ def test_requests_that_were_sent_at_the_old_rate_lower_it_once():
         rate.refuse(0.0)
     assert rate.limit == 50
     clock.now += PAUSE
-    rate.refuse(clock.now)
+    for _ in range(40):
+        rate.refuse(clock.now)
     assert rate.limit == LEAST, "nothing was sent in the last second"
 
 
@@ -54,6 +58,23 @@ def test_the_rate_never_ends_and_recovers():
         clock.now += rate.delay()
         rate.answer()
     assert rate.limit > 50
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_store_that_refuses_one_request_in_ten_at_any_rate_is_read_at_full_speed(seed):
+    clock, draw = Clock(), random.Random(seed)
+    rate = Rate(clock)
+    done = refused = 0
+    while clock.now < 60:  # a request takes 10 ms, or 100 ms and its repetition
+        clock.now += rate.delay() + 0.01
+        while draw.random() < 0.1:
+            refused += 1
+            clock.now += (0 if rate.refuse(clock.now - 0.01) else 0.1) + rate.delay() + 0.01
+        rate.answer()
+        done += 1
+    assert rate.limit is None
+    assert refused < 0.15 * done
+    assert done > 0.9 * 60 / (0.01 + 0.11 / 9)
 
 
 @pytest.mark.parametrize("processes", [1, 8])

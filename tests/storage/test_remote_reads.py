@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -14,9 +16,10 @@ import pytest
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
 from bench.common.ports import reserved_port
-from fastvid.errors import MissingDependency, StorageError, UsageError
+from fastvid.errors import MissingDependency, StorageError, UnavailableError, UsageError
 from fastvid.storage import RemoteOptions, objects, open_storage
 from tests.storage.faulty import FaultyServer
+from tests.storage.local_server import LocalHandler, LocalServer
 
 DATA = random.Random(1).randbytes(200_000)
 # Long enough for a busy machine: a response that is only slow must not be retried as a stall.
@@ -88,6 +91,45 @@ def test_permanent_fault_raises_immediately(fault, says):
         with pytest.raises(StorageError, match=rf"{says}.*a\.bin"):
             storage.read_into("a.bin", [(0, memoryview(bytearray(10)))])
         assert len(server.gets()) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "keys", "says"),
+    [
+        (401, "", "a", r"access denied: .* set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and"),
+        (403, "AccessDenied", "a", r"access denied: .* set AWS_ACCESS_KEY_ID.*missing files are denied, too"),
+        (403, "InvalidAccessKeyId", "a", "the store does not know the first"),
+        (403, "SignatureDoesNotMatch", "a", "the second does not belong to the first"),
+        (403, "RequestTimeTooSkewed", "a", "set the clock of this machine"),
+        (400, "ExpiredToken", "a", "log in again and set AWS_ACCESS_KEY_ID"),
+        (400, "AuthorizationHeaderMalformed", "a", "set AWS_REGION: the bucket is in another region"),
+        (400, "", "a", "set AWS_REGION to that of the bucket, and AWS_ACCESS_KEY_ID"),
+        (301, "PermanentRedirect", "a", "the bucket is in another region .*set AWS_REGION"),
+        (403, "", "", "set AWS_ACCESS_KEY_ID.* or AWS_SKIP_SIGNATURE=true for a public bucket: no credentials were fo"),
+    ],
+)
+def test_a_store_that_wants_other_credentials_is_an_error_that_says_what_to_set(monkeypatch, status, code, keys, says):
+    class Handler(LocalHandler):
+        def _do(self):
+            body = f"<Error><Code>{code}</Code></Error>".encode() if code else b""
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_PUT = _do  # noqa: N815
+
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    with LocalServer(Handler) as server:
+        # Where the machine is asked for its role, this server answers as well.
+        given = {"ENDPOINT_URL": server.endpoint, "METADATA_ENDPOINT": server.endpoint, "REGION": "us-east-1"}
+        for name, value in (given | ({"ACCESS_KEY_ID": "a", "SECRET_ACCESS_KEY": "b"} if keys else {})).items():
+            monkeypatch.setenv(f"AWS_{name}", value)
+        with pytest.raises(UnavailableError) as caught:
+            open_storage("s3://bucket/set", options=RemoteOptions(**QUICK)).read("a.bin")
+    assert re.search(says, str(caught.value), re.DOTALL)
+    assert "s3://bucket/set/a.bin" in str(caught.value)
 
 
 @pytest.mark.parametrize("keeps_preconditions", [True, False])

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
+import shutil
 import threading
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -19,6 +22,8 @@ from fastvid.errors import ChecksumError, StateError, StorageError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.presentation import Times
 from fastvid.format.schema import Codec
+from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.in_place import index_videos
 from fastvid.storage import LocalStorage
 from fastvid.storage.objects import ObjectStorage
 from fastvid.videos.pictures import frames_at
@@ -367,6 +372,52 @@ def test_a_loader_state_belongs_to_its_selection(folder):
     for other in (videos, videos[:-1]):
         with pytest.raises(StateError, match="another filter"):
             loader(other).load_state_dict(state)
+
+
+def test_a_loader_state_belongs_to_the_samples_whatever_selected_them(folder, tmp_path):
+    def loader(videos, **changed):
+        options = {"frames": fastvid.Uniform(2), "spatial": fastvid.CenterCrop(32), "global_batch_size": 1}
+        return clip_loader(videos, **{**options, "decoder": "pyav", **changed})
+
+    for name, gone in (("one", "intra"), ("other", "vp9")):
+        shutil.copytree(folder, tmp_path / name)
+        remove_samples(LocalStorage(tmp_path / name), [gone])
+    one, other = (fastvid.open(tmp_path / name) for name in ("one", "other"))
+    assert (one.dataset_id, one.generation.number, len(one)) == (other.dataset_id, other.generation.number, len(other))
+    state = json.loads(json.dumps(loader(one).state_dict()))
+    loader(fastvid.open(tmp_path / "one")).load_state_dict(state)
+    with pytest.raises(StateError, match=r"another selection: 2 samples \w{16}, this loader has 2 samples \w{16}"):
+        loader(other).load_state_dict(state)
+    # fastvid 0.2 did not say which samples they are.
+    del state["fingerprint"]["selection"]
+    loader(other).load_state_dict(state | {"version": 1})
+    with pytest.raises(StateError, match="another selection: None"):
+        loader(other).load_state_dict(state)
+
+
+def test_states_of_02_whose_clips_have_other_frames_now_are_refused_with_the_reason(folder, videos, tmp_path):
+    def loader(videos, frames, **batches):
+        return clip_loader(videos, frames=frames, spatial=fastvid.CenterCrop(32), decoder="pyav", **batches)
+
+    (tmp_path / "videos").mkdir()
+    shutil.copy(videos.painted("compact").path, tmp_path / "videos/one.mp4")
+    index_videos([tmp_path / "videos"], tmp_path / "in place")
+    buckets = {"global_batch_size": fastvid.Buckets([(2, 32, 32)], per_batch=1)}
+    one, sampler = {"global_batch_size": 1}, fastvid.AtFps(2, max_frames=8)
+    for made, reason in (
+        (partial(loader, fastvid.open(folder), sampler, **buckets), "AtFps spread the frames of a bucket over"),
+        (partial(loader, fastvid.open(tmp_path / "in place"), sampler, **one, collate="list"), "were indexed by a la"),
+        (partial(loader, fastvid.open(folder), sampler, **one, collate="list"), None),
+        (partial(loader, fastvid.open(folder), fastvid.Window(fps=4), **buckets), None),
+    ):
+        state = made().state_dict() | {"version": 1}
+        del state["fingerprint"]["selection"]
+        if reason is None:
+            made().load_state_dict(state)
+            continue
+        with pytest.raises(StateError, match=f"saved by fastvid 0.2: .*{reason}") as caught:
+            made().load_state_dict(state)
+        assert "start at the beginning of an epoch" in caught.value.hint
 
 
 def test_packets_that_are_near_each_other_are_read_in_one_request(folder):

@@ -98,6 +98,7 @@ class Spec:
             "generation": " + ".join(str(part.generation.number) for part in sets),
             "split": " + ".join(repr(part.split) for part in sets),
             "filter": " + ".join(f"{part.where!r} {part.selection}".strip() for part in sets),
+            _SELECTION: " + ".join(part.identity for part in sets),
             "order": self.orders.text,
             "sampler": f"{rules.sampler_text} {rules.views}" if rules.views else rules.sampler_text,
             "augmentation": f"{DRAWS_VERSION} {rules.spatial_text}",
@@ -112,6 +113,32 @@ class Spec:
             "after": "" if self.after is None else repr(self.after),
         }
         return parts | {name: text for name, text in asked.items() if text}
+
+    def place(self, state: Mapping[str, Any], batching: str = "") -> tuple[int, int, int]:
+        """Return the seed, epoch and position of a state, see `fingerprint`."""
+        seed, epoch, position, theirs = parse_state(state, self.orders.num_samples)
+        own = self.fingerprint(batching)
+        if state["version"] < STATE_VERSION:
+            self._check_earlier(theirs)
+            del own[_SELECTION]
+        for part in [*own, *(part for part in theirs if part not in own)]:
+            if theirs.get(part) != own.get(part):
+                raise StateError(
+                    f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
+                    hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
+                )
+        return seed, epoch, position
+
+    def _check_earlier(self, theirs: Mapping[str, Any]) -> None:
+        """Raise a StateError for a state of fastvid 0.2 whose clips have other frames now."""
+        if "AtFps(" in str(theirs.get("sampler")) and "Buckets(" in str(theirs.get("batches")):
+            changed = "AtFps spread the frames of a bucket over the whole video, and now keeps its rate"
+        elif any(part.shard(0).is_described for part in parts_of(self.dataset)):
+            changed = "the videos were indexed by a later one, for which clips in seconds have other frames"
+        else:
+            return
+        hint = "start at the beginning of an epoch, or finish this one with fastvid 0.2"
+        raise StateError(f"state was saved by fastvid 0.2: {changed}", hint=hint)
 
     def batching(self, world: World, order: Order, size: int | None) -> Batching:
         """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
@@ -135,13 +162,15 @@ class Spec:
         return planned.plan(clip_sizes(self.dataset, rules), world, order.last, self.dataset.key)
 
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
+"""Version 1, of fastvid 0.2, does not say which samples were selected."""
 
+_SELECTION: Final = "selection"
 _KEYS: Final = ("version", "fingerprint", "seed", "epoch", "position")
 
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: int) -> tuple[int, int, int]:
-    """Return the seed, epoch and position of a state.
+def parse_state(state: Mapping[str, Any], num_samples: int) -> tuple[int, int, int, Mapping[str, Any]]:
+    """Return the seed, epoch, position and fingerprint of a state.
 
     `num_samples`: samples per epoch.
     """
@@ -150,24 +179,18 @@ def check_state(state: Mapping[str, Any], own: Mapping[str, str], num_samples: i
     missing = [key for key in _KEYS if key not in state]
     if missing:
         raise StateError(f"not a loader state: it lacks {', '.join(missing)}", hint="pass a ClipLoader's state_dict()")
-    if state["version"] != STATE_VERSION:
-        raise StateError(f"loader state has version {state['version']!r}, expected {STATE_VERSION}")
+    if state["version"] not in (1, STATE_VERSION):
+        raise StateError(f"loader state has version {state['version']!r}, expected 1 or {STATE_VERSION}")
     theirs = state["fingerprint"]
     if not isinstance(theirs, Mapping):
         raise StateError(f"fingerprint of the state is a {type(theirs).__name__}, expected a mapping of its parts")
-    for part in [*own, *(part for part in theirs if part not in own)]:
-        if theirs.get(part) != own.get(part):
-            raise StateError(
-                f"state was saved with another {part}: {theirs.get(part)}, this loader has {own.get(part)}",
-                hint="create the loader with the same arguments and data, or start at the beginning of an epoch",
-            )
     values = (state["seed"], state["epoch"], state["position"])
     for name, value, limit in zip(
         ("seed", "epoch", "position"), values, (2**64 - 1, 2**64 - 1, num_samples), strict=True
     ):
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
             raise StateError(f"{name} of the state is {value!r}, expected an integer from 0 to {limit}")
-    return values
+    return (*values, theirs)
 
 
 Video = torch.Tensor | list[torch.Tensor]

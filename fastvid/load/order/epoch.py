@@ -373,6 +373,11 @@ class EveryFrame(Dataset):
         return self.repeat(self.samples.labels)
 
     @property
+    def identity(self) -> str:
+        """What the samples are, whose frames are the items."""
+        return self.samples.identity
+
+    @property
     def num_frames(self) -> Any:
         """Frames of each item's sample, indexed like an array."""
         return self.repeat(self.samples.num_frames)

@@ -117,8 +117,7 @@ def facts(
         **{name: str(value) for name, value in fingerprint.items()},
         "generation's files": sha256(json_text(files).encode()),
         "classes": json_text(train.classes),
-        "training samples": str(len(train)),
-        "evaluation samples": _NONE if evaluated is None else str(len(evaluated)),
+        "evaluation samples": _NONE if evaluated is None else evaluated.identity,
         **{name: json_text(value) for name, value in settings.items() if not _of_a_node(name)},
     }
 

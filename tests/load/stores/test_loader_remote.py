@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 from collections import Counter, deque
 
@@ -16,7 +17,7 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.epoch import BlockShuffle
 from fastvid.load.order.mixture import Mixture
-from fastvid.storage import RemoteOptions, open_storage
+from fastvid.storage import RemoteOptions, open_storage, requests
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader
 from tests.load.tools import fastvid_threads, rows
@@ -108,6 +109,32 @@ def test_transient_faults_do_not_change_the_clips(server, local):
     expected = make(local.url)
     expected.set_epoch(1)
     assert found == clips(expected)
+
+
+def test_a_busy_store_is_asked_again_only_for_what_it_refused(server, local, monkeypatch):
+    """One request in ten is refused, whatever their rate: no other clip waits for it, and no byte is read twice."""
+    waits = []
+    monkeypatch.setattr(requests, "pause", lambda seconds: waits.append(seconds) or True)
+
+    def traffic(share):
+        draw = random.Random(1)
+        server.faults = deque(503 if draw.random() < share else "none" for _ in range(10_000))
+        loader = make(server.url)
+        next(iter(loader))  # reads the sidecars
+        loader.set_epoch(1)
+        before = len(server.gets())
+        waits.clear()
+        found = [row for _ in range(8) for row in clips(loader)]
+        seen = server.gets()[before:]
+        return found, len(seen), sum(one.body for one in seen), sum(one.status == 503 for one in seen), sum(waits)
+
+    whole, asked, size, _, _ = traffic(0)
+    found, asked_again, read, refused, waited = traffic(0.1)
+    assert found == whole
+    assert asked_again - refused <= 1.05 * asked
+    assert read <= 1.05 * size
+    assert waited <= 0.2 * refused
+    assert refused > 10
 
 
 def test_a_permanently_broken_server_is_an_error_and_not_a_hang(server):

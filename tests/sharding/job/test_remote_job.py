@@ -207,7 +207,7 @@ def test_a_store_that_refuses_writes_stops_the_job_and_loses_nothing(
         with pytest.raises(StorageError, match=rf"{status}.*data-000001\.tar") as caught:
             run_job(str(folder), url, **ARGUMENTS)
     if status == 403:
-        assert "check the credentials in the environment" in str(caught.value)
+        assert "set AWS_ACCESS_KEY_ID" in str(caught.value)
     assert not open_storage(url).exists("dataset.json")
     assert command(folder, "--out", url, *OPTIONS).returncode == 3
     same(url, undisturbed, tmp_path / "copy")
