@@ -22,11 +22,11 @@ from fastvid.errors import FormatError
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.runtime import processes
 from fastvid.runtime.processes import HEADER_BYTES, Inbox, available_cores, how_it_ended, is_dead, namespace, unpack
-from fastvid.sharding.encode.profiles import PROFILES
+from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.engines.local import LocalEngine
 from fastvid.sharding.job import lock
 from fastvid.sharding.verify.verify import verify_dataset
-from fastvid.sharding.work.tasks import Settings, SourceTask
+from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, local
 from tests.datasets import make_clip, pack
 
@@ -86,7 +86,9 @@ def test_only_dead_processes_of_the_same_namespace_are_dead(dead):
 
 def test_a_lease_of_another_namespace_is_not_taken_at_once(dead):
     def lease(space, pid):
-        return json.dumps({"owner": "x", "host": os.uname().nodename, "namespace": space, "pid": pid}).encode()
+        return json.dumps(
+            {"state": "running", "owner": "x", "host": os.uname().nodename, "namespace": space, "pid": pid}
+        ).encode()
 
     assert lock._is_dead(lease(namespace(), dead))
     assert not lock._is_dead(lease(OTHER, dead))
@@ -158,7 +160,7 @@ def test_shard_starts_a_worker_for_each_core_of_its_container(machine, tmp_path)
     todo = [SourceTask(number, f"{number}", str(tmp_path / f"{number}.mp4"), f"{number}") for number in range(6)]
     with closing(LocalEngine(Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0))) as engine:
         assert len(list(engine.run(todo))) == 6
-        assert len({worker.child.pid for worker in engine._pool}) == 4
+        assert len({worker.pid for worker in engine._pool}) == 4
 
 
 def test_verify_starts_a_process_for_each_core_of_its_container(machine, tmp_path):

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import fastvid
-from fastvid.decode import pyav, video
+from fastvid.decode import pyav
 from fastvid.decode.pyav import PyAvDecoder
+from fastvid.videos import video
 from tests import forks
 from tests.skips import soak_but
 from tests.truth.recipes import make
