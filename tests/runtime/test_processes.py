@@ -160,7 +160,7 @@ def test_shard_starts_a_worker_for_each_core_of_its_container(machine, tmp_path)
     todo = [SourceTask(number, f"{number}", str(tmp_path / f"{number}.mp4"), f"{number}") for number in range(6)]
     with closing(LocalEngine(Settings(PROFILES["compact"], find_ffmpeg(), Limits(), 600.0))) as engine:
         assert len(list(engine.run(todo))) == 6
-        assert len({worker.pid for worker in engine._pool}) == 4
+        assert len({worker._process.pid for worker in engine._pool}) == 4
 
 
 def test_verify_starts_a_process_for_each_core_of_its_container(machine, tmp_path):
