@@ -31,7 +31,6 @@ from fastvid.errors import FastvidError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.parts import plan_window
 from fastvid.sharding.encode.profiles import build_command
 from fastvid.sharding.job.job import choose_settings
 
@@ -129,11 +128,10 @@ def rival(long: Path, starts: Sequence[float], length: float, target: Path) -> l
     """Return an ffmpeg command for each segment: fastvid's for the whole video, with a seek and a length."""
     with open_source(str(long)) as source:
         info = probe(source, Limits())
-    commands, settings = [], choose_settings("compact")
+    commands = []
     for number, start in enumerate(starts):
         url = f"file:{target}/{number:04d}.mp4"
-        window = plan_window(info, settings.profile, [None])
-        command = build_command(settings, info, f"file:{long}", [(url, None)], window)
+        command = build_command(choose_settings("compact"), info, f"file:{long}", [(url, None)])
         # A forced rate would renumber the frames after the seek.
         forced = command.index("-r")
         del command[forced : forced + 2]
