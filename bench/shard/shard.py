@@ -172,8 +172,7 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
         with open_source(str(path)) as source:
             info = probe(source, settings.limits)
         (part,) = plan_parts(info.timing, None, None, _LONGEST)
-        target_url = f"file:{target}/{number:04d}.mp4"
-        command = build_command(settings, info, f"file:{path.resolve()}", [(target_url, part)])
+        command = build_command(settings, info, f"file:{path.resolve()}", [(f"file:{target}/{number:04d}.mp4", part)])
         lines.append(f"exec {shlex.join(command)} 2>/dev/null")
     return lines
 
