@@ -49,7 +49,7 @@ LONG = (
     "test_doctor.py",
     "test_video_audio.py",
     "test_decode_bench.py",
-    "test_in_place_footage.py",
+    "test_in_place.py",
     "test_fault_soak.py",
     "test_interrupted.py",
     "test_snippets.py",

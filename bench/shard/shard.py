@@ -27,7 +27,7 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
-from fastvid.sharding.encode.parts import plan_parts, plan_window
+from fastvid.sharding.encode.parts import plan_parts
 from fastvid.sharding.encode.profiles import build_command, get_profile
 from fastvid.sharding.encode.transcode import verify
 from fastvid.sharding.job.job import choose_settings
@@ -172,9 +172,7 @@ def commands(paths: Sequence[Path], target: Path, profile: str) -> list[str]:
         with open_source(str(path)) as source:
             info = probe(source, settings.limits)
         (part,) = plan_parts(info.timing, None, None, _LONGEST)
-        target_url = f"file:{target}/{number:04d}.mp4"
-        window = plan_window(info, settings.profile, [part])
-        command = build_command(settings, info, f"file:{path.resolve()}", [(target_url, part)], window)
+        command = build_command(settings, info, f"file:{path.resolve()}", [(f"file:{target}/{number:04d}.mp4", part)])
         lines.append(f"exec {shlex.join(command)} 2>/dev/null")
     return lines
 

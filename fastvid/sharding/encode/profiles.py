@@ -363,14 +363,15 @@ def build_command(
     info: SourceInfo,
     source_url: str,
     targets: Sequence[tuple[str, tuple[int, int] | None]],
-    window: DecodeWindow,
+    window: DecodeWindow | None = None,
 ) -> list[str]:
     """Return the ffmpeg command that writes a source, or parts of it, as MP4.
 
     `targets`: URL of each MP4 and its frames, a half-open range at the profile's constant rate, or None for all.
-    One pass over the source writes all of them.
+    One pass over the source writes all of them. `window`: what is decoded, by default everything.
     """
     build, profile = settings.build, settings.profile
+    window = window or DecodeWindow(0, info.timing.shown, 0, None, trims=False)
     seeks = window.seek is not None
     picture = ffmpeg.input(source_url, **input_options(build, info, settings.limits, window.seek))["V:0"]
     by_times = seeks or (info.timing.input_rate is None and any(frames is not None for _, frames in targets))

@@ -132,6 +132,8 @@ def run(
     with lock_folder(storage, how.mine, how.command) as lease:
         work = prepare()
         if isinstance(work, JobReport):
+            if how.mine is None:
+                lease.end()  # a run that was killed when all was done left its record
             return work
         job, blocked = Job(work, how, home=storage), read_blocked(storage)
         if work.storage.exists(DATASET_JSON):

@@ -56,9 +56,9 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
 @contextlib.contextmanager
-def lock_folder(storage: Storage, part: JobPart | None = None, command: str = "") -> Iterator[Lease]:
+def lock_folder(storage: Storage, part: JobPart | None = None, command: str = "") -> Iterator[JobLease]:
     """Lock the folder, or one part of its job, until the block ends. `command`: what locks it."""
-    lease, state = Lease(storage, part, command), "failed"
+    lease, state = JobLease(storage, part, command), "failed"
     with _locked(storage, part) if isinstance(storage, LocalStorage) else contextlib.nullcontext():
         try:
             if not isinstance(storage, LocalStorage):
@@ -122,7 +122,7 @@ def _lock(path: Path, *, shared: bool) -> Iterator[int | None]:
         os.close(descriptor)
 
 
-class Lease:
+class JobLease:
     """A process's record in a folder, renewed by a thread. In an object store it is what keeps other jobs away."""
 
     def __init__(self, storage: Storage, part: JobPart | None, command: str) -> None:

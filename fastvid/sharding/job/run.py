@@ -31,7 +31,7 @@ from fastvid.runtime.progress import Progress
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Engine, open_engine
 from fastvid.sharding.job.ledger import PackedSample, Part, Row, ledger_row, part_stems, read_part, write_part
-from fastvid.sharding.job.lock import Lease, Staging, scratch_folder
+from fastvid.sharding.job.lock import JobLease, Staging, scratch_folder
 from fastvid.sharding.job.outages import OutageDetector
 from fastvid.sharding.job.plan import JobPart, differences, file_order, job_identity, plan_shards
 from fastvid.sharding.job.restore import annotate_members, annotation_row, dataset_record, with_record
@@ -275,7 +275,7 @@ class Job:
         self.staging = Staging(self.storage, work.scratch, work.encoder)
         self.outages = OutageDetector(reject_unreadable=how.reject_unreadable)
         self.parts: dict[int, Part] = {}
-        self._lease: Lease | None = None
+        self._lease: JobLease | None = None
         part = how.mine
         self._whole = part is None
         self._mine = [number for number in range(len(self.shards)) if part is None or part.has(number)]
@@ -286,7 +286,7 @@ class Job:
         self._again: list[tuple[int, int]] = []
         self._packing: list[Future[None]] = []
 
-    def run(self, engine: Any, lease: Lease | None = None) -> list[Part]:
+    def run(self, engine: Any, lease: JobLease | None = None) -> list[Part]:
         """Process and write what is missing; return the records of the shards, in order. Closes the engine.
 
         `engine`: an `Engine`; None if no source has to be processed; or one that makes whole shards elsewhere, with a

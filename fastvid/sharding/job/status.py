@@ -24,7 +24,7 @@ _JOBS: Final = {"job": f"{LEDGER_PARTS}/", "addition": f"{LEDGER_PARTS}/add/{LED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class JobProgress:
     """How far a process is, or all processes of a job."""
 
     shards: int | None = None
@@ -38,7 +38,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartStatus(Progress):
+class PartStatus(JobProgress):
     """One process of a job, by its last record."""
 
     part: str | None
@@ -51,7 +51,7 @@ class PartStatus(Progress):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedJob(Progress):
+class UnfinishedJob(JobProgress):
     """A job that has not been committed."""
 
     kind: str

@@ -181,7 +181,7 @@ class ShardAudit:
         if len(fresh) < len(samples):
             self.note("parquet", "facts cannot be compared: a sample of the tar cannot be indexed")
             return
-        rows = pack_index(fresh, self.task.streams, self.task.record.sha256)[1]
+        rows = pack_index(fresh, self.task.streams, bytes(32).hex())[1]
         found, expected = self.facts(), from_parquet(facts_parquet(fresh, rows), file=self.stem)
         if found is None:
             return

@@ -17,6 +17,8 @@ import pyarrow as pa
 from fastvid.errors import FastvidError, UsageError
 from fastvid.format.annotations import read_signals
 from fastvid.format.generations import Generation, check_annotations, read_annotations, read_generation
+from fastvid.format.schema import FOREIGN
+from fastvid.format.shard import index_shard
 from fastvid.media.checks import CHECKS
 from fastvid.runtime.processes import available_cores
 from fastvid.sharding.verify.check_processes import check_all
@@ -131,7 +133,8 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
     from fastvid.sharding.in_place import reindex
     from fastvid.sharding.job.index import rebuild
 
-    _, generation = read_generation(open_storage(url), report.generation)
+    storage = open_storage(url)
+    _, generation = read_generation(storage, report.generation)
     checks: dict[str, set[str]] = {}
     for problem in report.problems:
         checks.setdefault(problem.shard, set()).add(problem.check)
@@ -142,7 +145,12 @@ def repair_sidecars(url: str, report: VerifyReport) -> tuple[str, ...]:
             continue
         # The sample that cannot be indexed is in the report.
         with suppress(FastvidError):
-            (reindex if shard.is_in_place else rebuild)(url, shards=[shard.name])
+            if shard.is_in_place:
+                reindex(url, shards=[shard.name])
+            elif shard.profile.get("name") == FOREIGN:
+                rebuild(url, shards=[shard.name])
+            else:
+                index_shard(storage, shard.name, streams=generation.streams)
             done.append(shard.name)
     return tuple(done)
 

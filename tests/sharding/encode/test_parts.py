@@ -138,3 +138,18 @@ def test_converted_parts_are_accepted(options, tmp_path):
 def test_turned_parts_are_accepted(tmp_path):
     path = turn(make(tmp_path / "a.mp4", size="320x192", frames=50), tmp_path / "turned.mp4")
     assert pack(path, 0.4, 1.2).message == ""
+
+
+# Milliseconds of frame N, on average about 40: a constant rate drops about 28 of 70 frames, or 4.
+LONG_BURST = "if(lt(N,35),N*7,245+(N-35)*73)"
+SHORT_BURST = "if(lt(N,6),N*7,42+(N-6)*43)"
+
+
+@pytest.mark.parametrize(("clock", "warned"), [(LONG_BURST, True), (SHORT_BURST, False)])
+def test_frames_dropped_is_warned_of_above_a_tenth(clock, warned, videos, tmp_path):
+    path = tmp_path / "a.mkv"
+    times = ("-vf", f"setpts='({clock})/(1000*TB)'", "-fps_mode", "passthrough", "-enc_time_base", "1:1000")
+    ffmpeg("-i", str(videos.painted("intra").path), *times, "-c:v", "libx264", "-bf", "0", str(path))
+    outcome = pack(path)
+    assert "timing-variable" in outcome.warnings
+    assert ("frames-dropped" in outcome.warnings) == warned

@@ -20,7 +20,6 @@ from fastvid.format.schema import Matrix, PacketFlag, Range
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import open_source, probe
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.parts import plan_window
 from fastvid.sharding.encode.profiles import PROFILES, Profile, build_command, get_profile, plan_geometry
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.shardtools import HDR, encode, encode_source, ffmpeg, make, settings, turn
@@ -134,8 +133,7 @@ def test_bytes_are_equal_on_a_second_run_and_without_simd(name, tmp_path):
     with open_source(str(source)) as opened:
         info = probe(opened, Limits())
         how = settings(PROFILES[name].changed(short_side=96))
-        window = plan_window(info, how.profile, [None])
-        command = build_command(how, info, opened.url, [(f"file:{target}", None)], window)
+        command = build_command(how, info, opened.url, [(f"file:{target}", None)])
         plain = [command[0], "-cpuflags", "0", *command[1:]]
         subprocess.run(plain, check=True, capture_output=True, pass_fds=[opened.descriptor])
     assert target.read_bytes() == first
@@ -180,9 +178,9 @@ def test_hdr_is_tone_mapped_or_rejected_without_zscale(tmp_path):
     assert 16 < luma < 235
     with open_source(str(path)) as opened:
         info = probe(opened, Limits())
-        how, window = settings(build=replace(find_ffmpeg(), zscale=False)), plan_window(info, COMPACT, [None])
+        how = settings(build=replace(find_ffmpeg(), zscale=False))
         with pytest.raises(SourceError) as caught:
-            build_command(how, info, opened.url, [("x", None)], window)
+            build_command(how, info, opened.url, [("x", None)])
     assert caught.value.reason == Reason.HDR
 
 

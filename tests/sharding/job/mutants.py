@@ -91,11 +91,9 @@ def make_bases(folder: Path) -> list[Base]:
 def decode(path: Path, *, hold: bool = False, times: int = 1) -> np.ndarray:
     """Return the luma of every frame that ffmpeg decodes, uint8 [T, H, W], scaled to SIZE; errors are not looked at.
 
-    Args:
-        path: The video.
-        hold: Keep every frame until the end, so that the decoder never reuses a buffer. New buffers contain zeros,
-            others the pixels of an earlier frame; a decoder that loses a slice without an error shows them.
-        times: How often one decoder decodes the file; from the second time on, it reuses buffers for all frames.
+    `hold`: keep every frame until the end, so that the decoder never reuses a buffer. New buffers contain zeros, others
+    the pixels of an earlier frame; a decoder that loses a slice without an error shows them. `times`: how often one
+    decoder decodes the file; from the second time on, it reuses buffers for all frames.
     """
     height, width = SIZE
     try:
@@ -121,10 +119,7 @@ def tiles(pictures: np.ndarray) -> np.ndarray:
 def difference(one: np.ndarray, others: np.ndarray, ignored: np.ndarray | bool = False) -> np.ndarray:
     """Return the largest mean difference of any tile between a picture [H, W] and others [T, H, W], float [T].
 
-    Args:
-        one: The picture.
-        others: The others.
-        ignored: Tiles of the others that do not count, bool [T, H / TILE, W / TILE].
+    `ignored`: tiles of the others that do not count, bool [T, H / TILE, W / TILE].
     """
     means = tiles(np.abs(others.astype(np.int16) - one.astype(np.int16))).mean(axis=(3, 4))
     return np.where(ignored, 0, means).max(axis=(1, 2))
@@ -133,10 +128,8 @@ def difference(one: np.ndarray, others: np.ndarray, ignored: np.ndarray | bool =
 def follows(shown: np.ndarray, decoded: np.ndarray, unsettled: np.ndarray | bool = False) -> bool:
     """Return whether all pictures shown are among those decoded, in their order; some may be repeated or left out.
 
-    Args:
-        shown: Luma [T, H, W].
-        decoded: Luma [N, H, W].
-        unsettled: Tiles of those decoded that any tile equals, bool [N, H / TILE, W / TILE].
+    `shown`: luma [T, H, W]. `decoded`: luma [N, H, W]. `unsettled`: tiles of those decoded that any tile equals, bool
+    [N, H / TILE, W / TILE].
     """
     last = np.zeros(len(decoded), bool)  # which of those decoded the previous picture can be
     for number, picture in enumerate(shown):
@@ -206,14 +199,7 @@ def samples(out: Path):
 
 
 class Block:
-    """Some mutants, each a function of a seed, its number and the bases.
-
-    Args:
-        folder: An empty folder for the files.
-        bases: From `make_bases`.
-        seed: Of all blocks.
-        numbers: The mutants of this one.
-    """
+    """Some mutants, by their numbers, each a function of the seed of all blocks, its number and the bases."""
 
     def __init__(self, folder: Path, bases: list[Base], seed: int, numbers: range) -> None:
         self.folder, self.bases = folder, {}
@@ -230,12 +216,7 @@ class Block:
         self.bases[name] = base
 
     def shard(self, profile: str, *, seconds: float) -> dict[str, Counter[str]]:
-        """Run `fastvid shard` and return, by the codec of the intact file, how many files had which outcome.
-
-        Raises:
-            subprocess.TimeoutExpired: If the job hangs.
-            AssertionError: If the job ends otherwise than with one verdict on each file and samples of the packed ones.
-        """
+        """Run `fastvid shard` and return, by the codec of the intact file, how many files had which outcome."""
         out = self.folder / profile
         command = [sys.executable, "-m", "fastvid", "shard", str(self.raw), "--out", str(out), "--profile", profile]
         command += ["--short-side", str(SIZE[0])] if profile != "copy" else []

@@ -54,18 +54,11 @@ def recipe():
 
 @dataclass
 class Trial:
-    """A command that is disturbed, run again until it succeeds, and compared with an undisturbed one.
-
-    Attributes:
-        words: Its arguments.
-        out: The folder that it makes or changes.
-        disk: The folder that it reads, and that may be unmounted.
-        kinds: The faults that may strike it.
-    """
+    """A command that is disturbed, run again until it succeeds, and compared with an undisturbed one."""
 
     words: list[str]
-    out: Path
-    disk: Path
+    out: Path  # the folder that it makes or changes
+    disk: Path  # the folder that it reads, and that may be unmounted
     kinds: tuple[str, ...] = ("kill", "kill a child", "stop", "read error", "full disk", "unmount")
     point: str = "source"
     returned: list[int | None] = field(default_factory=list)
