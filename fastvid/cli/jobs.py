@@ -246,17 +246,9 @@ def add(
     """
     if not sources:
         raise UsageError("no source is given", hint="name a folder of videos, or a video")
-    done = add_sources(
-        dataset,
-        sources,
-        annotations=annotations,
-        columns=columns,
-        allow_encoder_change=allow_encoder_change,
-        **options,
-        **asdict(machines),
-        **asdict(packing),
-        **asdict(looking),
-    )
+    given = options | asdict(machines) | asdict(packing) | asdict(looking)
+    given |= {"annotations": annotations, "columns": columns, "allow_encoder_change": allow_encoder_change}
+    done = add_sources(dataset, sources, **given)
     print(f"{done.known:8} already known")
     if done.report.ledger.num_rows or done.report.part is not None:
         print(summary(done.report))
@@ -372,15 +364,8 @@ def transcode(
     if encoding.profile == "copy":
         raise UsageError("profile 'copy' encodes nothing", hint="use `fastvid subset` or `fastvid merge` to copy")
     _LOG.warning("videos lose quality each time they are encoded; if the originals still exist, shard them instead")
-    report = transcode_dataset(
-        dataset,
-        out,
-        audio=audio,
-        samples_per_shard=samples_per_shard,
-        **options,
-        **encoding.options(),
-        **asdict(machines),
-    )
+    given = options | encoding.options() | asdict(machines)
+    report = transcode_dataset(dataset, out, audio=audio, samples_per_shard=samples_per_shard, **given)
     return _report(report, allow_rejected)
 
 
