@@ -585,7 +585,7 @@ def _united(parts: Sequence[_Part]) -> pa.Table:
     for part in parts:
         mine = pa.table({name: part.table[name] for name in part.table.column_names})  # without metadata
         try:
-            table = pa.concat_tables([table, mine], promote_options="permissive") if table else mine
+            table = pa.concat_tables([table, mine], promote_options="permissive") if table is not None else mine
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UsageError(
                 f"a column of {folder_name(part.storage.url)} has another type than before: {error}",
