@@ -17,8 +17,7 @@ from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.change.history import Garbage, collect_garbage, find_garbage, list_generations
 from fastvid.sharding.change.repack import Made, compact_shards
 from fastvid.sharding.change.takedown import HIDDEN, SourceSelection, TakenDown, receipt_file, select_keys, take_down
-from fastvid.sharding.sets.merge import merge_datasets
-from fastvid.sharding.sets.split import Selection, SplitReport, make_subset, split_samples
+from fastvid.sharding.sets import Selection, SplitReport, make_subset, merge_datasets, split_samples
 from fastvid.sharding.sources.annotations import read_annotations
 from fastvid.storage import open_storage
 

@@ -62,19 +62,17 @@ class _Option:
 
 def exclusive(*names: str, required: bool = False) -> Callable[[F], F]:
     """Let at most one of some options be given, or exactly one if `required`."""
-
-    def mark(function: F) -> F:
-        vars(function)["exclusive"] = (names, required)
-        return function
-
-    return mark
+    return _marked("exclusive", (names, required))
 
 
 def forwards(target: Callable[..., Any]) -> Callable[[F], F]:
     """Give a command as options what its docstring describes of the parameters of `target`, to which it passes them."""
+    return _marked("forwards", target)
 
+
+def _marked(name: str, value: Any) -> Callable[[F], F]:
     def mark(function: F) -> F:
-        vars(function)["forwards"] = target
+        vars(function)[name] = value
         return function
 
     return mark

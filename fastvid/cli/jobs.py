@@ -111,10 +111,6 @@ class Machines:
     workers: int | None = None
     part: str | None = None
 
-    def options(self) -> dict[str, Any]:
-        """As keyword arguments of a job."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Packing:
@@ -136,10 +132,6 @@ class Packing:
     seed: int = 0
     drop_duplicates: bool = False
 
-    def options(self) -> dict[str, Any]:
-        """As keyword arguments of a job."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Looking:
@@ -153,10 +145,6 @@ class Looking:
 
     reject_unreadable: bool = False
     follow_links: bool = False
-
-    def options(self) -> dict[str, Any]:
-        """As keyword arguments of a job."""
-        return asdict(self)
 
 
 @forwards(run_job)
@@ -206,7 +194,7 @@ def shard(
         _check_lerobot(sources, (labels, encoding, packing, looking), _ENCODED_EPISODES)
         if audio != "drop":
             raise UsageError("--audio is not for LeRobot datasets, which say it themselves", hint="omit --audio")
-    given = labels.options() | encoding.options() | packing.options() | {"audio": audio}
+    given = labels.options() | encoding.options() | asdict(packing) | {"audio": audio}
     if dry_run:
         given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
         del given["drop_duplicates"]  # known only when all are encoded
@@ -214,7 +202,7 @@ def shard(
         return 0
     if out is None:
         raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
-    how = machines.options() | options | {"reject_unreadable": looking.reject_unreadable}
+    how = asdict(machines) | options | {"reject_unreadable": looking.reject_unreadable}
     if is_robot:
         episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
         report = shard_lerobot(sources[0], out, profile=given["profile"], episodes_per_shard=episodes, **how)
@@ -258,17 +246,9 @@ def add(
     """
     if not sources:
         raise UsageError("no source is given", hint="name a folder of videos, or a video")
-    done = add_sources(
-        dataset,
-        sources,
-        annotations=annotations,
-        columns=columns,
-        allow_encoder_change=allow_encoder_change,
-        **options,
-        **machines.options(),
-        **packing.options(),
-        **looking.options(),
-    )
+    given = options | asdict(machines) | asdict(packing) | asdict(looking)
+    given |= {"annotations": annotations, "columns": columns, "allow_encoder_change": allow_encoder_change}
+    done = add_sources(dataset, sources, **given)
     print(f"{done.known:8} already known")
     if done.report.ledger.num_rows or done.report.part is not None:
         print(summary(done.report))
@@ -331,7 +311,7 @@ def index(
     is_job = out is not None or machines.part is not None or len(sources) > 1
     if not is_job and sources and _is_dataset(sources[0]):
         return _rebuild(sources[0], root, machines.workers)
-    proof, how = prove or Proof.SAMPLE, machines.options()
+    proof, how = prove or Proof.SAMPLE, asdict(machines)
     if any(map(is_lerobot, sources)):
         _check_lerobot(sources, (labels, looking), _EPISODES)
         folder = _needed(out, "a dataset of episodes is made in a new folder")
@@ -339,7 +319,7 @@ def index(
         return _report(index_lerobot(sources[0], folder, proof=proof, **how), allow_rejected)
     if not sources or not all(map(is_tar, sources)):
         folder = _needed(out, "videos are listed in a new folder")
-        report = index_videos(sources, folder, proof=proof, hdr=hdr, **labels.options(), **looking.options(), **how)
+        report = index_videos(sources, folder, proof=proof, hdr=hdr, **labels.options(), **asdict(looking), **how)
         return _report(report, allow_rejected)
     if labels.annotations or labels.columns or prove:
         raise UsageError("tars contain their labels and columns, and are proven whole", hint="omit the option")
@@ -384,15 +364,8 @@ def transcode(
     if encoding.profile == "copy":
         raise UsageError("profile 'copy' encodes nothing", hint="use `fastvid subset` or `fastvid merge` to copy")
     _LOG.warning("videos lose quality each time they are encoded; if the originals still exist, shard them instead")
-    report = transcode_dataset(
-        dataset,
-        out,
-        audio=audio,
-        samples_per_shard=samples_per_shard,
-        **options,
-        **encoding.options(),
-        **machines.options(),
-    )
+    given = options | encoding.options() | asdict(machines)
+    report = transcode_dataset(dataset, out, audio=audio, samples_per_shard=samples_per_shard, **given)
     return _report(report, allow_rejected)
 
 

@@ -42,8 +42,8 @@ def inspect(
 ) -> int:
     """Show a dataset's samples, hours by class and split, captions and other columns, encoding and rejected sources.
 
-    --html FILE writes a self-contained page: histograms, clips of every class that play on hover, and the ledger with
-    filters.
+    --html FILE writes a self-contained page: classes and splits, clips of every class that play on hover, and the
+    ledger, to be searched.
 
     Args:
         dataset (DIR): Folder of the dataset.

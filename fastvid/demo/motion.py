@@ -12,6 +12,7 @@ import csv
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -67,14 +68,6 @@ def _waves(rng: np.random.Generator, y: FloatArray, x: FloatArray, low: int, hig
     return total
 
 
-def _clouds(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
-    return _waves(rng, y, x, 1, 4, 12)
-
-
-def _grain(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
-    return _waves(rng, y, x, 5, 8, 40)
-
-
 def _bricks(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray:
     tall, wide = rng.integers(2, 4), rng.integers(2, 4)
     row = np.floor(y * 2 * tall)
@@ -119,8 +112,8 @@ def _plaid(rng: np.random.Generator, y: FloatArray, x: FloatArray) -> FloatArray
 
 
 TEXTURES: Final[dict[str, Make]] = {
-    "clouds": _clouds,
-    "grain": _grain,
+    "clouds": partial(_waves, low=1, high=4, count=12),
+    "grain": partial(_waves, low=5, high=8, count=40),
     "bricks": _bricks,
     "dots": _dots,
     "rings": _rings,

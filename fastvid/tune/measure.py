@@ -175,6 +175,11 @@ class Contender:
         return ", ".join([self.name, f"{self.workers} {kind}", *(f"{k}={v}" for k, v in self.settings.items())])
 
 
+def spread(name: str, values: Sequence[float]) -> dict[str, float]:
+    """Return the median and range of values by name."""
+    return {name: statistics.median(values), f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
 @dataclass
 class RoundTimes:
     """Measurements of one contender, one per round."""
@@ -184,14 +189,7 @@ class RoundTimes:
 
     def summary(self) -> dict[str, float]:
         """Return the median and range."""
-        return {
-            "rate": statistics.median(self.rates),
-            "rate_min": min(self.rates),
-            "rate_max": max(self.rates),
-            "cpu_ms": statistics.median(self.cpu_ms),
-            "cpu_ms_min": min(self.cpu_ms),
-            "cpu_ms_max": max(self.cpu_ms),
-        }
+        return spread("rate", self.rates) | spread("cpu_ms", self.cpu_ms)
 
     def cost(self, by: str) -> float:
         """Return the median milliseconds of a task, by "wall" or "cpu" time."""
@@ -300,14 +298,7 @@ def ratio(ours: RoundTimes, theirs: RoundTimes) -> dict[str, float]:
     """Return by what factor ours is faster: median and range over rounds, by wall and by CPU time."""
     pairs = [a / b for a, b in zip(ours.rates, theirs.rates, strict=True)]
     by_cpu = [b / a for a, b in zip(ours.cpu_ms, theirs.cpu_ms, strict=True)]
-    return {
-        "wall": statistics.median(pairs),
-        "wall_min": min(pairs),
-        "wall_max": max(pairs),
-        "cpu": statistics.median(by_cpu),
-        "cpu_min": min(by_cpu),
-        "cpu_max": max(by_cpu),
-    }
+    return spread("wall", pairs) | spread("cpu", by_cpu)
 
 
 class FastvidRunner:

@@ -177,15 +177,16 @@ def study(
     chosen = [get_profile(profile) if isinstance(profile, str) else profile for profile in profiles]
     if videos < 1 or rounds < 1 or not chosen:
         raise UsageError(f"{videos} videos, {rounds} rounds, {len(chosen)} profiles: each must be at least 1")
-    every = gather_sources(list(sources), follow_links=follow_links).sources
-    candidates = [source for source in every if source.problem is None]
+    every = gather_sources(list(sources), follow_links=follow_links)
+    candidates = [source for source in every.sources if source.problem is None]
     if not candidates or any(source.member is not None for source in candidates):
         raise UsageError("no video file found to measure", file=", ".join(sources), hint="name a folder of videos")
     sample = draw_sources(candidates, videos, seed)
     workers = workers or available_cores()
     with tempfile.TemporaryDirectory(prefix="fastvid-tune-") as scratch:
         place = Path(folder or scratch)
-        encoded, refused = _encode_all(sample, chosen, place, workers)
+        drawn = SourceList(tuple(sample), every.classes, {})
+        encoded, refused = _encode_all(drawn, chosen, place, workers)
         common = [source for source in sample if all(source.id in one.keys for one in encoded)]
         if not common:
             raise UsageError("no profile accepts any video of the sample", hint="; ".join(refused.values()) or None)
@@ -216,30 +217,30 @@ def study(
 
 
 def _encode_all(
-    sample: Sequence[Source], profiles: Sequence[Profile], place: Path, workers: int
+    sample: SourceList, profiles: Sequence[Profile], place: Path, workers: int
 ) -> tuple[list[_EncodedSample], dict[str, str]]:
     build, encoded, refused = find_ffmpeg(), [], {}
     for profile in profiles:
         if not profile.runs_on(build):
             refused[profile.name] = f"{build.path} has no encoder {profile.encoder}"
             continue
-        _LOG.info("encoding %d videos as %s", len(sample), profile.name)
+        _LOG.info("encoding %d videos as %s", len(sample.sources), profile.name)
         try:
             one = _encode(sample, profile, place / profile.name, workers)
         except JobError as error:
             refused[profile.name] = error.message
             continue
-        if len(one.keys) * 2 < len(sample):
+        if len(one.keys) * 2 < len(sample.sources):
             # All profiles are compared on their common videos; this one would leave too few.
-            refused[profile.name] = f"it accepts only {len(one.keys)} of {len(sample)} videos"
+            refused[profile.name] = f"it accepts only {len(one.keys)} of {len(sample.sources)} videos"
             continue
         encoded.append(one)
     return encoded, refused
 
 
-def _encode(sample: Sequence[Source], profile: Profile, out: Path, workers: int) -> _EncodedSample:
+def _encode(sample: SourceList, profile: Profile, out: Path, workers: int) -> _EncodedSample:
     storage, settings = open_storage(str(out)), choose_settings(profile)
-    work = EncodeShards(storage, SourceList(tuple(sample), (), {}), settings, samples_per_shard=SAMPLES_PER_SHARD)
+    work = EncodeShards(storage, sample, settings, samples_per_shard=SAMPLES_PER_SHARD)
     before = children_seconds()
     report = run(storage, How(workers=workers), lambda: work)
     spent = children_seconds() - before

@@ -31,8 +31,8 @@ PAGES: dict[str, tuple[str, dict[str, str]]] = {
             fastvid.shard fastvid.sharding.job.job.JobReport fastvid.sharding.job.index.index_tars
             fastvid.sharding.in_place.index_videos fastvid.sharding.lerobot.jobs.index_lerobot
             fastvid.sharding.job.estimate.estimate_job fastvid.sharding.job.job.transcode_dataset
-            fastvid.sharding.sets.split.split_samples fastvid.sharding.sets.split.Selection
-            fastvid.sharding.sets.split.make_subset fastvid.sharding.sets.merge.merge_datasets
+            fastvid.sharding.sets.split_samples fastvid.sharding.sets.Selection
+            fastvid.sharding.sets.make_subset fastvid.sharding.sets.merge_datasets
             fastvid.sharding.change.takedown.take_down fastvid.sharding.job.status.FolderStatus
             fastvid.sharding.verify.verify.verify_dataset
         """,

@@ -77,18 +77,18 @@ def raw(tmp_path_factory):
     """Two videos, and a file that is not a video."""
     folder = tmp_path_factory.mktemp("raw")
     for number, size in enumerate(("320x240", "240x320")):
-        make(folder / f"v{number}.mp4", "-pix_fmt", "yuv420p", size=size, frames=40 + 10 * number)
+        make(folder / f"{number}/v{number}.mp4", "-pix_fmt", "yuv420p", size=size, frames=40 + 10 * number)
     (folder / "text.mp4").write_text("no video")
     return folder
 
 
 def test_quality_falls_with_crf_and_ignores_the_range_tag(raw):
     small = PROFILES["compact"].changed(short_side=128)
-    good, bad = (scores(raw / "v0.mp4", small.changed(crf=crf)) for crf in (18, 45))
+    good, bad = (scores(raw / "0/v0.mp4", small.changed(crf=crf)) for crf in (18, 45))
     assert good[0] > bad[0] + 0.05
     assert good[1] > bad[1] + 5
     # Full range, unlike the source, and almost no loss: an error of one level would cost more than this.
-    ssim, psnr = scores(raw / "v0.mp4", PROFILES["mjpeg"].changed(short_side=128, crf=2))
+    ssim, psnr = scores(raw / "0/v0.mp4", PROFILES["mjpeg"].changed(short_side=128, crf=2))
     assert ssim > 0.98
     assert psnr > 38
 

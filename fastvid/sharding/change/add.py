@@ -213,6 +213,8 @@ def add_sources(
     storage = open_storage(dataset)
     scratch = open_storage(f"{storage.url}/{_FOLDER}")
     bad = None if max_bad_frames is None else str(max_bad_frames)
+    looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
+    packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard}
     known = number = 0
 
     def prepare() -> ShardWork | JobReport:
@@ -224,35 +226,18 @@ def add_sources(
         if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
-        every = gather_sources(
-            sources,
-            annotations,
-            columns=columns,
-            class_names=class_names,
-            follow_links=follow_links,
-            rate=settings.profile.fps,
-        )
+        every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
         found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
         known, number = len(every.sources) - len(found.sources), generation.number
         if not found.sources:
             return JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), every.ignored)
         classes, labels = number_labels(generation, found)
-        work: ShardWork
         if settings.proof is not None:
-            work = IndexFiles(scratch, found, settings, seed=seed, samples_per_shard=samples_per_shard)
+            work = IndexFiles(scratch, found, settings, **packing)
             work.drop_duplicates = drop_duplicates
             return work
-        return EncodeShards(
-            scratch,
-            found,
-            settings,
-            seed=seed,
-            samples_per_shard=samples_per_shard,
-            drop_duplicates=drop_duplicates,
-            classes=classes,
-            labels=labels,
-            generation=number + 1,
-        )
+        grown: dict[str, Any] = {"classes": classes, "labels": labels, "generation": number + 1}
+        return EncodeShards(scratch, found, settings, **packing, **grown, drop_duplicates=drop_duplicates)
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         nonlocal number

@@ -101,13 +101,9 @@ def export_samples(
         for folder, (names, numbers) in by_split.items():
             _write_metadata(source, target, folder, [name.partition("/")[2] for name in names], numbers)
     if to == "energon":
-        _write_energon(target, files)
+        _write_energon(target, {folder: names for folder, (names, _) in by_split.items()}, files)
     target.write("classes.txt", "".join(f"{name}\n" for name in source.classes).encode())
-    counts: dict[str, int] = {}
-    for name, file in files.items():
-        folder = name.partition("/")[0]
-        counts[folder] = counts.get(folder, 0) + file["samples"]
-    return _end(target, record, files, counts)
+    return _end(target, record, files, {folder: len(rows) for folder, (_, rows) in by_split.items()})
 
 
 def _end(
@@ -181,11 +177,8 @@ def _video_suffix(members: Mapping[str, bytes]) -> str:
     return min(videos, key=lambda suffix: suffix.count("."))
 
 
-def _write_energon(target: Storage, tars: Mapping[str, Mapping[str, Any]]) -> None:
+def _write_energon(target: Storage, parts: Mapping[str, list[str]], tars: Mapping[str, Mapping[str, Any]]) -> None:
     """Write the records of `energon prepare`, except for the index that it computes from them."""
-    parts: dict[str, list[str]] = {}
-    for name in tars:
-        parts.setdefault(name.partition("/")[0], []).append(name)
     # YAML contains JSON.
     target.write(".nv-meta/split.yaml", json.dumps({"exclude": [], "split_parts": parts}, indent=1).encode())
     target.write(".nv-meta/dataset.yaml", _ENERGON.encode())

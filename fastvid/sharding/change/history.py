@@ -67,10 +67,7 @@ def _before(storage: Storage, oldest: int) -> Iterator[Generation]:
 def _entry(generation: Generation, tags: Sequence[str]) -> dict[str, Any]:
     removed = generation.removed
     return {
-        "number": generation.number,
-        "time": generation.time,
-        "note": generation.note,
-        "reason": generation.reason,
+        **{name: getattr(generation, name) for name in ("number", "time", "note", "reason")},
         "samples": None if removed is None else generation.num_samples - removed,
         "removed": removed,
         "shards": len(generation.shards),

@@ -18,7 +18,7 @@ import re
 import stat
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
@@ -454,21 +454,12 @@ def episode_sources(dataset: LeRobotDataset) -> SourceList:
         problem = next((found for place in places if (found := look(place.file))), None)
         if told := next((place.problem for place in places if place.problem), None):
             problem = Reason.OUT_OF_RANGE, told
+        label = episode.tasks[0] if single else None
+        one = Source("", "", label=label, columns=columns, problem=problem, key=episode.key)
         for camera, place in episode.videos.items():
-            path = f"{dataset.storage.url}/{place.file}"
-            sources.append(
-                Source(
-                    f"{place.file}#{episode.key}",
-                    path if is_remote(path) else os.path.abspath(path),
-                    label=episode.tasks[0] if single else None,
-                    columns=columns,
-                    problem=problem,
-                    key=episode.key,
-                    parent=place.file,
-                    frames=(place.first, episode.length),
-                    stream=camera,
-                )
-            )
+            path, name = f"{dataset.storage.url}/{place.file}", f"{place.file}#{episode.key}"
+            path, frames = path if is_remote(path) else os.path.abspath(path), (place.first, episode.length)
+            sources.append(replace(one, id=name, path=path, parent=place.file, frames=frames, stream=camera))
     return SourceList(tuple(sources), tuple(dict.fromkeys(dataset.tasks)) if single else (), dataset.ignored)
 
 

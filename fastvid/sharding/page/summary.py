@@ -106,6 +106,7 @@ NO_VALUE: Final = "-"
 _SPLIT: Final = "split"
 _LOOKED_AT: Final = 100  # rows in which examples of a column are looked for
 _EXAMPLES: Final = 3
+_TOLD: Final = ("number", "time", "note", "reason")  # what is told of each generation
 # Columns that say where a sample was cut from its source.
 _OURS: Final = frozenset(
     {"parent", "start_seconds", "end_seconds", "bad_frames", "asked_start_seconds", "asked_end_seconds"}
@@ -131,6 +132,11 @@ class ClassCount:
     count: int  # number of samples
     seconds: float
     splits: Totals  # by value of the first split column; empty if there is none
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the numbers for JSON."""
+        splits = {value: total.samples for value, total in self.splits.items()}
+        return {"samples": self.count, "seconds": self.seconds, "splits": splits}
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,9 +272,7 @@ class Summary:
             "dataset": self.url,
             "dataset_id": self.dataset_id,
             "generation": self.generation.number,
-            "generations": [
-                {"number": g.number, "time": g.time, "note": g.note, "reason": g.reason} for g in self.history
-            ],
+            "generations": [{name: getattr(one, name) for name in _TOLD} for one in self.history],
             "samples": self.num_samples,
             "removed": self.removed,
             "shards": len(self.generation.shards),
@@ -278,14 +282,7 @@ class Summary:
             "seconds": float(self.seconds.sum()),
             "streams": list(self.generation.streams),
             "profiles": dict(self.profiles),
-            "classes": {
-                c.name: {
-                    "samples": c.count,
-                    "seconds": c.seconds,
-                    "splits": {value: total.samples for value, total in c.splits.items()},
-                }
-                for c in self.class_counts
-            },
+            "classes": {c.name: c.to_json() for c in self.class_counts},
             "splits": {
                 name: {value: total._asdict() for value, total in totals.items()}
                 for name, totals in self.splits.items()

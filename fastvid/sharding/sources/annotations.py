@@ -363,16 +363,16 @@ _AVA_FIELDS: Final = 8
 _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
 
 
-def parse_kinetics(text: str, split_name: str | None = None) -> Annotations:
-    """Parse the official Kinetics CSVs. Test files may have no labels; other columns are kept."""
+def read_kinetics(file: AnnotationFile) -> Annotations:
+    """Read an official CSV of Kinetics. Test files may have no labels; other columns are kept."""
     rows = []
-    for number, record in enumerate(tables.read_text_rows(text), tables.FIRST_ROW):
+    for number, record in enumerate(tables.read_text_rows(file.text()), tables.FIRST_ROW):
         video = record.pop("youtube_id")
         start, end = (tables.seconds_of(record.pop(name), name, number) for name in ("time_start", "time_end"))
         if start is None or end is None:
             raise UsageError("time_start or time_end is empty", row=number, hint="give both in seconds")
         label = record.pop("label", None)
-        split = record.pop("split", None) or split_name
+        split = record.pop("split", None) or split_of(file.name)
         columns = {**record, "split": SPLITS.get(split or "", split)}
         name = f"{video}_{int(start):06d}_{int(end):06d}"
         rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
@@ -436,17 +436,17 @@ def read_sthv2(folder: AnnotationFile) -> Annotations:
     return Annotations(tuple(rows), tuple(sorted(index, key=lambda name: index[name])))
 
 
-def parse_charades(text: str, classes: str | None = None, split: str | None = None) -> Annotations:
-    """Parse Charades_v1_train.csv: whole videos with the classes of all their actions.
+def read_charades(file: AnnotationFile) -> Annotations:
+    """Read Charades_v1_train.csv: whole videos with the classes of all their actions.
 
-    Other columns are kept, also ``actions`` with the times of each.
-
-    `split`: split of all rows; the file itself has none.
+    These have names if Charades_v1_classes.txt is beside it. Other columns are kept, also ``actions`` with the times of
+    each.
     """
-    lines = [line.partition(" ") for line in (classes or "").splitlines() if line.strip()]
+    classes, split = file.beside("_classes.txt"), split_of(file.name)
+    lines = [line.partition(" ") for line in (classes.text() if classes else "").splitlines() if line.strip()]
     names = {code: name.strip() for code, _, name in lines}
     rows = []
-    for number, record in enumerate(tables.read_rows(text, text_columns=("id", "actions")), tables.FIRST_ROW):
+    for number, record in enumerate(tables.read_rows(file.text(), text_columns=("id", "actions")), tables.FIRST_ROW):
         codes = [action.split()[0] for action in record["actions"].split(";") if action.strip()]
         unknown = next((code for code in codes if names and code not in names), None)
         if unknown is not None:
@@ -464,18 +464,19 @@ def parse_charades(text: str, classes: str | None = None, split: str | None = No
     return Annotations(tuple(rows), tuple(dict.fromkeys(names.values())) or tables.class_order(rows))
 
 
-def parse_ava(text: str, action_list: str | None = None, split: str | None = None) -> Annotations:
-    """Parse ava_train_v2.2.csv: a clip of 3 seconds around each annotated second of a video.
+def read_ava(file: AnnotationFile) -> Annotations:
+    """Read ava_train_v2.2.csv: a clip of 3 seconds around each annotated second of a video.
+
+    Actions have names if their .pbtxt is beside it.
 
     ``labels`` has the actions of all people in the clip. The columns ``boxes``, ``box_actions`` and ``person_ids`` are
     JSON lists with one entry per line of the file: [x1, y1, x2, y2] from 0 to 1, action and person. ``timestamp`` is
     the second that people judged, in the video.
-
-    `split`: split of all rows; the file itself has none.
     """
-    names = {int(number): name for name, number in _AVA_ITEM.findall(action_list or "")}
+    actions, split = file.beside(".pbtxt"), split_of(file.name)
+    names = {int(number): name for name, number in _AVA_ITEM.findall(actions.text() if actions else "")}
     places: dict[tuple[str, str], list[tuple[int, list[str]]]] = {}
-    for number, fields in enumerate(csv.reader(io.StringIO(text)), 1):
+    for number, fields in enumerate(csv.reader(io.StringIO(file.text())), 1):
         if not fields:
             continue
         if len(fields) not in (2, _AVA_FIELDS):
@@ -513,23 +514,6 @@ def _ava_person(number: int, fields: list[str], names: Mapping[int, str]) -> tup
     if names and action not in names:
         raise UsageError(f"action {action} is not in the action list", row=number, hint="use the files of one release")
     return box, names.get(action, str(action)), person
-
-
-def read_kinetics(file: AnnotationFile) -> Annotations:
-    """Read one list of Kinetics."""
-    return parse_kinetics(file.text(), split_of(file.name))
-
-
-def read_charades(file: AnnotationFile) -> Annotations:
-    """Read one list of Charades; class names from Charades_v1_classes.txt beside it."""
-    classes = file.beside("_classes.txt")
-    return parse_charades(file.text(), None if classes is None else classes.text(), split_of(file.name))
-
-
-def read_ava(file: AnnotationFile) -> Annotations:
-    """Read one list of AVA; action names from the .pbtxt beside it."""
-    actions = file.beside(".pbtxt")
-    return parse_ava(file.text(), None if actions is None else actions.text(), split_of(file.name))
 
 
 _CELLS: Final = "videos in the cells of Parquet are read without --annotations: `fastvid shard FOLDER --out DIR`"

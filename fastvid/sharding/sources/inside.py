@@ -27,17 +27,9 @@ from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name, is_video
+from fastvid.sharding.sources import sources
 from fastvid.sharding.sources.annotations import make_row, name_classes
-from fastvid.sharding.sources.sources import (
-    SourceFile,
-    SourceList,
-    annotated_source,
-    assign_keys,
-    has_videos,
-    picture_order,
-    pictures_in,
-    split_of,
-)
+from fastvid.sharding.sources.sources import SourceFile, SourceList
 from fastvid.sharding.sources.tables import Columns, check_rows, class_order
 from fastvid.storage import LocalStorage
 
@@ -50,7 +42,7 @@ def find_tables(root: str) -> list[str]:
     """Return a Parquet file, or those below a folder without videos, except of datasets; none for other roots."""
     if not os.path.isdir(root):
         return [root] if root.endswith(PARQUET) and os.path.isfile(root) else []
-    if has_videos(root):
+    if sources.has_videos(root):
         return []
     found = list[str]()
     for folder, folders, names in os.walk(root):
@@ -92,18 +84,18 @@ def table_sources(
         ]
         class_names = class_names or _class_names(schema)
         for number, record in Columns(renamed).rows(list(enumerate(records, 1))):
-            rows.append(make_row(number, record, split_of(path)))
+            rows.append(make_row(number, record, sources.split_of(path)))
             places.append((path, *cells[number - 1]))
     check_rows(rows)
     found = name_classes(rows, class_order(rows), class_names)
     counts = Counter((row.name, row.start, row.end) for row in rows)
-    sources = []
+    made = []
     for row, (path, group, number, size) in zip(found.rows, places, strict=True):
         twice = counts[row.name, row.start, row.end] > 1
         name = f"{PurePath(path).stem}/{row.number:06d}" if twice else row.name
         file = SourceFile(name, path, (name,), path, size, inside=videos[path])
-        sources.append(replace(annotated_source(row, file, row.start, row.end), member=(group, number)))
-    return SourceList(assign_keys(sorted(sources, key=lambda source: source.id)), found.classes, ignored)
+        made.append(replace(sources.annotated_source(row, file, row.start, row.end), member=(group, number)))
+    return SourceList(sources.assign_keys(sorted(made, key=lambda source: source.id)), found.classes, ignored)
 
 
 def _is_video(kind: pa.DataType) -> bool:
@@ -182,7 +174,7 @@ def _cell(path: str, member: tuple[int, int], column: str) -> bytes:
 def _pictures(path: str) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of each picture of a folder or a tar, in the order of the numbers in their names."""
     if os.path.isdir(path):
-        for picture in pictures_in(path):
+        for picture in sources.pictures_in(path):
             with open(os.path.join(path, picture), "rb") as file:
                 yield picture, file.read()
         return
@@ -196,7 +188,7 @@ def tar_pictures(path: str) -> dict[str, tuple[int, int]]:
     """Return byte offset and size of each picture of a tar by name, in order; none if it contains a video."""
     view = LocalStorage(os.path.dirname(path)).map(os.path.basename(path))
     members = {member.name: (member.offset, member.size) for member in read_members(view)}
-    return {} if any(map(is_video, members)) else {name: members[name] for name in picture_order(members)}
+    return {} if any(map(is_video, members)) else {name: members[name] for name in sources.picture_order(members)}
 
 
 def _mux(pictures: Iterator[tuple[str, bytes]], rate: Fraction, file: IO[bytes]) -> None:

@@ -298,30 +298,21 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
     for row, index, at in zip(rows, *(part.tolist() for part in dataset.locate(range(len(rows)))), strict=True):
         shard = dataset.shard(index)
         label = None if row["label"] is None else names[row["label"]]
+        sample = Source(decode_name(row["key"]), "", label=label, columns=_columns(row), key=row["key"])
         if shard.root is not None:
-            found.append(_in_place(row, label, shard, at))
+            found.append(_in_place(row, sample, shard, at))
             continue
-        path = f"{url}/{shard.data}"
-        member = shard.member(at)
-        found.append(
-            Source(
-                decode_name(row["key"]),
-                path if is_remote(url) else os.path.abspath(path),
-                member[1],
-                label,
-                _columns(row),
-                member=member,
-                sound=shard.audio_member(at),
-                key=row["key"],
-            )
-        )
+        path, member = f"{url}/{shard.data}", shard.member(at)
+        path = path if is_remote(url) else os.path.abspath(path)
+        found.append(replace(sample, path=path, size=member[1], member=member, sound=shard.audio_member(at)))
     return found
 
 
-def _in_place(row: dict[str, Any], label: str | None, shard: Shard, at: int) -> Source:
+def _in_place(row: dict[str, Any], sample: Source, shard: Shard, at: int) -> Source:
     """Return a sample of a dataset that lists its file."""
-    bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
-    if shard.info(at).flags & StreamFlag.PART and bounds == (None, None):
+    start, end = row.get("asked_start_seconds"), row.get("asked_end_seconds")
+    is_whole = start is None and end is None
+    if shard.info(at).flags & StreamFlag.PART and is_whole:
         raise UsageError(
             "the annotations do not say which part of its file a sample is",
             key=row["key"],
@@ -329,18 +320,8 @@ def _in_place(row: dict[str, Any], label: str | None, shard: Shard, at: int) -> 
         )
     assert shard.root is not None
     path, listed = shard.root.locate(shard.file(at).file), shard.file(at)
-    columns = _columns(row)
-    return Source(
-        decode_name(row["key"]),
-        path,
-        listed.size,
-        label,
-        columns,
-        *bounds,
-        key=row["key"],
-        tag=listed.tag if is_remote(path) else None,
-        parent=None if bounds == (None, None) else columns["parent"],
-    )
+    tag, parent = listed.tag if is_remote(path) else None, None if is_whole else sample.columns["parent"]
+    return replace(sample, path=path, size=listed.size, start=start, end=end, tag=tag, parent=parent)
 
 
 def _columns(row: dict[str, Any]) -> dict[str, Any]:

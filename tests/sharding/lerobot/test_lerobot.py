@@ -19,8 +19,7 @@ from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.ledger import read_ledger
 from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
-from fastvid.sharding.sets.merge import merge_datasets
-from fastvid.sharding.sets.split import Selection, make_subset
+from fastvid.sharding.sets import Selection, make_subset, merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, differences, loader

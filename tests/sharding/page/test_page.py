@@ -88,7 +88,7 @@ def render(store, **options):
     return render_page(summarize(store.url), **options)
 
 
-def shown(store, capsys, *options):
+def printed(store, capsys, *options):
     """What `fastvid inspect` prints."""
     assert main(["inspect", store.url, *options]) == 0
     return capsys.readouterr().out
@@ -134,7 +134,7 @@ class TestSummary:
         )
         assert numbers["classes"]["jump"] == jump
         assert numbers["splits"]["split"]["val"] == {"samples": 2, "seconds": pytest.approx(0.52)}
-        out = shown(store, capsys)
+        out = printed(store, capsys)
         assert "split       train 5 (71 %, 3.4 s), val 2 (29 %, 0.52 s)" in out
         assert re.search(r"jump +█+ 4, 2\.2 s \(train 3, val 1\)", out)
 
@@ -146,11 +146,11 @@ class TestSummary:
         assert (shown["words"].missing, shown["words"].examples) == (4, ("a dog", "a cat"))
         assert (shown["score"].kind, shown["score"].missing, shown["score"].examples) == ("double", 0, ("0.1",))
         assert not {"key", "source_id", "fps", "split", "removed"} & set(shown)
-        assert "words: string, 57 % missing; a dog, a cat" in shown(store, capsys)
+        assert "words: string, 57 % missing; a dog, a cat" in printed(store, capsys)
 
     def test_a_dataset_without_labels_lists_no_class(self, tmp_path, clips, capsys):
         store = pack(tmp_path / "d", [[("a", clips[0], None), ("b", clips[1], None)]], classes=())
-        assert "classes" not in shown(store, capsys)
+        assert "classes" not in printed(store, capsys)
 
     def test_facts_of_few_shards_are_read_of_a_dataset_with_many(self, tmp_path, clips, capsys, monkeypatch):
         monkeypatch.setattr("fastvid.sharding.page.summary._MOST_SHARDS", 3)
@@ -161,7 +161,7 @@ class TestSummary:
         # Shards 0, 3 and 6: clips of 12, 30 and 12 frames.
         assert (summary.encoding.samples, summary.encoding.shards_read, summary.encoding.of) == (3, 3, 7)
         assert summary.num_frames.tolist() == [12, 30, 12, 30, 12, 30, 12]
-        assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in shown(store, capsys)
+        assert "bytes per clip, colour, codec and packets are those of 3 of 7 shards" in printed(store, capsys)
 
     def test_samples_without_label_or_class_are_marked(self, store):
         table = Dataset(store.url).annotations
@@ -173,17 +173,17 @@ class TestSummary:
         assert b"<main>" in render(store)
 
     def test_summary_is_printed_on_the_terminal(self, store, capsys):
-        out = shown(store, capsys, "--top", "1")
+        out = printed(store, capsys, "--top", "1")
         assert "7 in 2 shards, 1 removed and hidden" in out
         assert "and 2 more; --top N lists N" in out
         assert "11: 8 packed, 3 rejected" in out
         assert "truncated: the data ends earlier than the header says" in out
-        numbers = json.loads(shown(store, capsys, "--json"))
+        numbers = json.loads(printed(store, capsys, "--json"))
         assert (numbers["samples"], numbers["rejected"]["truncated"]) == (7, 2)
 
     def test_terminal_text_cannot_move_the_cursor(self, tmp_path, clips, capsys):
         store = pack(tmp_path / "d", [[("a", clips[0], 0)]], classes=("clear\x1b[2J\u202escreen",))
-        out = shown(store, capsys)
+        out = printed(store, capsys)
         assert "clear?[2J?screen" in out
         assert "\x1b" not in out
 

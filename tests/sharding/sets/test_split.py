@@ -13,7 +13,7 @@ from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.sets.split import Group, divide, group_names, split_samples
+from fastvid.sharding.sets import Group, divide, group_names, split_samples
 from tests.datasets import make_clip, pack, recommit
 
 GROUPS = st.lists(st.tuples(st.integers(1, 9), st.sampled_from("abc")), min_size=1, max_size=60).map(

@@ -17,8 +17,7 @@ from fastvid.sharding.change.edit import relabel_samples, remove_samples
 from fastvid.sharding.change.export import export_samples
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.ledger import write_ledger
-from fastvid.sharding.sets.merge import merge_datasets
-from fastvid.sharding.sets.split import Selection, make_subset
+from fastvid.sharding.sets import Selection, make_subset, merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests.datasets import make_clip, pack, recommit

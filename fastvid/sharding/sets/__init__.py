@@ -1,1 +1,0 @@
-"""Make datasets from datasets without encoding: split columns, subsets, merges."""
