@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -45,12 +44,6 @@ def test_saved_state_is_read_back_unchanged(tmp_path: Path) -> None:
     assert state["lineage"] == STATE["lineage"]
     # Plain torch can also read the file, without unpickling.
     assert torch.load(tmp_path / found.name, weights_only=True)["step"] == 3
-
-
-def test_only_the_newest_k_checkpoints_are_kept(tmp_path: Path) -> None:
-    checkpoints = save_many(tmp_path, 8, 16, 900, 1000, keep=2)
-    assert [name.split("-")[1] for name in checkpoints.names()] == ["000000000900", "000000001000"]
-    assert newest(checkpoints) == 1000
 
 
 def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> None:
@@ -210,15 +203,6 @@ def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
             checkpoints.read(name)
 
 
-def test_the_best_is_kept_when_its_samples_are_saved_again(tmp_path: Path) -> None:
-    checkpoints = save_many(tmp_path, 8, 16)
-    assert checkpoints.note(8, 2.0)
-    best = checkpoints.best()
-    checkpoints.save({**STATE, "step": 4}, 8)
-    assert checkpoints.best() == best
-    assert [int(name.split("-")[1]) for name in checkpoints.names()] == [8, 8, 16]
-
-
 def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path: Path) -> None:
     checkpoints = save_many(tmp_path, 8, 16)
     assert checkpoints.note(16, 50.0)
@@ -245,24 +229,6 @@ def test_a_file_of_torch_without_a_version_is_no_checkpoint(state: object) -> No
     torch.save(state, buffer)
     with pytest.raises(FormatError, match="not a fastvid checkpoint"):
         decode(buffer.getvalue(), "x.pt")
-
-
-def test_one_checkpoint_is_written_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    checkpoints, log, proceed = Checkpoints(str(tmp_path)), [], threading.Event()
-
-    def slow(state: dict[str, Any], samples: int) -> str:
-        log.append(("begin", samples))
-        assert proceed.wait(30)
-        log.append(("end", samples))
-        return "name"
-
-    monkeypatch.setattr(checkpoints, "save", slow)
-    checkpoints.begin({}, 8)
-    threading.Timer(0.2, proceed.set).start()
-    checkpoints.begin({}, 16)
-    checkpoints.wait()
-    checkpoints.wait()
-    assert log == [("begin", 8), ("end", 8), ("begin", 16), ("end", 16)]
 
 
 def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(

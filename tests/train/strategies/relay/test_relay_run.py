@@ -199,6 +199,5 @@ def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_p
         for config in recipes.load_all(str(folder / "recipe.py"))
     ]
     relay = Relay(Member(World(), torch.device("cpu")), partitions=2)
-    prepared = prepare(configs, relay, STAGES, relay.member.device)
-    assert prepared.plan["partitions"] == 2
+    assert prepare(configs, relay, STAGES)[0]["partitions"] == 2
     assert not out.exists()

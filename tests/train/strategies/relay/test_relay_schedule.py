@@ -58,17 +58,6 @@ def test_ring_makespan_equals_the_formula(sizes: tuple[int, int, int]) -> None:
             assert mine[-1].end - mine[0].start == len(mine) == models * epochs
 
 
-@pytest.mark.parametrize(("models", "partitions"), [(1, 4), (2, 4), (3, 4)])
-def test_stages_idle_with_fewer_models_than_stages(models: int, partitions: int) -> None:
-    epochs = 50
-    visits = simulate(Scheduler(models, partitions, epochs, order="ring"), lambda _: 1.0)
-    busy = sum(visit.end - visit.start for visit in visits)
-    # Utilization is M / S, except for the startup of M - 1.
-    assert busy / (partitions * visits[-1].end) == pytest.approx(
-        models / partitions, rel=models / (epochs * partitions)
-    )
-
-
 def test_hopper_keeps_all_stages_busy_from_the_start() -> None:
     assert simulate(Scheduler(6, 3, 4, order="hopper"), lambda _: 1.0)[-1].end == 6 * 4
 
