@@ -179,8 +179,7 @@ def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(con
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")],
+    ("text", "message"), [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")]
 )
 def test_a_file_without_a_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "no.py"

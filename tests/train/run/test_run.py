@@ -264,7 +264,7 @@ def test_a_dry_run_counts_steps_and_detects_missing_files(
     assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
     assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
     # Ranks that share no batches read whole ones, also with a user-defined strategy, whose options are checked.
-    own = [*words, "sync=tests.train.strategies.central:Central", "--dry-run", "--world", "2"]
+    own = [*words, "sync=fastvid.train.strategies.asgd.strategy:Asgd", "--dry-run", "--world", "2"]
     assert fastvid_command(own) == 0
     assert json.loads(capsys.readouterr().out)["clips_per_rank"] == 4
     assert fastvid_command([*own, "sync_options.shares=1"]) == 2
