@@ -30,29 +30,30 @@ def save_many(folder: Path, *samples: int, keep: int = 3) -> Checkpoints:
     return checkpoints
 
 
-def newest(checkpoints: Checkpoints) -> int:
+def state_of(checkpoints: Checkpoints) -> dict[str, Any]:
     found = checkpoints.newest()
     assert found is not None
-    return int(decode(found.data, found.name)["samples"])
+    return decode(found.data, found.name)
+
+
+def newest(checkpoints: Checkpoints) -> int:
+    return int(state_of(checkpoints)["samples"])
 
 
 def test_saved_state_is_read_back_unchanged(tmp_path: Path) -> None:
-    found = save_many(tmp_path, 8).newest()
-    assert found is not None
-    state = decode(found.data, found.name)
+    checkpoints = save_many(tmp_path, 8)
+    state = state_of(checkpoints)
     assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])  # type: ignore[index]
     assert state["lineage"] == STATE["lineage"]
     # Plain torch can also read the file, without unpickling.
-    assert torch.load(tmp_path / found.name, weights_only=True)["step"] == 3
+    assert torch.load(tmp_path / checkpoints.names()[0], weights_only=True)["step"] == 3
 
 
 def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> None:
     checkpoints = save_many(tmp_path, 8, 16)
     checkpoints.save({**STATE, "samples": 16, "step": 4}, 16)
     assert len(checkpoints.names()) == 2
-    found = checkpoints.newest()
-    assert found is not None
-    assert decode(found.data, found.name)["step"] == 4
+    assert state_of(checkpoints)["step"] == 4
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
@@ -138,9 +139,7 @@ def test_state_may_be_modified_while_it_is_written(tmp_path: Path) -> None:
     checkpoints.begin({"replica": {"weight": weight}, "lineage": [(1, 2)]}, 8)
     weight.zero_()
     checkpoints.wait()
-    found = checkpoints.newest()
-    assert found is not None
-    state = decode(found.data, found.name)
+    state = state_of(checkpoints)
     assert bool((state["replica"]["weight"] == 1).all())
     assert state["lineage"] == [(1, 2)]
 
@@ -217,17 +216,12 @@ def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path: Path) ->
     assert checkpoints.note(8, 1.0)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04"])
-def test_other_bytes_are_no_checkpoint(content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", {"weight": 1}, [1, 2], torch.ones(2)])
+def test_other_bytes_and_a_file_of_torch_without_a_version_are_no_checkpoint(content: object) -> None:
+    buffer = io.BytesIO(content if isinstance(content, bytes) else b"")
+    if not isinstance(content, bytes):
+        torch.save(content, buffer)
     with pytest.raises(FormatError, match=r"not a fastvid checkpoint.*file=x\.pt"):
-        decode(content, "x.pt")
-
-
-@pytest.mark.parametrize("state", [{"weight": 1}, [1, 2], torch.ones(2)])
-def test_a_file_of_torch_without_a_version_is_no_checkpoint(state: object) -> None:
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    with pytest.raises(FormatError, match="not a fastvid checkpoint"):
         decode(buffer.getvalue(), "x.pt")
 
 
