@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -55,20 +54,6 @@ def test_frames_of_a_clip_follow_the_sampling(sampling):
     stride = parse_sampling(sampling)[1]
     if stride is not None:
         assert set(np.diff(sample_frames(300, sampling, rng)).tolist()) == {stride}
-
-
-def test_a_pickled_corpus_has_the_same_clips(corpus):
-    other = pickle.loads(pickle.dumps(corpus))
-    assert len(other.requests) == len(corpus.requests) == 4
-    for one, two in zip(corpus.requests, other.requests, strict=True):
-        assert one.frames.tolist() == two.frames.tolist()
-        assert (one.sample, one.box) == (two.sample, two.box)
-
-
-def test_fastvid_delivers_the_same_frames_from_memory_and_disk(corpus):
-    memory, disk = FastvidRunner(corpus, "rgb", "memory"), FastvidRunner(corpus, "rgb", "disk")
-    for task in range(4):
-        assert np.array_equal(memory(task), disk(task))
 
 
 class OneFrameLate(FastvidRunner):

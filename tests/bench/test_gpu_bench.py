@@ -13,7 +13,6 @@ from bench import __main__ as command
 from bench.gpu import gpu, pack
 from bench.gpu.conformance import _wanted, clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
 from bench.gpu.gpu import PROOFS, judge
-from bench.gpu.loader import growth
 from bench.gpu.measuring import medians
 from bench.gpu.settings import MANIFEST, REFERENCE, Settings
 from fastvid.decode.pyav import PyAvDecoder
@@ -133,11 +132,6 @@ def test_utilisation_is_the_median_of_dmons_columns() -> None:
 """
     assert medians(text.splitlines()) == {"gpu_percent": 20.0, "nvdec_percent": 96.0}
     assert medians(["# gpu     sm    mem    enc    dec", "    0      -      -      -      -"]) == {}
-
-
-def test_growth_ignores_the_first_quarter() -> None:
-    assert growth([0.0, 50.0, *[100.0] * 6]) == 0.0
-    assert growth([float(number) for number in range(100)]) == 50.0
 
 
 @pytest.mark.soak

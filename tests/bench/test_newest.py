@@ -14,7 +14,6 @@ from bench.common import newest
 from bench.common.harness import RESULTS
 from bench.common.newest import CHECKED, MAX_AGE, NEWEST, Rival, outdated
 from bench.decode import goals
-from bench.decode.rivals import OpenDecoders
 
 CURRENT = {rival.package: rival.version for rival in NEWEST.values()}
 
@@ -54,18 +53,6 @@ def test_a_newer_version_comes_from_its_own_folder_here_and_in_children(tmp_path
     newest.use_newest(["pytest"], tmp_path)
     assert newest.versions()["pytest"] == "9999.0"
     assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(folder), "elsewhere"]
-
-
-def test_kept_decoders_are_opened_once_until_there_are_too_many():
-    opened = []
-    decoders = OpenDecoders(lambda sample: opened.append(sample) or sample, 2)
-    for sample in (0, 1, 0, 2, 0, 1):
-        assert decoders[sample] == sample
-    assert opened == [0, 1, 2, 1]
-    opened.clear()
-    fresh = OpenDecoders(lambda sample: opened.append(sample), 0)
-    fresh[0], fresh[0]
-    assert opened == [0, 0]
 
 
 def entry(name, cpu, times):

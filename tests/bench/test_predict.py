@@ -94,21 +94,6 @@ def test_predictions_depend_on_the_seed_only(tmp_path):
     assert json.loads(first)["rows"] != json.loads(other)["rows"]
 
 
-def test_adding_an_uncertain_input_does_not_change_the_draws_of_others():
-    quantity = Quantity(low=1.0, high=2.0)
-    assert np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.gpu_spread", 0, 5))
-    assert not np.array_equal(quantity.draw("compute.gpu_spread", 0, 5), quantity.draw("compute.step_jitter", 0, 5))
-
-
-def test_wider_inputs_give_wider_predictions(tmp_path):
-    def width(spread: str) -> float:
-        model = load_model(SUMMIT, {"compute.gpu_spread": spread, "predict.gpus": "[96]"})
-        times = predict.predict(model, draws=500)["rows"][0]["train_seconds"]
-        return times["p95"] - times["p05"]
-
-    assert width("0.02") < width("{low = 0.015, high = 0.025}") < width("{low = 0.001, high = 0.08}")
-
-
 def test_draws_stay_in_their_interval_and_follow_its_scale():
     logarithmic = Quantity(low=1.0, high=1e4, scale="log").draw("x", 0, 4000)
     assert logarithmic.min() >= 1.0
@@ -211,13 +196,6 @@ def test_a_measured_loader_limits_the_step():
     row = predict.validate(starved)["rows"][2]
     assert (row["ranks"], row["strategy"]) == (4, "ddp")
     assert np.isclose(row["predicted_step_seconds"], 4 * 4 / 40.0)
-
-
-def test_shared_cores_are_accounted_for_by_the_local_step():
-    crowded = measurements()
-    crowded["local_steps"][2]["seconds"] = [0.1]
-    row = predict.validate(crowded)["rows"][2]
-    assert row["predicted_split_seconds"]["compute"] == 0.1
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 import fastvid
 from bench import __main__ as command
 from bench.shard import quality
-from bench.shard.quality import ARMS, ORIGINALS, cost
+from bench.shard.quality import ORIGINALS, cost
 
 
 def test_cost_is_the_mean_of_paired_differences():
@@ -53,7 +53,3 @@ def test_the_command_trains_and_scores_every_arm_on_the_same_videos(tmp_path, ca
     key = one.key(0)
     assert (one[0].num_frames, one[0].width) == (other[0].num_frames, other[0].width)
     assert key in {path.stem for path in (tmp_path / "motion-1-1" / "videos").glob("*.mp4")}
-
-
-def test_only_the_originals_are_not_encoded():
-    assert {name for name, arm in ARMS.items() if arm.profile == "copy"} == {ORIGINALS}

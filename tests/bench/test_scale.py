@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -11,16 +10,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from bench import __main__ as command
 from bench.common.hosts import Hosts
-from bench.scaling import scale, scale_rank
+from bench.scaling import scale
 from fastvid.errors import UsageError
-from fastvid.runtime.processes import World
-from fastvid.train.config import config as recipes
-from fastvid.train.ranks import Member
-from fastvid.train.strategies.kavg import Kavg
 from tests.datasets import make_clip, pack
 from tests.train.run.test_run import RECIPE
 
@@ -65,18 +59,6 @@ def test_every_rank_reports_all_parts_and_they_add_up_to_the_step(record):
     sent = [entry["bytes"] for entry in two["ranks"][0]["all_reduces"]]
     assert set(two["bucket_bytes"]) <= set(sent)
     assert sum(two["bucket_bytes"]) == 4 * two["parameters"]
-
-
-def test_replicas_are_averaged_once_per_round(recipe, monkeypatch):
-    averages = []
-    average = Kavg._average
-    monkeypatch.setattr(Kavg, "_average", lambda *args, **options: (averages.append(1), average(*args, **options)))
-    member = Member(World(), torch.device("cpu"))
-    rank = scale_rank._Rank(recipes.load(str(recipe)), scale_rank.MeasurePlan(2, 8, 4), member)
-    batch = rank._first_batch()
-    assert len(rank._steps(member, scale_rank.SyncSpec("kavg", 4), itertools.repeat(batch))) == 2
-    # One for the four warm-up steps, two for the eight timed steps.
-    assert len(averages) == 3
 
 
 @pytest.mark.soak

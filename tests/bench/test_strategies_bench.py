@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
 from bench.strategies.contest import Goal, interval, ratio
 from bench.strategies.ranks import Ranks, RunSpec
-from bench.strategies.slow_network import CountedClock, SlowLink
+from bench.strategies.slow_network import SlowLink
 
 SLOW = SlowLink(0.2)
 
@@ -60,13 +59,6 @@ def test_counted_time_is_that_of_computation_and_messages(runs: dict[str, list[d
     assert none < ddp["seconds"][2] < none + ddp["wire_bytes"] / 1e6
     # The end of the epoch is sent in full precision.
     assert ddp["wire_bytes"] > 3 * kavg["wire_bytes"] > 3 * 1.8 * runs["int4"][0]["wire_bytes"]
-
-
-def test_counted_time_never_goes_back() -> None:
-    clock = CountedClock(2)
-    clock.wait_until(np.array([1.0, 3.0]))
-    clock.wait_until(np.array([2.0, 2.0]))
-    assert clock.now().tolist() == [2.0, 3.0]
 
 
 def test_a_goal_is_reached_when_the_mean_of_its_window_is() -> None:

@@ -120,7 +120,7 @@ def test_tsm_resnet_checkpoints_load(depth, origin):
 
 # configs/_base_/models/i3d_r50.py and slowonly_r50.py: inflate; stem kernel, strides of stem, pool1 and pool2.
 I3D_BLOCKS = {
-    *("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.2", "layer3.0", "layer3.2", "layer3.4", "layer4.1"),
+    *("layer1.0", "layer1.1", "layer1.2", "layer2.0", "layer2.2", "layer3.0", "layer3.2", "layer3.4", "layer4.1")
 }
 LATE_BLOCKS = {block for block in upstream.blocks(50) if block[:6] in ("layer3", "layer4")}
 CLIP_NETS = {
@@ -191,10 +191,7 @@ def test_load_report_lists_mismatched_missing_and_unexpected_keys():
     report = load_weights(model, state)
     assert report.missing == ("backbone.layer4.1.bn2.weight",)
     assert report.unexpected == ("extra.weight",)
-    assert report.mismatched == (
-        ("backbone.fc.weight", (1000, 64), (5, 64)),
-        ("backbone.fc.bias", (1000,), (5,)),
-    )
+    assert report.mismatched == (("backbone.fc.weight", (1000, 64), (5, 64)), ("backbone.fc.bias", (1000,), (5,)))
     assert not report.complete
     assert torch.equal(model.backbone.fc.weight, fresh)
     assert str(report).splitlines() == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,14 +28,6 @@ def test_every_zoo_model_maps_clips_to_logits(name):
     assert not any(".net." in key for key in model.state_dict())
 
 
-def test_documented_names_exist():
-    assert {
-        *("tsm-r18", "tsm-r34", "tsm-r50", "tsm-r101", "tsn-r18", "tsn-r50"),
-        *("i3d-r50", "i3d-r50-3x1x1", "slowonly-r50"),
-    } <= set(names())
-    assert names() == sorted(names())
-
-
 def test_options_are_listed_and_applied():
     assert {"width", "shift_inplace", "shift_div", "recompute"} <= set(options("tsm-r50"))
     assert set(options("temporal-r18")) == {
@@ -53,10 +46,7 @@ def test_options_are_listed_and_applied():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: build("tsm-r51", 2, 4),
-            r"unknown model 'tsm-r51'[\s\S]*tsm-r101, tsm-r18[\s\S]*module:callable",
-        ),
+        (lambda: build("tsm-r51", 2, 4), r"unknown model 'tsm-r51'[\s\S]*tsm-r101, tsm-r18[\s\S]*module:callable"),
         (lambda: build("tsn-r18", 2, 4, shift_div=4), r"no option 'shift_div'[\s\S]*width, in_channels"),
         (lambda: build("tsm-r18", 2, 0), "num_frames must be at least 1, not 0"),
         (lambda: build("no_such_module:make", 2, 4), "no module 'no_such_module'"),
@@ -68,61 +58,56 @@ def test_unknown_models_and_options_raise_clear_errors(make, message):
         make()
 
 
-def test_module_callable_builds_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "my_zoo.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    input_layout = 'BTCHW'\n"
-        "    def __init__(self, num_classes, num_frames, scale=1):\n"
-        "        super().__init__()\n"
-        "        self.made_with = (num_classes, num_frames, scale)\n"
-        "def number(num_classes, num_frames): return 3\n"
-    )
+ZOO = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self, num_classes, num_frames, layout, scale=1):
+        super().__init__()
+        self.made_with = (num_classes, num_frames, scale)
+        self.input_layout, self.scale = layout, torch.nn.Parameter(torch.ones(1))
+    def forward(self, clips, flow=None):
+        self.seen = (clips, flow)
+        return self.scale * clips.mean((2, 3, 4))
+def number(num_classes, num_frames): return 3
+"""
+
+
+@pytest.fixture
+def zoo_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "my_zoo.py").write_text(ZOO)
     (tmp_path / "half_zoo.py").write_text("import a_package_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
-    try:
-        model = build("my_zoo:Net", 5, 16, scale=2)
-        assert model.made_with == (5, 16, 2)
-        assert model.input_layout == "BTCHW", "what the model says about itself stands"
-        assert model.num_frames == 16
-        with pytest.raises(UsageError, match=r"returned int, not a torch\.nn\.Module"):
-            build("my_zoo:number", 5, 16)
-        # A package that is missing inside the user's module is not "no such module".
-        with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
-            build("half_zoo:Net", 5, 16)
-    finally:
-        sys.modules.pop("my_zoo", None)
+    yield
+    sys.modules.pop("my_zoo", None)
 
 
+@pytest.mark.usefixtures("zoo_of_ones_own")
+def test_module_callable_builds_a_model():
+    model = build("my_zoo:Net", 5, 16, layout="BTCHW", scale=2)
+    assert model.made_with == (5, 16, 2)
+    assert model.input_layout == "BTCHW", "what the model says about itself stands"
+    assert model.num_frames == 16
+    with pytest.raises(UsageError, match=r"returned int, not a torch\.nn\.Module"):
+        build("my_zoo:number", 5, 16)
+    # A package that is missing inside the user's module is not "no such module".
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        build("half_zoo:Net", 5, 16)
+
+
+@pytest.mark.usefixtures("zoo_of_ones_own")
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
-def test_a_model_receives_the_layout_that_it_declares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
-) -> None:
+def test_a_model_receives_the_layout_that_it_declares(layout: str) -> None:
     """With three frames, no shape would tell a model that frames and channels are swapped."""
-    (tmp_path / "layout_zoo.py").write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self, num_classes, num_frames, layout):\n"
-        "        super().__init__()\n"
-        "        self.input_layout, self.scale = layout, torch.nn.Parameter(torch.ones(1))\n"
-        "    def forward(self, clips, flow=None):\n"
-        "        self.seen = (clips, flow)\n"
-        "        return self.scale * clips.mean((2, 3, 4))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    try:
-        model = build("layout_zoo:Net", 3, 3, layout=layout)
-        clips = torch.randn(2, 3, 3, 4, 4)
-        wanted = clips if layout == "BCTHW" else clips.transpose(1, 2)
-        model(clips, clips + 1)
-        assert torch.equal(model.seen[0], wanted)
-        assert torch.equal(model.seen[1], wanted + 1)
-        # Copies, as for the average of the weights, and counts of operations see the same.
-        copied = copy.deepcopy(model)
-        copied(clips)
-        assert torch.equal(copied.seen[0], wanted)
-        assert model_cost(model, clips.shape).macs == 0
-        with pytest.raises(UsageError, match="has input_layout 'BTHWC'"):
-            build("layout_zoo:Net", 3, 3, layout="BTHWC")
-    finally:
-        sys.modules.pop("layout_zoo", None)
+    model = build("my_zoo:Net", 3, 3, layout=layout)
+    clips = torch.randn(2, 3, 3, 4, 4)
+    wanted = clips if layout == "BCTHW" else clips.transpose(1, 2)
+    model(clips, clips + 1)
+    assert torch.equal(model.seen[0], wanted)
+    assert torch.equal(model.seen[1], wanted + 1)
+    # Copies, as for the average of the weights, and counts of operations see the same.
+    copied = copy.deepcopy(model)
+    copied(clips)
+    assert torch.equal(copied.seen[0], wanted)
+    assert model_cost(model, clips.shape).macs == 0
+    with pytest.raises(UsageError, match="has input_layout 'BTHWC'"):
+        build("my_zoo:Net", 3, 3, layout="BTHWC")

@@ -11,11 +11,7 @@ from torch import Tensor, nn
 
 from fastvid.models.zoo import build
 
-NETS = [
-    ("tsm-r18", 4, {"width": 8}),
-    ("tsm-r50", 4, {"width": 8, "shift_inplace": True}),
-    ("i3d-r18", 8, {"width": 8}),
-]
+NETS = [("tsm-r18", 4, {"width": 8}), ("tsm-r50", 4, {"width": 8, "shift_inplace": True}), ("i3d-r18", 8, {"width": 8})]
 
 
 def train(model: nn.Module, video: Tensor, steps: int = 2) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from fastvid.errors import UsageError
 from fastvid.models.two_stream import FLOW_SCALE, fuse_scores, load_stream_weights
-from fastvid.models.weights import cross_modality_weight, load_weights
+from fastvid.models.weights import load_weights
 from fastvid.models.zoo import build
 
 CLASSES, FRAMES, STACK, WIDTH = 3, 2, 4, 8
@@ -25,15 +25,6 @@ def clips(count=2, size=32):
     generator = torch.Generator().manual_seed(1)
     video = torch.randn(count, 3, FRAMES, size, size, generator=generator)
     return video, 5 * torch.randn(count, 2 * STACK, FRAMES, size, size, generator=generator)
-
-
-def test_cross_modality_weight_is_the_mean_over_rgb():
-    weight = torch.randn(8, 3, 7, 7, dtype=torch.float64)
-    crossed = cross_modality_weight(weight, 20)
-    assert crossed.shape == (8, 20, 7, 7)
-    grey = torch.randn(1, 1, 16, 16, dtype=torch.float64)
-    flow = F.conv2d(grey.expand(1, 20, 16, 16), crossed)
-    torch.testing.assert_close(flow, F.conv2d(grey.expand(1, 3, 16, 16), weight) * 20 / 3)
 
 
 def test_imagenet_weights_load_into_both_nets(tmp_path):

@@ -19,7 +19,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import config as recipes
 from fastvid.train.config import overrides
-from fastvid.train.config.config import Config, OptimConfig, ShardConfig, flatten, to_json
+from fastvid.train.config.config import Config, OptimConfig, flatten, to_json
 from fastvid.train.ranks import Member
 from fastvid.train.run.assemble import make_loader
 from tests import datasets
@@ -178,23 +178,8 @@ def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(con
     assert "after" not in make_loader(config, whole, member).state_dict()["fingerprint"]
 
 
-def test_the_shard_command_can_be_pasted_into_a_shell() -> None:
-    shard = ShardConfig(sources=("my videos",), annotations=("list:train.txt",), options={"short-side": "128"})
-    assert shard.command("shards/x") == (
-        "fastvid shard 'my videos' --out shards/x --annotations list:train.txt --profile compact --short-side 128"
-    )
-
-
-def test_a_recipe_is_found_by_path(tmp_path: Path) -> None:
-    source = recipes.find("motion_tsm").read_text()
-    path = tmp_path / "mine.py"
-    path.write_text(source)
-    assert recipes.load(str(path), ["run.epochs=3"]).run.epochs == 3
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")],
+    ("text", "message"), [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")]
 )
 def test_a_file_without_a_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "no.py"

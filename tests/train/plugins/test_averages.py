@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,16 @@ import pytest
 import torch
 
 from fastvid.errors import UsageError
+from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import strategy_of
+from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Replica
 from fastvid.train.records.checkpoint import decode
 from fastvid.train.strategies.relay.scheduler import Unit
-from fastvid.train.strategies.relay.stage import train_visit
+from fastvid.train.strategies.relay.stage import SweepModel, train_visit
 from tests.train import toy
 from tests.train.plugins import averages
 from tests.train.strategies import lab
-from tests.train.strategies.relay import relay_lab
 
 STEPS = toy.NUM_SAMPLES // toy.BATCH
 
@@ -56,16 +58,17 @@ def test_checkpoints_do_not_change_the_average(runs: dict[str, list[dict[str, An
 
 
 def test_each_model_of_a_sweep_carries_its_average() -> None:
-    made = relay_lab.sweep_model(0)
+    config = toy.toy_config(Path())
 
     def replica() -> Replica:
-        plain = made.replica()
-        return Replica(plain.model, plain.optimizer, plain.schedule, ema_decay=0.9, ema_clips=relay_lab.BATCHES[0])
+        model = toy.net()
+        schedule = Schedule(config.optim, epochs=5, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=toy.BATCH)
+        return Replica(model, make_optimizer(model, config.optim), schedule, ema_decay=0.9, ema_clips=toy.BATCH)
 
-    sweep = replace(made, replica=replica, evaluate=None)
+    sweep = SweepModel(config, replica, lambda _: contextlib.nullcontext(toy.ToyLoader(World())))
     token, states = None, []
     for partition in range(2):
-        token, report = train_visit(sweep, Unit(0, 0, partition, ends_epoch=False), token, relay_lab.CPU)
+        token, report = train_visit(sweep, Unit(0, 0, partition, ends_epoch=False), token, torch.device("cpu"))
         assert report["samples"]
         states.append(decode(token, "token")["replica"])
     first, second = (state["average"]["0.weight"] for state in states)

@@ -15,12 +15,10 @@ import torch
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import json_text
-from fastvid.train.loop.loop import step_seed
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.parts.replica import Lineage
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
-from fastvid.train.tasks.classification import Classification
 from tests.train import toy
 
 
@@ -148,27 +146,3 @@ def test_lineage_differs_for_different_positions() -> None:
         b.add(0, *Lineage.of(batch))
     assert a.epochs[0][0] == b.epochs[0][0]
     assert a.epochs[0][1] != b.epochs[0][1]
-
-
-def test_step_seeds_differ_by_run_position_and_rank() -> None:
-    seeds = {step_seed(run, samples, rank) for run in range(3) for samples in (0, 8, 16) for rank in range(3)}
-    assert len(seeds) == 27
-    assert step_seed(1, 8, 2) == step_seed(1, 8, 2)
-    for seed in seeds:
-        torch.Generator().manual_seed(seed)
-
-
-def test_constant_logits_are_never_hits() -> None:
-    label = torch.tensor([0, 1, 2])
-    valid = torch.ones(3, dtype=torch.bool)
-
-    def count(logits: torch.Tensor, label: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-        return Classification().sums(logits, Batch(label=label, valid=valid)).vector
-
-    assert count(torch.zeros(3, 10), label, valid)[1:].tolist() == [0.0, 0.0, 3.0]
-    assert count(torch.full((3, 10), math.nan), label, valid)[1:3].tolist() == [0.0, 0.0]
-    # With fewer than five classes, every finite prediction is a top-5 hit.
-    assert count(torch.eye(3), label, valid)[1:].tolist() == [3.0, 3.0, 3.0]
-    # Neither a masked row nor one without a label is scored.
-    rows = count(torch.eye(3), torch.tensor([0, -100, 2]), torch.tensor([True, True, False]))
-    assert rows[3] == 1

@@ -27,12 +27,6 @@ def test_speed_is_per_rank_and_against_the_peak() -> None:
     assert found["memory_gib"] > 0
 
 
-def test_telemetry_omits_unknown_values() -> None:
-    found = Telemetry(1, torch.device("cpu"), None, None).numbers({"clips_per_s": 1.0}, 1.0, 0.0)
-    assert "mfu_percent" not in found
-    assert "tflops_per_gpu" not in found
-
-
 def test_flops_of_a_toy_model_are_counted(tmp_path: Path) -> None:
     model = toy.net()
     telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)

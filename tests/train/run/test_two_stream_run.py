@@ -113,12 +113,3 @@ def test_the_benchmark_is_one_command(tmp_path: Path, monkeypatch: pytest.Monkey
     assert record["misses"] == bench.misses(record["top1_percent"])
     assert code == bool(record["misses"]) == 1
     capfd.readouterr()
-
-
-def test_missed_targets_are_named() -> None:
-    good = dict.fromkeys(bench.ALONE, 50.0) | dict.fromkeys(bench.LEARNED, 95.0)
-    assert bench.misses(good) == []
-    assert bench.misses({}) == []
-    for net, top1 in (("xor tsn-r18", 80.0), (bench.FUSED, 94.0), ("motion temporal-r18", 12.5)):
-        (miss,) = bench.misses(good | {net: top1})
-        assert net in miss

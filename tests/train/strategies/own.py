@@ -1,7 +1,4 @@
-"""Runs with user-defined asynchronous strategies: ``python -m ... FOLDER SCENARIO...``.
-
-One is the tutorial's, a file outside the package; the other has a server and clients.
-"""
+"""Runs with the tutorial's asynchronous strategy, a file outside the package: ``python -m ... FOLDER SCENARIO...``."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ from typing import Any
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.ranks import Member
 from tests.train import toy
-from tests.train.strategies import central, lab
+from tests.train.strategies import lab
 
 SYNC = "gossip:Gossip"
-KINDS = {"gossip": lab.Case({"mix": 0.1}, sync=SYNC), "central": lab.Case(sync=f"{central.__name__}:Central")}
+CASE = lab.Case({"mix": 0.1}, sync=SYNC)
 AHEAD, BEHIND = 20, 3  # steps of the first rank that the second one waits for in this step of its own
 STOPPED_AFTER = 6
 
@@ -43,10 +40,10 @@ def stopped(case: lab.Case, folder: Path, member: Member) -> dict[str, Any]:
     return {"first": first, **lab.run(case, folder, member)}
 
 
-WHOLE = {
-    f"{name}-whole": functools.partial(lab.run, replace(case, setup=at_its_own_pace)) for name, case in KINDS.items()
+SCENARIOS = {
+    "whole": functools.partial(lab.run, replace(CASE, setup=at_its_own_pace)),
+    "stopped": functools.partial(stopped, CASE),
 }
-STOPPED = {f"{name}-stopped": functools.partial(stopped, case) for name, case in KINDS.items()}
 
 if __name__ == "__main__":
-    lab.main(WHOLE | STOPPED)
+    lab.main(SCENARIOS)

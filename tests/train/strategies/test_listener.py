@@ -20,15 +20,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.ranks import Member, StopSignal
 from fastvid.train.strategies import link as listener
 from fastvid.train.strategies.asgd.strategy import Asgd
-from fastvid.train.strategies.link import (
-    TOKEN_VARIABLE,
-    Address,
-    Link,
-    Listener,
-    open_link,
-    shared_store,
-    shared_token,
-)
+from fastvid.train.strategies.link import TOKEN_VARIABLE, Address, Link, Listener, open_link, shared_store, shared_token
 from tests.train.strategies import lab
 from tests.train.strategies.asgd.kit import TOKEN, client_of, serving, together, until, weights_of
 

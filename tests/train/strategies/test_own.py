@@ -50,13 +50,12 @@ def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder with the results of two ranks."""
     folder = tmp_path_factory.mktemp("runs")
     path = os.pathsep.join([str(files), os.environ.get("PYTHONPATH", "")])
-    assert toy.spawn(RANKS, folder, *own.WHOLE, *own.STOPPED, module=own.__name__, PYTHONPATH=path) == [0] * RANKS
+    assert toy.spawn(RANKS, folder, *own.SCENARIOS, module=own.__name__, PYTHONPATH=path) == [0] * RANKS
     return folder
 
 
-@pytest.mark.parametrize("scenario", own.WHOLE)
-def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, tmp_path: Path, scenario: str) -> None:
-    both = lab.results(runs, scenario, RANKS)
+def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, tmp_path: Path) -> None:
+    both = lab.results(runs, "whole", RANKS)
     steps = [len(found["trace"]["weights"]) for found in both]
     # The second rank blocked in a step until the first had done many: ranks do not wait for each other.
     assert steps[0] >= own.AHEAD
@@ -73,12 +72,11 @@ def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, t
     assert both[1]["score"] is None
 
 
-@pytest.mark.parametrize("scenario", own.STOPPED)
-def test_a_user_defined_asynchronous_run_resumes(runs: Path, scenario: str) -> None:
-    both = lab.results(runs, scenario, RANKS)
+def test_a_user_defined_asynchronous_run_resumes(runs: Path) -> None:
+    both = lab.results(runs, "stopped", RANKS)
     assert not any(found["first"]["over"] for found in both)
     assert all(found["over"] for found in both)
-    rows = metrics.read(runs / scenario / metrics.METRICS_FILE)
+    rows = metrics.read(runs / "stopped" / metrics.METRICS_FILE)
     begun, resumed = (row["samples"] // toy.BATCH for row in rows if row["kind"] == "start")
     before = [len(found["first"]["trace"]["weights"]) for found in both]
     assert begun == 0 < resumed <= sum(before)

@@ -126,11 +126,7 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
 
 def test_a_client_waits_for_leases_that_may_be_returned() -> None:
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
-    with (
-        noted_waits() as told,
-        serving(SIZE, leases=leases, timeout_s=8.0) as server,
-        client_of(server) as second,
-    ):
+    with noted_waits() as told, serving(SIZE, leases=leases, timeout_s=8.0) as server, client_of(server) as second:
         first = ParameterClient(server.address)
         first.join(ones())
         second.join(ones())

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import random
-import threading
-import time
 from collections import Counter, deque
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.train.strategies.asgd.kit import client_of, serving, together, weights_of
+from tests.train.strategies.asgd.kit import client_of, serving
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
 
@@ -52,38 +49,3 @@ def test_delayed_descent_is_stable_exactly_below_the_limit(delay: int) -> None:
     steps = 60 + 25 * delay
     assert staleness[delay] >= steps - 2 * delay
     assert max(staleness) == delay
-
-
-def crowd(clients: int, pushes: int, pause_s: float) -> Counter[int]:
-    """Run clients with a number of pushes each; return the server's staleness."""
-    with serving(4) as server:
-
-        def work(index: int) -> Counter[int]:
-            with client_of(server) as client:
-                weights = torch.zeros(4, dtype=torch.float64)
-                client.join(weights)
-                everyone.wait(20)
-                draws = random.Random(index)
-                for _ in range(pushes):
-                    # Equal pauses would make clients push in step, each after the fetches of all.
-                    time.sleep(pause_s * draws.uniform(0.0, 2.0))
-                    client.step(torch.ones_like(weights), 1.0)
-                return client.staleness
-
-        everyone = threading.Barrier(clients)
-        seen: Counter[int] = sum(together(clients, work), Counter())
-        assert seen == server.staleness
-        # Nothing is lost: the weights are the sum of all pushes.
-        assert torch.equal(weights_of(server), torch.full((4,), -float(clients * pushes), dtype=torch.float64))
-        return server.staleness
-
-
-@pytest.mark.parametrize("clients", [2, 4])
-def test_mean_staleness_is_just_below_the_number_of_other_clients(clients: int) -> None:
-    pushes = 40
-    staleness = crowd(clients, pushes, 0.02)
-    count = sum(staleness.values())
-    assert count == clients * pushes
-    mean = sum(value * times for value, times in staleness.items()) / count
-    # Between two pushes of one client every other pushes once; at both ends of the run fewer do.
-    assert 0.6 * (clients - 1) < mean < clients - 1 + 0.2
