@@ -154,10 +154,9 @@ class RgbSink(DeviceRgbSink):
     on_device = False
 
     def __init__(self, spec: VideoSpec, plan: Plan, stream: int, *, batches: BufferPool) -> None:
-        on_host, pixels = spec.stream.device.type == "cpu", spec.pixels
         # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
         # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
-        self._channels = tuple(pixels.channels()) if pixels is not None and on_host else None
+        on_host = spec.stream.device.type == "cpu"
         self._order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
         self._batches = batches
         super().__init__(spec, plan, stream)
@@ -178,7 +177,7 @@ class RgbSink(DeviceRgbSink):
 
     def _sizes(self) -> list[int]:
         rows = self._shapes.rows
-        self._layouts = [row_layout(shape[0], shape[1:], self._order, self._channels) for shape in rows]
+        self._layouts = [row_layout(shape[0], shape[1:], self._order, self._spec.channels) for shape in rows]
         return list(map(attrgetter("nbytes"), self._layouts))
 
     def _allocate(self, size: int) -> Tensor:

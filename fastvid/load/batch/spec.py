@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 
 import torch
@@ -232,6 +233,12 @@ class VideoSpec:
             collate = "list"
         pixels = None if output.dtype is torch.uint8 else output.pixels
         return cls(spec.rules.shape, output.layout, pixels, stream, output.channels_last, collate)
+
+    @cached_property
+    def channels(self) -> tuple[tuple[float, float], ...] | None:
+        """Scale and bias of each channel where rows are normalised on the host; None where levels stay as decoded."""
+        on_host = self.stream.device.type == "cpu"
+        return tuple(self.pixels.channels()) if self.pixels is not None and on_host else None
 
     def shapes(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
         """Return the shapes of a batch's rows.

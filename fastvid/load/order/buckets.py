@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Final, Literal, Protocol, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -121,15 +121,13 @@ def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
     return number
 
 
-class Block(Protocol):
+@dataclass(frozen=True, slots=True, eq=False)
+class Block:
     """Some batches of a planned epoch, as one rank sees them."""
 
     starts: IntArray  # first position of each batch, int64 [S], ascending
     stops: IntArray  # one past its last position, int64 [S]
-
-    def share(self, number: int, /) -> Share:
-        """Return this rank's rows of a batch."""
-        ...
+    share: Callable[[int], Share]  # returns this rank's rows of a batch
 
 
 class Planned:
@@ -361,54 +359,47 @@ class Buckets:
         what = f"have fewer frames than the shortest shape, {min(shape[0] for shape in self.shapes)}"
         hint = "add a shorter shape, exclude the samples with where=, or use unfit='skip'"
         check_fit(buckets >= 0, sizes, self.unfit, what, key, hint)
-        block = partial(_BucketBlock, self, buckets, world, last)
+        block = partial(_all_batches, self, buckets, world, last)
         return Planned(self, buckets.astype("<i2"), block, None, "any shape", "use smaller batches, or last='mask'")
 
 
-class _BucketBlock:
-    """The batches of a whole epoch, in 4 bytes a sample.
+def _all_batches(
+    buckets: Buckets, assigned: npt.NDArray[np.int16], world: World, last: Last, order: EpochOrder, _begin: int
+) -> Block:
+    """Return the batches of a whole epoch, in 4 bytes a sample.
 
     `assigned`: the bucket of each sample, int16 [N]; -1 for none.
     """
+    shapes, num_samples = buckets.shapes, order.num_samples
+    kind = np.uint32 if num_samples < 2**32 else np.int64
+    bucket = np.empty(num_samples, dtype=np.int16)
+    for begin in range(0, num_samples, _CHUNK):
+        end = min(begin + _CHUNK, num_samples)
+        bucket[begin:end] = assigned[order.ids(np.arange(begin, end))]
+    places = np.argsort(bucket, kind="stable").astype(kind)
+    counts = np.bincount(bucket + 1, minlength=len(shapes) + 1)
+    del bucket
+    runs = np.cumsum(counts)[:-1]  # where each bucket's run begins; unfit samples precede the first
+    counts, sizes = counts[1:], np.asarray(buckets.clips, dtype=np.int64)
+    full, rest = np.divmod(counts, sizes)
+    whole = np.repeat(np.arange(len(sizes)), full)
+    number = np.arange(len(whole)) - np.repeat(np.cumsum(full) - full, full)
+    firsts = runs[whole] + sizes[whole] * number
+    due = np.argsort(places[firsts + sizes[whole] - 1])
+    some = np.flatnonzero(rest if last != "drop" else np.zeros_like(rest))
+    some = some[np.argsort(places[runs[some] + counts[some] - 1])]
+    chosen = np.concatenate([whole[due], some])
+    firsts = np.concatenate([firsts[due], runs[some] + full[some] * sizes[some]])
+    lengths = np.concatenate([sizes[whole[due]], rest[some]])
+    rows = lengths if last == "keep" else sizes[chosen]
+    stops = runs[0] + np.cumsum(lengths)
+    starts = stops - lengths
 
-    def __init__(
-        self,
-        buckets: Buckets,
-        assigned: npt.NDArray[np.int16],
-        world: World,
-        last: Last,
-        order: EpochOrder,
-        _begin: int,
-    ) -> None:
-        self._shapes, self._world, num_samples = buckets.shapes, world, order.num_samples
-        kind = np.uint32 if num_samples < 2**32 else np.int64
-        bucket = np.empty(num_samples, dtype=np.int16)
-        for begin in range(0, num_samples, _CHUNK):
-            end = min(begin + _CHUNK, num_samples)
-            bucket[begin:end] = assigned[order.ids(np.arange(begin, end))]
-        self._places = np.argsort(bucket, kind="stable").astype(kind)
-        counts = np.bincount(bucket + 1, minlength=len(self._shapes) + 1)
-        del bucket
-        runs = np.cumsum(counts)[:-1]  # where each bucket's run begins; unfit samples precede the first
-        counts, sizes = counts[1:], np.asarray(buckets.clips, dtype=np.int64)
-        full, rest = np.divmod(counts, sizes)
-        whole = np.repeat(np.arange(len(sizes)), full)
-        number = np.arange(len(whole)) - np.repeat(np.cumsum(full) - full, full)
-        firsts = runs[whole] + sizes[whole] * number
-        due = np.argsort(self._places[firsts + sizes[whole] - 1])
-        some = np.flatnonzero(rest if last != "drop" else np.zeros_like(rest))
-        some = some[np.argsort(self._places[runs[some] + counts[some] - 1])]
-        self._buckets = np.concatenate([whole[due], some])
-        self._firsts = np.concatenate([firsts[due], runs[some] + full[some] * sizes[some]])
-        lengths = np.concatenate([sizes[whole[due]], rest[some]])
-        self._rows = lengths if last == "keep" else sizes[self._buckets]
-        self.stops = runs[0] + np.cumsum(lengths)
-        self.starts = self.stops - lengths
+    def share(number: int) -> Share:
+        start, stop, first = (int(one[number]) for one in (starts, stops, firsts))
+        own = rank_rows(int(rows[number]), stop - start, world)
+        positions = np.full(len(own), MASKED, dtype=np.int64)
+        positions[own != MASKED] = places[first + own[own != MASKED]]
+        return Share(start, stop, positions, shape=shapes[chosen[number]])
 
-    def share(self, number: int) -> Share:
-        """See `Block`."""
-        start, stop, first = (int(one[number]) for one in (self.starts, self.stops, self._firsts))
-        rows = rank_rows(int(self._rows[number]), stop - start, self._world)
-        positions = np.full(len(rows), MASKED, dtype=np.int64)
-        positions[rows != MASKED] = self._places[first + rows[rows != MASKED]]
-        return Share(start, stop, positions, shape=self._shapes[self._buckets[number]])
+    return Block(starts, stops, share)

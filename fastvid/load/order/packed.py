@@ -19,7 +19,7 @@ from typing import Final, get_args
 import numpy as np
 
 from fastvid.errors import UsageError
-from fastvid.load.order.buckets import ClipSizes, Planned, Unfit, check_fit, check_shape
+from fastvid.load.order.buckets import Block, ClipSizes, Planned, Unfit, check_fit, check_shape
 from fastvid.load.order.draws import Draws, Purpose
 from fastvid.load.order.epoch import MASKED, ClipShape, EpochOrder, Last, Share, rank_slice
 from fastvid.runtime.arrays import IntArray
@@ -276,7 +276,7 @@ class Packed:
 
 def _planned(
     packed: Packed, tokens: IntArray, size: int, world: World, last: Last, order: EpochOrder, begin: int
-) -> _Block:
+) -> Block:
     """Return the block of an epoch that begins at a position; `tokens`: of each sample, 0 if it is not packed."""
     assert packed.bins
     positions = np.arange(begin, min(begin + size, order.num_samples))
@@ -296,23 +296,13 @@ def _planned(
     chosen = np.argsort(np.asarray(words, dtype=np.uint64), kind="stable")
     if whole < len(steps) and last == "mask":
         chosen = np.append(chosen, whole)
-    return _Block(steps.chosen(chosen), positions, begin + int(skipped), world)
+    steps = steps.chosen(chosen)
+    edges = begin + int(skipped) + steps.step_edges
 
+    def share(number: int) -> Share:
+        clips, bins = steps.rows(number, world)
+        found = np.full(len(clips), MASKED, dtype=np.int64)
+        found[clips >= 0] = positions[clips[clips >= 0]]
+        return Share(int(edges[number]), int(edges[number + 1]), found, bins=bins)
 
-class _Block:
-    """The steps of a block.
-
-    `positions`: of its clips in the epoch's order, int64 [N].
-    """
-
-    def __init__(self, steps: Steps, positions: IntArray, begin: int, world: World) -> None:
-        self._steps, self._positions, self._world = steps, positions, world
-        edges = begin + steps.step_edges
-        self.starts, self.stops = edges[:-1], edges[1:]
-
-    def share(self, number: int) -> Share:
-        """See `fastvid.load.order.buckets.Block`."""
-        clips, bins = self._steps.rows(number, self._world)
-        positions = np.full(len(clips), MASKED, dtype=np.int64)
-        positions[clips >= 0] = self._positions[clips[clips >= 0]]
-        return Share(int(self.starts[number]), int(self.stops[number]), positions, bins=bins)
+    return Block(edges[:-1], edges[1:], share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence, Set
@@ -205,6 +206,34 @@ class Lane(Protocol):
     def close(self) -> None:
         """Release all resources."""
         ...
+
+
+class Lanes:
+    """A pool of lanes with one back-end, kept open between iterations."""
+
+    def __init__(self, open_lane: Callable[[], Lane]) -> None:
+        self._open = open_lane
+        self._idle: list[Lane] = []
+        self._lock = threading.Lock()
+
+    def take(self) -> Lane:
+        """Return a lane for exclusive use by the calling thread."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._open()
+
+    def give(self, lane: Lane) -> None:
+        """Return a lane to the pool."""
+        with self._lock:
+            self._idle.append(lane)
+
+    def close(self) -> None:
+        """Close the idle lanes."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for lane in idle:
+            lane.close()
 
 
 class ClipWorker:

@@ -32,8 +32,8 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.clips.plan import Plan
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Lane, Row, Watched, are_near, fetch_clip, fetch_together
-from fastvid.load.workers.lanes import Decoders, Lanes
+from fastvid.load.workers.clip_worker import Lane, Lanes, Row, Watched, are_near, fetch_clip, fetch_together
+from fastvid.load.workers.lanes import Decoders
 
 _log = logging.getLogger(__name__)
 

@@ -8,8 +8,7 @@ colours differ within the tolerance that each back-end states.
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
 from typing import Final
 
@@ -34,7 +33,7 @@ from fastvid.load.batch.spec import Spec, VideoSpec
 from fastvid.load.memory import BufferPool, SharedBufferPool
 from fastvid.load.options import Workers
 from fastvid.load.order.mixture import parts_of
-from fastvid.load.workers.clip_worker import ClipWorker, Lane
+from fastvid.load.workers.clip_worker import ClipWorker, Lane, Lanes
 from fastvid.load.workers.processes import ProcessLane
 
 _log = logging.getLogger(__name__)
@@ -96,34 +95,6 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 def on_device(one: Backend) -> bool:
     """Return whether a back-end leaves its frames on a device."""
     return not _ON_DEVICE.isdisjoint(one.load().outputs)
-
-
-class Lanes:
-    """A pool of lanes with one back-end, kept open between iterations."""
-
-    def __init__(self, open_lane: Callable[[], Lane]) -> None:
-        self._open = open_lane
-        self._idle: list[Lane] = []
-        self._lock = threading.Lock()
-
-    def take(self) -> Lane:
-        """Return a lane for exclusive use by the calling thread."""
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._open()
-
-    def give(self, lane: Lane) -> None:
-        """Return a lane to the pool."""
-        with self._lock:
-            self._idle.append(lane)
-
-    def close(self) -> None:
-        """Close the idle lanes."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for lane in idle:
-            lane.close()
 
 
 class Decoders:
