@@ -405,16 +405,19 @@ def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.
         if name not in files:
             # Episodes of a file follow each other.
             files = {name: from_parquet(_read(dataset.storage, episode.data), file=name, columns=known)}
-        part = files[name].filter(pc.equal(files[name]["episode_index"], episode.index))
+        numbers = files[name]["episode_index"]
+        if not pa.types.is_integer(numbers.type):
+            raise FormatError(f"column 'episode_index' is {numbers.type}, expected whole numbers", file=name)
+        part = files[name].filter(pc.equal(numbers, episode.index))
         if part["frame_index"].to_pylist() != list(range(episode.length)):
             raise FormatError(
                 f"{part.num_rows} rows are of episode {episode.index}, which has {episode.length} frames, or they are"
                 " not in order",
                 file=name,
             )
-        parts.append(part.select(dataset.signals))
-    table = pa.concat_tables(parts)
-    return pa.table({name: _numbers(dataset, name, table[name]) for name in dataset.signals})
+        # Files may store the same numbers as other types.
+        parts.append(pa.table({name: _numbers(dataset, name, part[name]) for name in dataset.signals}))
+    return pa.concat_tables(parts)
 
 
 def _numbers(dataset: LeRobotDataset, name: str, column: pa.ChunkedArray) -> pa.Array:
