@@ -471,6 +471,7 @@ def served(folder: Path) -> Iterator[None]:
     from tests.storage.faulty import FaultyServer
 
     global SERVED
+    shutil.rmtree(folder / "served", ignore_errors=True)
     one, two, three = _videos(folder)
     local = pack(folder / "served", [[("a", one, 0), ("b", two, 1)], [("c", three, 1)]])
     with FaultyServer() as SERVED:

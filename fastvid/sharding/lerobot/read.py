@@ -239,7 +239,7 @@ def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
     """Return what a file says as a record."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # halves of surrogate pairs are no text
         raise FormatError(f"metadata does not parse: {error}", file=f"{storage.url}/{name}") from error
 
 
@@ -417,7 +417,11 @@ def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.
             )
         # Files may store the same numbers as other types.
         parts.append(pa.table({name: _numbers(dataset, name, part[name]) for name in dataset.signals}))
-    return pa.concat_tables(parts)
+    try:
+        return pa.concat_tables(parts)
+    except pa.ArrowException as error:
+        message = "signals are numbers in one file and lists in another"
+        raise FormatError(message, file=f"{dataset.storage.url}/{INFO}") from error
 
 
 def _numbers(dataset: LeRobotDataset, name: str, column: pa.ChunkedArray) -> pa.Array:

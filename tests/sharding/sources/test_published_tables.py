@@ -252,6 +252,16 @@ def test_binary_columns_are_refused_by_name(read):
     assert caught.value.where["column"] == "blob"
 
 
+def test_a_small_table_of_many_equal_rows_is_refused_before_it_is_unpacked(read):
+    rows = pa.table({"path": pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["a.mp4"])})
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, rows.schema) as writer:
+        for _ in range(30):
+            writer.write_table(rows)
+    with pytest.raises(UsageError, match="has 3,000,000 rows, which name no videos"):
+        read("parquet", {"bomb.parquet": sink.getvalue()})
+
+
 @pytest.mark.parametrize(
     ("kind", "text"),
     [
