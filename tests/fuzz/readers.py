@@ -151,6 +151,9 @@ class Annotations(Reader):
 class Recipes(Reader):
     """Overrides of a recipe, and of the configurations in it."""
 
+    intact: frozenset[str] = frozenset()
+    config: Any = None
+
     def corpus(self, folder: Path) -> None:
         """See `Reader`."""
         (folder / "one").mkdir()
@@ -168,14 +171,12 @@ class Recipes(Reader):
 
     def read(self, folder: Path) -> Any:
         """See `Reader`."""
+        self.config = self.config or recipes.load(recipes.names()[0])
         lines = (folder / "changes.txt").read_bytes().decode("utf-8", "surrogateescape").split("\n")
-        made = None
-        for line in lines:
-            try:
-                made = repr(recipes.to_json(recipes.load(recipes.names()[0], [line])))
-            except FastvidError:
-                continue
-        return made
+        self.intact = self.intact or frozenset(lines)
+        changed = [line for line in lines if line not in self.intact]
+        # Each alone: the first that is wrong ends the rest.
+        return [repr(recipes.to_json(overrides.apply(self.config, [line]))) for line in changed]
 
 
 def _videos(folder: Path) -> list[bytes]:
