@@ -176,7 +176,10 @@ class NodeCache:
         """Open a file and lock it."""
         # Mode 0700: other users of the machine must not be able to plant files.
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+        if not _is_ours(path.parent.stat()):
+            raise PermissionError(errno.EPERM, "its folder belongs to another user")
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        with os.fdopen(os.open(path, flags, 0o600), "r+b") as file:
             deadline = time.monotonic() + (0 if path in self._stuck else self.patience)
             while True:
                 try:
@@ -192,13 +195,21 @@ class NodeCache:
             yield file
 
 
+def _is_ours(facts: os.stat_result) -> bool:
+    """Return whether nobody else but the administrator can have written a file: checksums detect no forgery."""
+    return facts.st_uid in (0, os.geteuid())
+
+
 def _touch(path: Path) -> bool:
-    """Set a file's access time, by which eviction goes, to the time of this use; return whether it exists.
+    """Set a file's access time, by which eviction goes, to the time of this use; return whether it exists and is ours.
 
     Its modification time stays, by which readers know whether they have verified it.
     """
     try:
-        os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
+        facts = path.stat()
+        if not _is_ours(facts):
+            return False
+        os.utime(path, ns=(time.time_ns(), facts.st_mtime_ns))
     except FileNotFoundError:
         return False
     except OSError:
@@ -210,7 +221,8 @@ def _read(path: Path, size: int) -> memoryview | None:
     """Return the bytes of a file of this size, or None if there is none."""
     try:
         with path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != size:
+            facts = os.fstat(file.fileno())
+            if facts.st_size != size or not _is_ours(facts):
                 return None
             # Eviction goes by the modification time, so set it to the time of this use.
             with contextlib.suppress(OSError):
@@ -300,6 +312,8 @@ class UnitCache:
     def _load(self, name: str, size: int) -> memoryview | None:
         try:
             with open(self._path(name), "rb", buffering=0) as file:
+                if not _is_ours(os.fstat(file.fileno())):
+                    return None
                 data = file.read(size + _CHECKSUM + 1)
                 # Eviction goes by the modification time, so set it to the time of this use.
                 with contextlib.suppress(OSError):
@@ -316,6 +330,8 @@ class UnitCache:
         try:
             self._reserve(len(data) + _CHECKSUM)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not _is_ours(path.parent.stat()):
+                raise PermissionError(errno.EPERM, "its folder belongs to another user")
             with open(part, "wb") as file:
                 file.write(data)
                 file.write(zlib.crc32(data).to_bytes(_CHECKSUM, "little"))

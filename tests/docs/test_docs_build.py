@@ -134,8 +134,9 @@ def test_every_page_can_be_read_in_a_clone():
         assert page.parent == reference.FOLDER or ":::" not in page.read_text(), page
 
 
-def test_the_tests_that_the_guarantees_name_exist():
-    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "guarantees.md").read_text())
+def test_the_tests_that_the_guarantees_and_the_table_of_attacks_name_exist():
+    pages = (ROOT / "docs" / "guarantees.md", ROOT / "tests" / "attacks.md")
+    named = [name for page in pages for name in re.findall(r"`(test_\w+)`", page.read_text())]
     defined = {
         name for path in (ROOT / "tests").rglob("*.py") for name in re.findall(r"def (test_\w+)\(", path.read_text())
     }

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
+import random
 import shutil
+import signal
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,6 +34,7 @@ from tests import forks
 from tests.datasets import make_clip, pack
 from tests.sharding.lerobot.tools import V3
 from tests.sharding.shardtools import ledger, make
+from tests.skips import soak_but
 
 TWIN, KEY = "walk/twin.mp4", "run/2"
 
@@ -177,6 +181,73 @@ def test_a_killed_command_is_completed_by_the_same_command(name, world, tmp_path
         compacted(store)
         collect_garbage(store)
         assert audit_removals(store.url, read_receipts(store), names=[TWIN, "run/0"]).ok
+
+
+@pytest.fixture(scope="module")
+def undisturbed(world, tmp_path_factory):
+    """What each command makes, and the seconds that it takes."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            folder, command = tmp_path_factory.mktemp("undisturbed"), COMMANDS[name]
+            out, begun = prepared(world, folder / "out", command), time.monotonic()
+            assert run(world, out, command).returncode == command.code
+            made[name] = state(out, command), time.monotonic() - begun
+        return made[name]
+
+    return of
+
+
+KILLS = [(name, number) for number in range(13) for name in COMMANDS]
+STOPPED = [("shard", 0), ("in place", 0), ("subset", 0), ("hf", 0), ("add", 0), ("remove", 0), ("take down", 0),
+           ("compact", 0), ("gc", 0), ("merge", 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "number"), soak_but(KILLS, *STOPPED))
+def test_a_command_killed_at_any_moment_is_completed_by_the_same_command(name, number, world, undisturbed, tmp_path):
+    """208 kills in ``make soak``. A busy machine may let a command end before."""
+    command, (expected, seconds) = COMMANDS[name], undisturbed(name)
+    out = prepared(world, tmp_path / "out", command)
+    process = run(world, out, command, start=lambda *words, fault: forks.start("fastvid", *words))
+    time.sleep(random.Random(f"{name} {number}").uniform(0.02, 0.95) * seconds)
+    process.kill()
+    assert forks.wait(process) in (-signal.SIGKILL, command.code)
+    if command.before is not None:
+        assert verify_dataset(str(out), workers=1).ok
+    again = run(world, out, command)
+    assert again.returncode in (command.code, 0), again.stderr
+    assert state(out, command) == expected
+
+
+LIMITED = """
+import os, resource, sys
+from fastvid.cli.main import main
+shown, (end, start) = os.dup(2), os.pipe()  # what it says goes to a file, too
+os.dup2(start, 2)
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), -1))
+code = main(sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_FSIZE, (-1, -1))
+os.write(shown, os.read(end, 65536))
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("name", soak_but(COMMANDS, "in place", "subset", "add", "compact"))
+def test_a_command_that_may_not_write_says_so_and_is_completed_by_the_same_command(name, world, undisturbed, tmp_path):
+    command, (expected, _) = COMMANDS[name], undisturbed(name)
+    for limit in (0, 4096):
+        out = prepared(world, tmp_path / str(limit), command)
+        done = run(
+            world, out, command, start=lambda *words, fault, limit=limit: forks.run("-c", LIMITED, limit, *words)
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert done.returncode in (1, 2) or state(out, command) == expected, done.stderr
+        assert done.returncode != 1 or "File too large" in done.stderr
+        if command.before is not None:
+            assert verify_dataset(str(out), workers=1).ok
+        assert run(world, out, command).returncode in (command.code, 0)
+        assert state(out, command) == expected
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.part])

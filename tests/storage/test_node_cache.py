@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from fastvid.storage.cache import NodeCache
+from fastvid.storage.cache import UNIT, NodeCache, UnitCache
 
 SIZE = 1000
 
@@ -205,6 +205,39 @@ def test_unusable_folder_logs_a_warning_and_returns_the_bytes(tmp_path, source, 
     with caplog.at_level(logging.WARNING, "fastvid.storage"):
         assert source.get(cache, 1) == content(1)
     assert "cannot use the cache: Not a directory" in caplog.text
+
+
+def test_what_another_user_put_into_the_cache_is_neither_read_nor_overwritten(tmp_path, source, caplog, monkeypatch):
+    cache, units = NodeCache(tmp_path / "files", 10_000), UnitCache(tmp_path / "units", 10 * UNIT)
+    planted = cache.folder / key(1)[:2] / key(1)
+
+    def read_unit(byte):
+        view = memoryview(bytearray(1))
+        units.read("video", 1, [(0, view)], lambda ranges: ranges[0][1].__setitem__(slice(None), byte))
+        return bytes(view)
+
+    source.get(cache, 1)
+    planted.write_bytes(bytes(len(content(1))))
+    assert source.get(cache, 1) == bytes(len(content(1)))  # the control: its own file is believed
+    assert [read_unit(b"a"), read_unit(b"b")] == [b"a", b"a"]
+    if me := os.geteuid():
+        monkeypatch.setattr(os, "geteuid", lambda: me + 1)
+    else:  # what root owns is trusted
+        for path in tmp_path.rglob("*"):
+            os.chown(path, 12345, 12345)
+    assert source.get(cache, 1) == content(1)
+    assert read_unit(b"b") == b"b"
+    assert "its folder belongs to another user" in caplog.text
+    assert planted.read_bytes() == bytes(len(content(1)))
+
+
+def test_a_link_in_place_of_a_lock_is_not_followed(tmp_path, source, caplog):
+    (tmp_path / "precious").write_bytes(b"12345")
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/.used").symlink_to(tmp_path / "precious")
+    assert source.get(NodeCache(tmp_path / "cache", 10_000), 1) == content(1)
+    assert (tmp_path / "precious").read_bytes() == b"12345"
+    assert "cannot use the cache" in caplog.text
 
 
 def test_full_disk_logs_a_warning_and_returns_the_bytes(tmp_path, source, caplog, monkeypatch):

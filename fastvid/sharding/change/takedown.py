@@ -123,7 +123,7 @@ class Receipt:
                 raise ValueError(f"not version {_VERSIONS[-1]} of {_FORMAT}")
             record["shards"] = {entry["name"]: entry["sha256"] for entry in record["shards"]}
             return msgspec.convert(record, cls)
-        except (ValueError, LookupError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise FormatError(f"cannot parse the receipt: {error}", file=file) from error
 
 
@@ -283,7 +283,7 @@ class _Search:
         """Return whether a sample's JSON names the hash of a source that was not removed."""
         for member, content in members.items():
             if member.suffix == "json":
-                with contextlib.suppress(ValueError, AttributeError):
+                with contextlib.suppress(ValueError, AttributeError, RecursionError):
                     digest = json.loads(bytes(content)).get("source_sha256")
                     return isinstance(digest, str) and digest.encode() not in self._hashes
         return False

@@ -262,7 +262,7 @@ def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
                 table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(f"cannot parse the ledger: {error}", file=name) from error
 
 
@@ -312,7 +312,7 @@ def check_hashes(hashes: Iterable[str]) -> None:
 def _parse_blocked(data: bytes, storage: Storage) -> _Blocked:
     try:
         record = msgspec.json.decode(data, type=_Blocked)
-    except msgspec.MsgspecError as error:
+    except (ValueError, RecursionError) as error:
         raise FormatError(
             f"the block list is damaged: {error}",
             file=f"{storage.url}/{BLOCKED}",

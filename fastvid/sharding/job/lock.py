@@ -270,7 +270,7 @@ def _is_dead(content: bytes) -> bool:
 def _parse(content: bytes) -> dict[str, Any]:
     try:
         record = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return record if isinstance(record, dict) else {}
 
@@ -338,7 +338,7 @@ class Staging:
             return None
         try:
             record: dict[str, Any] = json.loads(self.storage.read(_JOB))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise FormatError(f"record of the unfinished job is broken: {error}", file=_JOB) from error
         return record
 

@@ -191,6 +191,6 @@ def _read_json(storage: Storage, name: str) -> dict[str, Any] | None:
     """Return a JSON record; None if it has just been deleted, or is none."""
     try:
         record = json.loads(storage.read(name))
-    except (StorageError, ValueError):
+    except (StorageError, ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None

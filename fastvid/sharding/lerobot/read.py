@@ -239,7 +239,7 @@ def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
     """Return what a file says as a record."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # halves of surrogate pairs are no text
         raise FormatError(f"metadata does not parse: {error}", file=f"{storage.url}/{name}") from error
 
 
@@ -405,16 +405,23 @@ def read_signals_of(dataset: LeRobotDataset, episodes: Sequence[Episode]) -> pa.
         if name not in files:
             # Episodes of a file follow each other.
             files = {name: from_parquet(_read(dataset.storage, episode.data), file=name, columns=known)}
-        part = files[name].filter(pc.equal(files[name]["episode_index"], episode.index))
+        numbers = files[name]["episode_index"]
+        if not pa.types.is_integer(numbers.type):
+            raise FormatError(f"column 'episode_index' is {numbers.type}, expected whole numbers", file=name)
+        part = files[name].filter(pc.equal(numbers, episode.index))
         if part["frame_index"].to_pylist() != list(range(episode.length)):
             raise FormatError(
                 f"{part.num_rows} rows are of episode {episode.index}, which has {episode.length} frames, or they are"
                 " not in order",
                 file=name,
             )
-        parts.append(part.select(dataset.signals))
-    table = pa.concat_tables(parts)
-    return pa.table({name: _numbers(dataset, name, table[name]) for name in dataset.signals})
+        # Files may store the same numbers as other types.
+        parts.append(pa.table({name: _numbers(dataset, name, part[name]) for name in dataset.signals}))
+    try:
+        return pa.concat_tables(parts)
+    except pa.ArrowException as error:
+        message = "signals are numbers in one file and lists in another"
+        raise FormatError(message, file=f"{dataset.storage.url}/{INFO}") from error
 
 
 def _numbers(dataset: LeRobotDataset, name: str, column: pa.ChunkedArray) -> pa.Array:

@@ -264,10 +264,17 @@ def read_lines(text: str) -> list[NumberedRecord]:
     return records
 
 
+_MANY_ROWS, _ROWS_PER_BYTE = 2_000_000, 30  # rows that differ take more space
+
+
 def read_parquet(data: bytes) -> list[NumberedRecord]:
     """Read the rows of a Parquet file."""
     try:
-        table = pq.read_table(pa.BufferReader(data))
+        with pq.ParquetFile(pa.BufferReader(data)) as found:
+            rows = found.metadata.num_rows
+            if rows > _MANY_ROWS and rows > _ROWS_PER_BYTE * len(data):
+                raise UsageError(f"Parquet file of {len(data):,} bytes has {rows:,} rows, which name no videos")
+            table = found.read()
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"Parquet does not parse: {error}", hint="check that the file is complete") from error
     if len(set(table.column_names)) < len(table.column_names):

@@ -40,7 +40,7 @@ def parse_record(value: object, kind: type[Record], what: str) -> Record:
     """Return plain data as a dataclass. A FormatError says which field of `what` has not its declared type."""
     try:
         return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
+    except ValueError as error:  # halves of surrogate pairs are no text
         raise FormatError(f"{what} does not parse: {error}") from error
 
 

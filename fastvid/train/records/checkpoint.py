@@ -147,7 +147,7 @@ class Checkpoints:
         try:
             record = json.loads(self.storage.read(BEST))
             name, score = str(record["name"]), float(record["score"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise FormatError(
                 f"record of the best checkpoint cannot be read: {error}",
                 file=f"{self.storage.url}/{BEST}",

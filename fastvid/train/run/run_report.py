@@ -151,7 +151,7 @@ def _config(folder: Path) -> dict[str, str]:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         model, data, epochs = config["model"]["name"], config["data"], config["run"]["epochs"]
         batch, how = data["global_batch_size"], config["sync"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
     return {"model": model, "data": data["path"], "clips per step": str(batch), "epochs": str(epochs), "strategy": how}
 

@@ -425,3 +425,13 @@ def test_renaming_and_taking_segments_apart_loses_nothing(found, form):
     ]
     for number, row in rows:
         assert found[number - 1][0].items() <= row.items()
+
+
+def test_a_small_table_of_many_equal_rows_is_refused_before_it_is_unpacked(read):
+    rows = pa.table({"path": pa.DictionaryArray.from_arrays(pa.array([0] * 100_000, pa.int32()), ["a.mp4"])})
+    sink = io.BytesIO()
+    with pq.ParquetWriter(sink, rows.schema) as writer:
+        for _ in range(30):
+            writer.write_table(rows)
+    with pytest.raises(UsageError, match="has 3,000,000 rows, which name no videos"):
+        read("parquet", {"bomb.parquet": sink.getvalue()})
