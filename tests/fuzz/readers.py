@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from fastvid.sharding.change.receipts import read_receipts
 
 import fastvid
 from fastvid.errors import FastvidError, StateError
 from fastvid.format.annotations import map_table, write_table
 from fastvid.load.loader import ClipLoader
 from fastvid.models.weights import read_state_dict
+from fastvid.sharding.change.takedown import read_receipts
 from fastvid.sharding.job.ledger import read_blocked, read_ledger
 from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot import read as lerobot

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fastvid.sharding.change.compact import compact_shards
 
 from fastvid.errors import StorageError
 from fastvid.format.dataset import Dataset
@@ -12,6 +11,7 @@ from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
+from fastvid.sharding.change.repack import compact_shards
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader
 from tests.load.tools import rows
