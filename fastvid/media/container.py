@@ -61,11 +61,10 @@ class Demuxed:
         self.extradata = bytes(context.extradata or b"")
         self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick
         self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
-        rates = [stream.guessed_rate, stream.average_rate]
-        if container not in RAW:  # whose average is no more than what FFmpeg assumes of all
-            rates.reverse()
-        rate = next(filter(None, map(fraction, rates)), Fraction(25))
-        self.rate = rate.limit_denominator(100_000)  # nominal frames per second
+        # Of raw streams the average is no more than what FFmpeg assumes of all.
+        rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
+        # nominal frames per second
+        self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
         self._source, self._stream, self._limits, self._whole = source, stream, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []
@@ -203,10 +202,10 @@ def _check_elements(read: Read, size: int) -> None:
     clusters are only looked at where they begin.
     """
     inside = {_SEGMENT, _CLUSTER} if size <= _WALKED else {_SEGMENT}
-    at, end = 0, size
+    at, end, is_sized = 0, size, False
     while at < end:
         head = read(at, 12)
-        if not any(head):
+        if is_sized and not any(head):  # behind a segment without a size they are padding
             raise _truncated(f"bytes are missing: there are zeros at byte {at}")
         found = element(head)
         if found is None:
@@ -216,9 +215,7 @@ def _check_elements(read: Read, size: int) -> None:
             there = size - at - header
             raise _truncated(f"the {_NAMES[name]} at byte {at} has {length} bytes, of which {there} are in the file")
         if name == _SEGMENT and length is not None:
-            end = at + header + length
-        if length is None and name not in _NAMES:
-            return
+            end, is_sized = at + header + length, True
         at += header + (0 if length is None or name in inside else length)
 
 

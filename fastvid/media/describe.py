@@ -60,11 +60,6 @@ class Orientation:
         """Whether it changes nothing."""
         return self.is_exact and not self.turn and not self.mirror
 
-    @property
-    def swaps(self) -> bool:
-        """Whether it exchanges width and height; players keep them if they turn by other angles."""
-        return self.is_exact and self.turn % 2 == 1
-
     @classmethod
     def of(cls, matrix: bytes | None) -> Orientation:
         """Read a matrix as FFmpeg returns it: nine 32-bit numbers, little-endian."""

@@ -259,8 +259,8 @@ class SourceInfo:
 
     @property
     def turned(self) -> bool:
-        """Whether display swaps width and height."""
-        return self.orientation.swaps
+        """Whether display swaps width and height; players keep them if they turn by other angles than quarters."""
+        return self.orientation.is_exact and self.orientation.turn % 2 == 1
 
     @property
     def cropped(self) -> bool:
