@@ -178,6 +178,13 @@ def _encodes(encoder: str) -> bool:
     return f" {encoder} " in listed.stdout
 
 
+def packets_of(video: Any) -> list[memoryview]:
+    """Return the packets of a made video, in decode order."""
+    view = memoryview(video.data)
+    places = zip(video.records["offset"].tolist(), video.records["size"].tolist(), strict=True)
+    return [view[offset : offset + size] for offset, size in places]
+
+
 def opened(file: Any) -> Any:
     """Open a file by PyAV; before version 19 it accepts arbitrary bytes in tags only on request."""
     try:

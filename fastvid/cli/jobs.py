@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 
 from fastvid.cli.command import forwards, read_text
 from fastvid.errors import UsageError, visible
+from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import MEANING
@@ -28,6 +29,7 @@ from fastvid.sharding.job.plan import SAMPLES_PER_SHARD
 from fastvid.sharding.job.restore import are_own, restore_dataset
 from fastvid.sharding.lerobot.jobs import index_lerobot, new_episodes, shard_lerobot
 from fastvid.sharding.lerobot.read import EPISODES_PER_SHARD, is_lerobot
+from fastvid.sharding.sets import Selection, make_subset
 from fastvid.sharding.sources.annotations import FORMATS as FORMATS
 from fastvid.sharding.sources.tars import is_tar
 from fastvid.storage import open_storage
@@ -287,7 +289,8 @@ def index(
     --part 0/N to N-1/N; after all have finished, the command without --part writes the dataset.
 
     If the folder is already a dataset, rebuild all its sidecars from the tars; of videos in place, index those that
-    changed again, or all of them at --root if they were moved.
+    changed again, or all of them at --root if they were moved. A dataset of videos in place that is not to be changed,
+    or cannot be, is indexed again into a new one with --out.
 
     Tars that fastvid wrote say which dataset they are of: of them alone, without any other file, the dataset is
     restored with its classes, annotations and profiles as they were when the tars were written. Later relabels are
@@ -311,6 +314,9 @@ def index(
     is_job = out is not None or machines.part is not None or len(sources) > 1
     if not is_job and sources and _is_dataset(sources[0]):
         return _rebuild(sources[0], root, machines.workers)
+    if out is not None and len(sources) == 1 and _lists_others(sources[0]):
+        make_subset(sources[0], out, Selection(where="key is not null"))
+        return _rebuild(out, root, machines.workers)
     proof, how = prove or Proof.SAMPLE, asdict(machines)
     if any(map(is_lerobot, sources)):
         _check_lerobot(sources, (labels, looking), _EPISODES)
@@ -429,6 +435,15 @@ def _is_dataset(folder: str) -> bool:
         return False
     storage = open_storage(folder)
     return storage.exists(DATASET_JSON) and Staging(storage).job() is None
+
+
+def _lists_others(folder: str) -> bool:
+    """Return whether it is a dataset of videos in place, which are elsewhere."""
+    if is_lerobot(folder) or not _is_dataset(folder):
+        return False
+    storage = open_storage(folder)
+    root = read_generation(storage)[1].root
+    return root is not None and not f"{root}/".startswith(f"{storage.url}/")
 
 
 def _report(report: JobReport, allow_rejected: bool) -> int:

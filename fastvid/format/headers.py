@@ -352,10 +352,11 @@ def _vp9(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) 
     if all(head is not None and len(head) == size for head, size in zip(heads, sizes, strict=True)):
         found: list[int] = packet_flags(Codec.VP9, extradata, [head or b"" for head in heads]).tolist()
         return found
-    return [_KEY if _begins_with_vp9_key(head) else 0 for head in heads]
+    return [_KEY if begins_with_vp9_key(head) else 0 for head in heads]
 
 
-def _begins_with_vp9_key(head: Bytes | None) -> bool:
+def begins_with_vp9_key(head: Bytes | None) -> bool:
+    """Return whether the first frame of a packet is a key frame of VP9."""
     try:
         return bool(head) and Vp9Frame(memoryview(head or b"")).key
     except FormatError:

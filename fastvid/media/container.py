@@ -25,11 +25,15 @@ from fastvid.media.reasons import Reason
 Read = Callable[[int, int], bytes]
 """Returns bytes of a file by offset and size; fewer at its end."""
 
+RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
+"""Containers without timestamps, for which FFmpeg invents some."""
+
 _MOST_MOOV: Final = 1 << 30
 _CHUNK: Final = 1 << 20
 # Element ids of Matroska (RFC 9559, 5.1).
 _SEGMENT, _CLUSTER = 0x18538067, 0x1F43B675
 _NAMES: Final = {_SEGMENT: "segment", _CLUSTER: "cluster"}
+_WALKED: Final = 1 << 26  # bytes of a file of which every element is looked at
 # Containers whose header contains a duration that the muxer writes last, when it is known.
 _DURATION_COUNTS: Final = frozenset({"matroska", "flv", "asf"})
 # Containers whose header counts ticks of the video's clock, of which a packet may take several.
@@ -57,8 +61,10 @@ class Demuxed:
         self.extradata = bytes(context.extradata or b"")
         self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick
         self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
-        rate = fraction(stream.average_rate) or fraction(stream.guessed_rate) or Fraction(25)
-        self.rate = rate.limit_denominator(100_000)  # nominal frames per second
+        # Of raw streams the average is no more than what FFmpeg assumes of all.
+        rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
+        # nominal frames per second
+        self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
         self._source, self._stream, self._limits, self._whole = source, stream, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []
@@ -190,18 +196,27 @@ def check_fragments(read: Read, size: int) -> None:
 
 
 def _check_elements(read: Read, size: int) -> None:
-    """Raise a SourceError if the segment of a Matroska file, or a cluster of an endless one, exceeds the file."""
-    at = 0
-    while (found := element(read(at, 12))) is not None:
+    """Raise a SourceError if an element of a Matroska file exceeds it, or zeros are where one should be.
+
+    Demuxers end at the one, and skip the other. Larger files, of which nothing may be kept, are not read twice: their
+    clusters are only looked at where they begin.
+    """
+    inside = {_SEGMENT, _CLUSTER} if size <= _WALKED else {_SEGMENT}
+    at, end, is_sized = 0, size, False
+    while at < end:
+        head = read(at, 12)
+        if is_sized and not any(head):  # behind a segment without a size they are padding
+            raise _truncated(f"bytes are missing: there are zeros at byte {at}")
+        found = element(head)
+        if found is None:
+            return
         name, header, length = found
-        if name == _SEGMENT and length is None:
-            length = 0  # the elements in it follow
-        elif length is None or (name == _SEGMENT and at + header + length <= size):
-            return  # whole, or an endless cluster, whose end is not declared
-        elif name in _NAMES and at + header + length > size:
+        if name in _NAMES and length is not None and at + header + length > size:
             there = size - at - header
             raise _truncated(f"the {_NAMES[name]} at byte {at} has {length} bytes, of which {there} are in the file")
-        at += header + length
+        if name == _SEGMENT and length is not None:
+            end, is_sized = at + header + length, True
+        at += header + (0 if length is None or name in inside else length)
 
 
 def element(head: bytes | memoryview) -> tuple[int, int, int | None] | None:

@@ -36,6 +36,8 @@ HDR_TRANSFERS: Final = {16: "smpte2084", 18: "arib-std-b67"}
 """Transfer characteristics of ITU-T H.273 that require tone mapping: PQ and HLG."""
 
 _RANGE: Final = {1: Range.LIMITED, 2: Range.FULL}  # AVColorRange
+_SD_WIDTH, _SD_HEIGHT = 1024, 576  # pixels
+_BT2020_CL: Final = 10  # of which players show the other BT.2020
 # A larger ratio is damage, not anamorphic video: DV and DVD stay below 1.5, scope below 2.
 _MOST_ASPECT: Final = 8
 _NEAR_TURN: Final = 1  # degrees
@@ -57,11 +59,6 @@ class Orientation:
     def is_upright(self) -> bool:
         """Whether it changes nothing."""
         return self.is_exact and not self.turn and not self.mirror
-
-    @property
-    def swaps(self) -> bool:
-        """Whether it exchanges width and height; players keep them if they turn by other angles."""
-        return self.is_exact and self.turn % 2 == 1
 
     @classmethod
     def of(cls, matrix: bytes | None) -> Orientation:
@@ -164,7 +161,7 @@ def _notes(frame: VideoFrame, coded: Coded, aspect: Fraction) -> Iterator[str]:
 
 
 def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
-    """Return the range and the luma coefficients of a frame; a tag of RGB on YUV pictures is ignored, as players do."""
+    """Return the range and the luma coefficients of a frame."""
     if min(frame.width, frame.height) < 2:
         raise SourceError(
             f"{frame.width}x{frame.height} pixels are too few: cropping to even sizes leaves nothing",
@@ -173,9 +170,20 @@ def colours_of(frame: VideoFrame) -> tuple[Range, Matrix]:
     if frame.format.is_rgb:
         raise _unusable(f"its pictures are {frame.format.name}")
     full = Range.FULL if frame.format.name.startswith("yuvj") else Range.UNKNOWN
-    matrix = int(frame.colorspace)
-    known = matrix in list(Matrix) and matrix != Matrix.RGB
-    return _RANGE.get(int(frame.color_range), full), Matrix(matrix) if known else Matrix.UNKNOWN
+    return _RANGE.get(int(frame.color_range), full), shown_matrix(int(frame.colorspace), frame.width, frame.height)
+
+
+def shown_matrix(number: int, width: int, height: int) -> Matrix:
+    """Return the luma coefficients by which players show decoded pictures of a size, UNKNOWN for their usual ones.
+
+    `number`: MatrixCoefficients of ITU-T H.273. Pictures without any that are larger than standard definition are
+    BT.709, as players assume; a tag of RGB on YUV pictures is ignored.
+    """
+    if number == _BT2020_CL:
+        return Matrix.BT2020_NCL
+    if number in list(Matrix) and number not in (Matrix.RGB, Matrix.UNKNOWN):
+        return Matrix(number)
+    return Matrix.BT709 if width > _SD_WIDTH or height > _SD_HEIGHT else Matrix.UNKNOWN
 
 
 def with_times(info: StreamInfo, pts: IntArray | None, tick: Fraction) -> StreamInfo:

@@ -214,7 +214,6 @@ class Tables:
     sync: BoolArray  # whether the container calls it a key packet, bool [P]
     heads: Sequence[bytes | None]  # first bytes of each packet, None for those not read
     checksums: UInt32Array | None = None  # CRC-32 of each packet, uint32 [P]; None if the packets were not read
-    notes: tuple[str, ...] = ()
     declared: Declared = field(default_factory=Declared)
     aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg's demuxer knows it
     disposable: BoolArray | None = None  # whether the container says that nothing refers to the packet, bool [P]
@@ -257,7 +256,6 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
         sync=track.sync,
         heads=[None] * count,
         disposable=track.disposable,
-        notes=("edit-list",) if not track.shown.all() else (),
     )
 
 
@@ -313,7 +311,6 @@ class _Demuxed:
             sync=np.asarray(self.sync, np.bool_),
             heads=self.heads,
             checksums=np.asarray(self.checksums, np.uint32),
-            notes=("edit-list",) if not shown.all() else (),
             aspect=demuxed.aspect,
             declared=Declared(colours=(primaries, transfer, matrix, range_)),
         )

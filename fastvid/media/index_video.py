@@ -36,7 +36,7 @@ from fastvid.media.probe import sniff
 from fastvid.media.prove import IndexedVideo, index_video, shown_times
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import clip_frames
-from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
+from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
 
 # Seconds by which the times of two frames are rounded, and the relative difference of equal rates.
 _ROUNDED: Final = 2e-3
@@ -83,20 +83,14 @@ def _own_rate(found: IndexedVideo, first: int, count: int) -> Fraction:
 
 def frames_between(found: IndexedVideo, start: float | None, end: float | None) -> tuple[int, int]:
     """Return the first frame and the number of frames of a clip in seconds, see `clip_frames`."""
-    first, stop = clip_frames(_seconds(found), float(1 / found.info.fps), start, end)
+    first, stop = clip_frames(found.seconds, float(1 / found.info.fps), start, end)
     return first, stop - first
 
 
 def clip_seconds(found: IndexedVideo, first: int, count: int) -> tuple[float, float]:
     """Return when the first of some frames of a video is shown, and when the last one ends, in seconds."""
-    bounds = frame_bounds(_seconds(found), float(1 / found.info.fps))
+    bounds = frame_bounds(found.seconds, float(1 / found.info.fps))
     return float(bounds[first]), float(bounds[first + count])
-
-
-def _seconds(found: IndexedVideo) -> FloatArray:
-    if found.seconds is not None:
-        return found.seconds
-    return np.asarray(np.arange(found.info.num_frames) / float(found.info.fps))
 
 
 SMALL_FILE: Final = 4 << 20
@@ -240,7 +234,7 @@ class Indexing:
             notes.append(f"whole: {why}")
             if proof is Proof.SAMPLE and (wrong := self._differs(info, records, _early(records))):
                 raise SourceError(wrong, reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-        notes = [*shown, *tables.notes, *notes]
+        notes = [*shown, *([] if tables.shown.all() else ["edit-list"]), *notes]
         return IndexedVideo(
             info, records, first.format.name, tables.container, tuple(notes), (), times, tables.time_base
         )

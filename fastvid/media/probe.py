@@ -29,7 +29,7 @@ from av.video.stream import VideoStream
 from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
-from fastvid.media.container import Demuxed, check_fragments
+from fastvid.media.container import RAW, Demuxed, check_fragments
 from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
@@ -227,8 +227,6 @@ def _copied_out(tar: int, offset: int, size: int) -> int:
 
 
 _FULL_RANGE: Final = 2  # AVCOL_RANGE_JPEG
-# Containers without timestamps, for which FFmpeg invents some.
-_RAW: Final = frozenset({"h264", "hevc", "m4v", "mpegvideo"})
 # Maximum size of a placeholder for a frame of an earlier packet; the smallest real MPEG-4 picture is larger.
 _PLACEHOLDER_BYTES: Final = 2
 
@@ -261,8 +259,8 @@ class SourceInfo:
 
     @property
     def turned(self) -> bool:
-        """Whether display swaps width and height."""
-        return self.orientation.swaps
+        """Whether display swaps width and height; players keep them if they turn by other angles than quarters."""
+        return self.orientation.is_exact and self.orientation.turn % 2 == 1
 
     @property
     def cropped(self) -> bool:
@@ -359,7 +357,7 @@ def _describe(source: OpenSource, container: InputContainer, stream: VideoStream
     context, frame = stream.codec_context, scan.frame
     time_base = scan.demuxed.time_base
     timing = choose_timing(
-        [] if source.container in _RAW else scan.pts,
+        [] if source.container in RAW else scan.pts,
         time_base,
         [fraction(rate) for rate in (stream.guessed_rate, stream.base_rate, stream.average_rate)],
         scan.shown,

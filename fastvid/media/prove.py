@@ -219,10 +219,10 @@ class IndexedVideo:
     tick: Fraction = Fraction(1)  # seconds per tick
 
     @property
-    def seconds(self) -> FloatArray | None:
-        """When each frame is shown, since the first one, float64 [N]; None if the container does not tell."""
+    def seconds(self) -> FloatArray:
+        """When each frame is shown, since the first one, float64 [N]; by the rate if the container does not tell."""
         if self.times is None:
-            return None
+            return np.asarray(np.arange(self.info.num_frames) / float(self.info.fps))
         seconds: FloatArray = (self.times - self.times[0]) * self.tick.numerator / self.tick.denominator
         return seconds
 

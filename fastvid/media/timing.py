@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from math import ceil
@@ -33,6 +33,7 @@ import numpy as np
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import PARAMETER_SETS, Bytes, nal_length_size, nal_units
+from fastvid.format.headers import begins_with_vp9_key
 from fastvid.format.presentation import clip_range, frame_bounds
 from fastvid.format.schema import Codec
 from fastvid.media.reasons import Reason
@@ -125,8 +126,7 @@ def _grid(
 
 
 def _forced(kind: str, rate: Fraction, shown: int) -> FrameTiming:
-    divisor = max(1, ceil(rate / MAX_RATE))
-    return FrameTiming(kind, rate / divisor, rate, ceil(shown / divisor), shown)
+    return replace(_resampled(kind, rate, shown, shown), input_rate=rate)
 
 
 def _resampled(kind: str, rate: Fraction, frames: int, shown: int) -> FrameTiming:
@@ -223,7 +223,7 @@ class RandomAccess:
     def _is_clean(self, data: Bytes) -> bool:
         """Return whether a packet is a picture that discards everything before it; note changed parameter sets."""
         if self._codec is Codec.VP9:
-            return _is_vp9_key(data)
+            return begins_with_vp9_key(data)
         assert self._codec is not None
         kinds = set()
         for unit in nal_units(data, self._length_size):
@@ -233,12 +233,6 @@ class RandomAccess:
             if kind in _SLICES[self._codec]:
                 kinds.add(kind)
         return bool(kinds) and kinds <= _CLEAN[self._codec]
-
-
-def _is_vp9_key(data: Bytes) -> bool:
-    """Return whether the first frame of a packet is a key frame: VP9 bitstream specification, section 6.2."""
-    bits = data[0] << 1 if data[0] & 0x30 == 0x30 else data[0]  # profile 3 has one bit more
-    return data[0] >> 6 == 2 and not bits & 0x08 and not bits & 0x04
 
 
 COLOUR: Final = {"colorspace": "smpte170m", "color_primaries": "smpte170m", "color_trc": "smpte170m"}

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from fastvid.errors import FormatError, UsageError
+from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
@@ -115,6 +115,7 @@ class IndexFiles(SourceWork):
 
 # Added to the revision in names of shards, which `fastvid compact` uses as it is.
 _NAMES: Final = 1_000_000
+_PROBE: Final = "index-again.tmp"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,7 @@ def reindex(
     count = sum(changed.values())
     if not chosen:
         return Reindexed(generation.number, {}, count)
+    _check_writable(storage)
     work = [_sources(storage, generation, shard, opened[shard.name], place) for shard in chosen]
     with tempfile.TemporaryDirectory(prefix="fastvid-") as folder:
         scratch = LocalStorage(folder)
@@ -179,6 +181,19 @@ def reindex(
         return replace(current, shards=tuple(made), extras=extras, note=note), _with_facts(table, samples)
 
     return Reindexed(change(storage, edit).number, names, count)
+
+
+def _check_writable(storage: Storage) -> None:
+    """Raise a StorageError before anything is indexed, not after it."""
+    try:
+        storage.write(_PROBE, b"")
+        storage.delete(_PROBE)
+    except StorageError as error:
+        raise StorageError(
+            f"the dataset cannot be changed where it is: {error.message}",
+            file=storage.url,
+            hint="index it again into a new folder: `fastvid index DIR --out NEW`",
+        ) from error
 
 
 def _changed(shard: Shard, place: Root) -> int:

@@ -9,14 +9,9 @@ from fastvid.format.bitstream import packet_flags
 from fastvid.format.headers import HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.schema import PacketFlag
 from tests import makers
+from tests.makers import packets_of
 
 PROMISES = PacketFlag.KEY | PacketFlag.DROPPABLE
-
-
-def packets_of(video):
-    view = memoryview(video.data)
-    places = zip(video.records["offset"].tolist(), video.records["size"].tolist(), strict=True)
-    return [view[offset : offset + size] for offset, size in places]
 
 
 @pytest.mark.parametrize("encoding", sorted(makers.ENCODINGS))

@@ -120,37 +120,25 @@ def test_empty_variable_switches_the_cache_off(url, tmp_path, monkeypatch):
     assert is_mapped(Dataset(url).rows, tmp_path / "home" / "fastvid")
 
 
-def damage_cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
+def flipped(data: bytes, bit: int) -> bytes:
+    return data[: bit // 8] + bytes([data[bit // 8] ^ 1 << bit % 8]) + data[bit // 8 + 1 :]
 
 
-def damage_empty(path: Path) -> None:
-    path.write_bytes(b"")
+DAMAGES = {
+    "cut": lambda data: data[:-100],
+    "empty": lambda data: b"",
+    "zeros": lambda data: bytes(len(data)),
+    "a page": lambda data: flipped(data, len(data) // 2 * 8),
+    "a bit": lambda data: flipped(data, random.Random(len(data)).randrange(8 * len(data))),
+}
 
 
-def damage_zeros(path: Path) -> None:
-    path.write_bytes(bytes(path.stat().st_size))
-
-
-def damage_page(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-def damage_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    place = random.Random(path.stat().st_size).randrange(8 * len(content))
-    content[place // 8] ^= 1 << place % 8
-    path.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [damage_cut, damage_empty, damage_zeros, damage_page, damage_bit])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_damaged_files_are_written_again(url, cache, caplog, damage):
     labels = Dataset(url).labels.copy()
     assert len(files(cache)) == 2
     for path in files(cache):
-        damage(path)
+        path.write_bytes(DAMAGES[damage](path.read_bytes()))
     with caplog.at_level(logging.WARNING, "fastvid.format"):
         np.testing.assert_array_equal(Dataset(url).labels, labels)
     assert "cannot map a table" in caplog.text
@@ -167,32 +155,22 @@ def test_damaged_parquet_is_refused_and_not_cached(url, cache):
     assert files(cache) == []
 
 
-def test_full_disk_keeps_the_annotations_in_memory(url, cache, caplog, monkeypatch):
+@pytest.mark.parametrize("why", ["No space left", "more than its limit of 1024", "cannot use the cache"])
+def test_a_cache_that_takes_no_files_keeps_the_annotations_in_memory(url, cache, caplog, monkeypatch, why):
     def full(*_args, **_options):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "fastvid.storage"):
-        patch.setattr(os, "fsync", full)
+        if why == "No space left":
+            patch.setattr(os, "fsync", full)
+        elif "limit" in why:
+            patch.setenv("FASTVID_CACHE_BYTES", "1K")
+        else:
+            cache.write_bytes(b"")  # permissions would not stop root
         dataset = Dataset(url)
     assert dataset.find(dataset.key(7)) == 7
-    assert "No space left" in caplog.text
+    assert why in caplog.text
     assert files(cache) == []
-
-
-def test_files_over_the_limit_keep_the_annotations_in_memory(url, cache, caplog, monkeypatch):
-    monkeypatch.setenv("FASTVID_CACHE_BYTES", "1K")
-    with caplog.at_level(logging.WARNING, "fastvid.storage"):
-        assert len(Dataset(url)) == ROWS
-    assert "more than its limit of 1024" in caplog.text
-    assert files(cache) == []
-
-
-def test_unusable_folder_keeps_the_annotations_in_memory(url, cache, caplog):
-    cache.write_bytes(b"")  # permissions would not stop root
-    with caplog.at_level(logging.WARNING, "fastvid.storage"):
-        dataset = Dataset(url)
-    assert dataset.find(dataset.key(7)) == 7
-    assert "cannot use the cache" in caplog.text
 
 
 def test_mapped_files_may_be_evicted(url, cache):

@@ -7,20 +7,14 @@ import pytest
 from fastvid.errors import FormatError
 from fastvid.format.headers import declared_size
 from fastvid.format.schema import Codec
-
-
-def packets(video):
-    view = memoryview(video.data)
-    return [
-        view[o : o + s] for o, s in zip(video.records["offset"].tolist(), video.records["size"].tolist(), strict=True)
-    ]
+from tests.makers import packets_of
 
 
 @pytest.mark.parametrize("size", [(96, 160), (64, 176), (256, 336)])
 @pytest.mark.parametrize("encoding", ["vp9", "vp9-intra", "mjpeg"])
 def test_declared_size_matches_the_encoded_size(videos, encoding, size):
     video = videos.textured(encoding, size=size, frames=20)
-    found = [declared_size(video.info.codec, packet) for packet in packets(video)]
+    found = [declared_size(video.info.codec, packet) for packet in packets_of(video)]
     expected = size[::-1]
     if encoding == "vp9":
         # Inter pictures inherit the size of their reference.
@@ -30,7 +24,7 @@ def test_declared_size_matches_the_encoded_size(videos, encoding, size):
 
 
 def test_declared_size_raises_when_headers_are_malformed(videos):
-    vp9, jpeg = packets(videos.textured("vp9", frames=20))[0], packets(videos.textured("mjpeg", frames=20))[0]
+    vp9, jpeg = (packets_of(videos.textured(name, frames=20))[0] for name in ("vp9", "mjpeg"))
     for codec, packet in (
         (Codec.VP9, b"\0" * 20),
         (Codec.VP9, bytes(vp9[:1]) + b"\0" + bytes(vp9[2:])),

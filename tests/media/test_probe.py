@@ -9,9 +9,11 @@ from fractions import Fraction
 import pytest
 
 from fastvid.errors import SourceError
+from fastvid.format.schema import Matrix
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.prove import index_video
 from fastvid.media.reasons import Reason
-from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.encode.profiles import PROFILES, Settings, source_matrix
 from fastvid.sharding.work.tasks import SourceTask
 from tests.sharding.shardtools import HDR, encode_source, ffmpeg, look, make, turn
 
@@ -41,6 +43,19 @@ def test_pixel_shape_colour_fields_and_rotation_are_read(tmp_path):
     assert fields.interlaced
     turned = look(turn(make(tmp_path / "phone.mp4"), tmp_path / "turned.mp4"))
     assert (turned.orientation.turn, turned.turned, turned.cropped) == (1, True, False)
+
+
+@pytest.mark.parametrize(
+    ("size", "tag", "shown"),
+    [
+        ("1280x720", (), (Matrix.BT709, "bt709")),
+        ("320x180", (), (Matrix.UNKNOWN, "bt601")),
+        ("1280x720", ("-colorspace", "smpte170m"), (Matrix.SMPTE170M, "bt601")),
+    ],
+)
+def test_untagged_pictures_have_the_colours_of_their_size_in_place_and_encoded(size, tag, shown, tmp_path):
+    path = make(tmp_path / "a.mp4", "-pix_fmt", "yuv420p", *tag, size=size, frames=3)
+    assert (index_video(path.read_bytes(), Limits()).info.matrix, source_matrix(look(path))) == shown
 
 
 def test_implausible_pixel_aspect_is_ignored(tmp_path):

@@ -35,6 +35,7 @@ class Truth:
     pictures: np.ndarray  # upright, with square pixels, uint8 [N, H, W, 3]
     seconds: np.ndarray  # when each is shown, float64 [N], from 0
     whole: np.ndarray | None = None  # pictures with their last odd row and column, scaled to even sides
+    last: float = 0.0  # seconds that the last picture is shown: as the container tells, else as long as the one before
     slack: int = 0  # pixels by which its sides may differ: Matroska gives proportions in whole pixels
 
     @property
@@ -45,7 +46,7 @@ class Truth:
     @property
     def ends(self) -> np.ndarray:
         """When each picture is no longer shown, float64 [N]."""
-        return np.append(self.seconds[1:], self.seconds[-1] + self.nominal)
+        return np.append(self.seconds[1:], self.seconds[-1] + max(self.nominal, self.last))
 
 
 def shown_size(recipe: Recipe) -> tuple[int, int]:
@@ -69,13 +70,13 @@ def play(path: Path, recipe: Recipe) -> Truth:
         filters = [f"crop=iw-{left + right}:ih-{top + bottom}:{left}:{top}:exact=1", recipe.turned or "null"]
     before += ["-i", str(path), "-map", "0:V:0"]
     scale = f"scale={width}:{height}:flags=bicubic+accurate_rnd"
-    pictures, seconds = _decoded(before, [recipe.player, *filters, scale], width, height)
+    pictures, seconds, last = _decoded(before, [recipe.player, *filters, scale], width, height)
     whole = None
     if recipe.size[0] % 2 or recipe.size[1] % 2:
         whole = pictures
-        pictures, _ = _decoded(before, [recipe.player, *filters, f"crop={width}:{height}:0:0"], width, height)
+        pictures, *_ = _decoded(before, [recipe.player, *filters, f"crop={width}:{height}:0:0"], width, height)
     truth = Truth(
-        pictures, seconds - seconds[:1], whole, 2 * (recipe.suffix in ("mkv", "webm") and recipe.aspect != "1")
+        pictures, seconds - seconds[:1], whole, last, 2 * (recipe.suffix in ("mkv", "webm") and recipe.aspect != "1")
     )
     if recipe.numbers is not None and recipe.name.startswith("av1"):  # see SHOWN_BY_OLD
         kept = [place for place, number in enumerate(numbers_of(truth, recipe)) if number in recipe.numbers]
@@ -83,14 +84,16 @@ def play(path: Path, recipe: Recipe) -> Truth:
     return truth
 
 
-def _decoded(arguments: list[str], filters: list[str], width: int, height: int) -> tuple[np.ndarray, np.ndarray]:
+def _decoded(arguments: list[str], filters: list[str], width: int, height: int) -> tuple[np.ndarray, np.ndarray, float]:
     command = [ffmpeg(), "-hide_banner", "-v", "info", *arguments, "-vf", ",".join([*filters, "showinfo"])]
     command += ["-fps_mode", "passthrough", "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=True)
     seconds = np.array([float(time) for time in re.findall(rb"pts_time:\s*([-\d.e+]+)", done.stderr)])
     pictures = np.frombuffer(done.stdout, np.uint8).reshape(-1, height, width, 3)
     assert len(seconds) == len(pictures), (len(seconds), len(pictures))
-    return pictures, seconds
+    told = [float(time) for time in re.findall(rb"duration_time:\s*([\d.e+]+)", done.stderr)][-1:]
+    last = next(filter(None, told), float(np.diff(seconds)[-1]) if len(seconds) > 1 else 0.0)
+    return pictures, seconds, last
 
 
 def uncropped() -> list[str]:

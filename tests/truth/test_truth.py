@@ -59,8 +59,8 @@ def taken(way: str, folder: Path, out: Path) -> dict[str, dict]:
     """Index or encode a folder; return the rows of the ledger by file."""
     command = ["index", folder, "--prove", way] if way in PLACE else ["shard", folder, "--profile", way]
     sound = ["--audio", "aac"] if way in ENCODED else []
-    done = forks.fastvid(*command, "--out", out, "--allow-rejected", *sound)
-    assert done.returncode == 0, done.stderr
+    done = forks.start_fastvid(*command, "--out", out, "--allow-rejected", *sound)
+    assert done.wait(3600) == 0, done.communicate()[1]
     return {row["source_id"]: row for row in pq.read_table(out / "ledger.parquet").to_pylist()}
 
 

@@ -21,6 +21,8 @@ from fractions import Fraction
 from typing import Any, Final
 
 import av
+from av.container import InputContainer
+from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import AudioInfo, index_m4a
@@ -144,12 +146,24 @@ def probe_audio(source: OpenSource) -> AudioSource | None:
             pictures = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
             begins = Fraction(container.start_time or 0, av.time_base)
             shown = begins
-            if pictures and pictures[0].start_time is not None and (tick := fraction(pictures[0].time_base)):
-                shown = pictures[0].start_time * tick
-            name, rate = context.codec.canonical_name, context.sample_rate
-            return AudioSource(name, context.channels, rate, max(Fraction(0), shown - begins))
+            name, channels, rate = context.codec.canonical_name, context.channels, context.sample_rate
+            if pictures and (tick := fraction(pictures[0].time_base)):
+                first = _first_shown(container, pictures[0]) if source.container == "avi" else pictures[0].start_time
+                shown = shown if first is None else first * tick
+            return AudioSource(name, channels, rate, max(Fraction(0), shown - begins))
     except (av.FFmpegError, ValueError) as error:
         raise SourceError(f"audio cannot be read: {error}", reason=Reason.DAMAGED) from error
+
+
+def _first_shown(container: InputContainer, stream: VideoStream) -> int | None:
+    """Return the tick at which a player shows the first picture of an AVI, which stores no presentation times.
+
+    Where pictures are reordered it is later than the first packet, and so is the sound that belongs to it.
+    """
+    with contextlib.suppress(av.FFmpegError):  # which the encoder of the pictures reports
+        stream.codec_context.thread_count = 1
+        return next((frame.dts for frame in container.decode(stream)), None)
+    return None
 
 
 def _write(

@@ -21,7 +21,8 @@ import ffmpeg
 import numpy as np
 
 from fastvid.errors import SourceError, UsageError
-from fastvid.media.describe import HDR, HDR_TRANSFERS, TONE_MAP
+from fastvid.format.schema import Matrix
+from fastvid.media.describe import HDR, HDR_TRANSFERS, TONE_MAP, shown_matrix
 from fastvid.media.ffmpeg import FfmpegBuild, Limits
 from fastvid.media.index_video import Proof
 from fastvid.media.probe import SourceInfo
@@ -36,12 +37,12 @@ SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
 
 # Largest long side that hardware decoders of H.264 and VP9 support, in pixels.
 _MAX_SIDE: Final = 4096
-# Untagged videos larger than standard definition are BT.709, as players assume.
-_SD_WIDTH, _SD_HEIGHT = 1024, 576
 _QUIET: Final = (
     "-nostdin", "-hide_banner", "-nostats", "-loglevel", "level+verbose", "-filter_complex_threads", "1", "-y",
 )  # fmt: skip
-_MATRICES: Final = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020", 10: "bt2020"}
+_MATRICES: Final = {
+    Matrix.BT709: "bt709", Matrix.FCC: "fcc", Matrix.SMPTE240M: "smpte240m", Matrix.BT2020_NCL: "bt2020",
+}  # fmt: skip
 _HDR_MATRICES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020_ncl", 10: "2020_cl"}
 _HDR_PRIMARIES: Final = {1: "709", 5: "470bg", 6: "170m", 9: "2020", 12: "smpte432"}
 
@@ -499,8 +500,7 @@ def picture_filters(build: FfmpegBuild, profile: Profile, info: SourceInfo, pict
 
 def source_matrix(info: SourceInfo) -> str:
     """Return the name of a source's luma coefficients, as the filter scale calls them."""
-    high = info.width > _SD_WIDTH or info.height > _SD_HEIGHT
-    return _MATRICES.get(info.matrix) or ("bt709" if high else "bt601")
+    return _MATRICES.get(shown_matrix(info.matrix, info.width, info.height), "bt601")
 
 
 def _convert(info: SourceInfo, picture: Any, width: int, height: int) -> Any:

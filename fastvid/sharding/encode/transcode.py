@@ -245,6 +245,9 @@ def _too_slow(seconds: float) -> SourceError:
     return SourceError(f"ffmpeg took longer than {seconds:.0f} s", reason=Reason.TIMEOUT, transient=True)
 
 
+_UNREFERENCED: Final = "mmco: unref short failure"
+
+
 def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> None:
     """Raise a SourceError if ffmpeg reported a problem."""
     complaints = [text for line in log.lines if (text := _video_error(line, info.others)) is not None]
@@ -268,7 +271,9 @@ def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> None:
         raise SourceError(f"ffmpeg exited with {log.status}: {said}", reason=Reason.ENCODE_FAILED)
     if not decoded:
         raise SourceError(f"no frame decodes from {packets} packets: {said}", reason=Reason.NO_FRAMES)
-    if complaints:
+    # An edit list hides pictures whose references a cut left out, not what the decoder says of these references.
+    hides = info.container == "mov" and info.timing.shown <= decoded < packets
+    if complaints and not (hides and set(complaints) == {_UNREFERENCED}):
         # Behind the end of a part, ffmpeg reads on by as many frames as its threads happen to.
         what = f"{decoded} frames decode from {packets} packets, with errors" if whole else "frames decode with errors"
         raise SourceError(f"{what}: {said}", reason=Reason.DAMAGED)

@@ -28,6 +28,7 @@ from fastvid.storage import LocalStorage
 from tests import makers
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, turn
+from tests.storage.faulty import FaultyServer
 
 ENCODINGS = ("compact", "pyramid", "hevc", "hevc-cra", "vp9", "av1", "av1-layers", "mjpeg")
 
@@ -321,7 +322,7 @@ def test_a_takedown_leaves_no_name_in_the_dataset(mine):
 
 
 def test_a_dataset_of_an_earlier_version_says_what_is_unknown_until_it_is_indexed_again(
-    videos, tmp_path, monkeypatch, caplog
+    videos, tmp_path, monkeypatch, caplog, capsys
 ):
     """fastvid 0.2 stored neither how pictures are turned nor when frames are shown."""
     (tmp_path / "films").mkdir()
@@ -337,10 +338,21 @@ def test_a_dataset_of_an_earlier_version_says_what_is_unknown_until_it_is_indexe
     assert fastvid.open(tmp_path / "set")[0].frames([0, 1]).data.shape == (2, 96, 160, 3)
     fastvid.open(tmp_path / "set")[0]
     assert [record.message.count("indexed by fastvid 0.2") for record in caplog.records] == [1]
+    with FaultyServer() as server:  # which takes no files
+        server.files = {
+            name: LocalStorage(tmp_path / "set").read(name) for name in LocalStorage(tmp_path / "set").list()
+        }
+        assert main(["index", server.url]) == 1
+        assert "fastvid index DIR --out NEW" in capsys.readouterr().err
+        for _ in range(2):
+            assert main(["index", server.url, "--out", str(tmp_path / "new")]) == 0
     assert main(["index", str(tmp_path / "set")]) == 0
-    video = fastvid.open(tmp_path / "set")[0]
-    assert video.frames([0, 1]).data.shape == (2, 160, 96, 3)
-    assert len([record for record in caplog.records if "0.2" in record.message]) == 1
+    caplog.clear()
+    for name in ("set", "new"):
+        dataset = fastvid.open(tmp_path / name)
+        assert dataset[0].frames([0, 1]).data.shape == (2, 160, 96, 3)
+        assert dataset.keys.to_pylist() == ["turned"]
+    assert not [record for record in caplog.records if "0.2" in record.message]
 
 
 FRAMES = 12
