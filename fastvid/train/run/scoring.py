@@ -110,9 +110,9 @@ def report(task: Task, gathered: Gathered, num_views: int, protocol: str, names:
     predictions, targets, scored = gathered.means(num_views)
     if len(targets) < len(scored):
         log.warning("only %d of %d samples were scored: the others failed to decode", len(targets), len(scored))
-    numbers, details = task.score(predictions, targets), task.details(predictions, targets, names)
+    numbers = task.score(predictions, targets)
     score = Score(numbers, task.value(numbers), len(targets), len(scored))
-    return EvalReport(score, protocol, num_views, tuple(names), details.rows, details.confusion)
+    return EvalReport(score, protocol, num_views, tuple(names), *task.details(predictions, targets, names))
 
 
 def score(

@@ -23,7 +23,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.device import upload
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.values import check_least
-from fastvid.train.tasks.task import DataSettings, Details, Phase, RunSettings, Task, check_column, output
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,9 @@ class Classification(Task):
             **{f"{top}_percent": 100 * float(hit.sum()) / count for top, hit in _hits(predictions, truth).items()},
         }
 
-    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:
+    def details(
+        self, predictions: Tensor, targets: Tensor, names: Sequence[str]
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
         size = predictions.shape[1]
         guesses = predictions.nan_to_num(-1.0).argmax(1)
         confusion = torch.bincount(targets[:, 0].long() * size + guesses, minlength=size * size).view(size, size)
@@ -203,7 +205,7 @@ class Classification(Task):
                     "taken_for_videos": int(row[other]),
                 }
             )
-        return Details(rows, confusion)
+        return rows, confusion
 
     @property
     def _mixes(self) -> bool:

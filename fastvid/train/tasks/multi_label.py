@@ -15,7 +15,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import MultiHot, MultiHotLabels
 from fastvid.load.order.mixture import Mixture
-from fastvid.train.tasks.task import DataSettings, Details, RunSettings, Task, output
+from fastvid.train.tasks.task import DataSettings, RunSettings, Task, output
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,9 @@ class MultiLabel(Task):
             "micro_f1_percent": _f1(float((guessed & true).sum()), wrong, missed),
         }
 
-    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:
+    def details(
+        self, predictions: Tensor, targets: Tensor, names: Sequence[str]
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
         rows: list[dict[str, Any]] = []
         for number, name in enumerate(names):
             true = targets[:, number] > 0
@@ -120,7 +122,7 @@ class MultiLabel(Task):
                     "average_precision_percent": None if precision is None else 100 * precision,
                 }
             )
-        return Details(rows)
+        return rows, None
 
 
 def average_precision(scores: Tensor, true: Tensor) -> float | None:

@@ -16,7 +16,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.batch.batch import Batch
 from fastvid.load.order.mixture import Mixture
 from fastvid.runtime.values import check_choice
-from fastvid.train.tasks.task import DataSettings, Details, Phase, RunSettings, Task, check_column, output
+from fastvid.train.tasks.task import DataSettings, Phase, RunSettings, Task, check_column, output
 
 Error = Literal["mse", "l1", "huber"]
 
@@ -131,7 +131,9 @@ class Regression(Task):
             "r2": _explained(squared.tolist(), spread.tolist(), targets.square().sum(0).tolist()),
         }
 
-    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:
+    def details(
+        self, predictions: Tensor, targets: Tensor, names: Sequence[str]
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
         errors = predictions - targets
         rows = [
             {
@@ -142,7 +144,7 @@ class Regression(Task):
             }
             for index, name in enumerate(names)
         ]
-        return Details(rows)
+        return rows, None
 
     def _values(self, outputs: Any) -> Tensor:
         values = output(outputs)

@@ -129,19 +129,6 @@ class Phase:
         return [Draws(self.seed, epoch, max(0, place)).words(Purpose.TASK, 1)[0] >> 1 for place in places.tolist()]
 
 
-@dataclass(frozen=True, eq=False)
-class Details:
-    """What the report of an evaluation shows besides the metrics.
-
-    Attributes:
-        rows: A row for each output of the model.
-        confusion: int64 [k, k], samples by true and by predicted class; None where that makes no sense.
-    """
-
-    rows: Sequence[dict[str, Any]] = ()
-    confusion: Tensor | None = None
-
-
 @dataclass(frozen=True)
 class Task:
     """Base class of all tasks; override what differs. Options are fields of a frozen dataclass.
@@ -235,9 +222,19 @@ class Task:
         """
         raise _lacks(self, "score")
 
-    def details(self, predictions: Tensor, targets: Tensor, names: Sequence[str]) -> Details:  # noqa: ARG002
-        """Return what the report of an evaluation shows besides the metrics; arguments as in `score`."""
-        return Details()
+    def details(
+        self,
+        predictions: Tensor,  # noqa: ARG002
+        targets: Tensor,  # noqa: ARG002
+        names: Sequence[str],  # noqa: ARG002
+    ) -> tuple[list[dict[str, Any]], Tensor | None]:
+        """Return what the report of an evaluation shows besides the metrics; arguments as in `score`.
+
+        Returns:
+            A row for each output of the model; and int64 [k, k], samples by true and by predicted class, or None where
+            that makes no sense.
+        """
+        return [], None
 
     @property
     def predicts(self) -> bool:
