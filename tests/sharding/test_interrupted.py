@@ -215,8 +215,10 @@ def test_a_command_killed_at_any_moment_is_completed_by_the_same_command(name, n
     assert forks.wait(process) in (-signal.SIGKILL, command.code)
     if command.before is not None:
         assert verify_dataset(str(out), workers=1).ok
+    # A finished export is refused, like any folder that is not empty.
+    is_finished = name in ("wds", "energon", "hf") and out.exists() and state(out, command) == expected
     again = run(world, out, command)
-    assert again.returncode in (command.code, 0), again.stderr
+    assert is_finished or again.returncode in (command.code, 0), again.stderr
     assert state(out, command) == expected
 
 
