@@ -1,8 +1,6 @@
-"""The HTML report of the demo.
+"""Run the demo step by step, with the commands that a user types, and write its HTML report.
 
-Run trained models on the held-out clips, with frames in order and shuffled in time.
-
-Run the demo step by step, with the same commands that a user types.
+The trained models are examined on the held-out clips, with frames in order and shuffled in time.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""ClipDataset: the clips of a dataset by number, for torch's DataLoader and whatever is built on it.
+"""The clips of a loader for torch's DataLoader and whatever is built on it.
 
-ExactSampler: the order, the ranks' shares and the state of a `ClipLoader` for torch's DataLoader.
+`ClipDataset` gives them by number; `ExactSampler` gives their numbers in the order of a `ClipLoader`, with its ranks'
+shares and its state.
 """
 
 from __future__ import annotations

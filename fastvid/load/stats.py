@@ -1,10 +1,10 @@
-"""Loader statistics per batch and in total, and advice on what to change first.
+"""Loader statistics per batch and in total, advice on what to change first, and how both are shown during a run.
 
 Seconds of fetch, decode and finish are sums over all threads; wait and compute are the consumer's, so that
 wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
 stream waits for it is copy.
 
-Shows them during a run, on the terminal or as JSON lines. Does not import torch, because worker processes count too.
+Does not import torch, because worker processes count too.
 """
 
 from __future__ import annotations

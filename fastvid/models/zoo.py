@@ -1,15 +1,14 @@
-"""All models by name: ``build("tsm-r50", num_classes=400, num_frames=8)``.
+"""All models by name: ``build("tsm-r50", num_classes=400, num_frames=8)``; and what a model costs.
 
 A model of the zoo maps clips [B, C, T, H, W] to logits [B, num_classes] and has the attributes ``input_layout``
 ("BCTHW"), ``num_frames`` and ``streams``, the sample's streams that it takes as arguments in this order: ("rgb",),
 ("flow",) or both. Its state-dict keys are ``backbone.`` plus torchvision's names of the 2D net; a two-stream model
 prepends ``spatial.`` or ``temporal.``.
 
-Count a model's parameters and multiply-adds exactly, by running it on the meta device.
-
-Convolutions and linear layers count one multiply-add ("MAC") per use of a weight; attention counts those of its matrix
-products. Batch norm, ReLU, pooling and the temporal shift count zero. Published numbers of the same net differ because
-other counters include some of these. For TSM-R50 at 8x224x224 and 400 classes:
+`model_cost` counts parameters and multiply-adds exactly, by running a model on the meta device. Convolutions and linear
+layers count one multiply-add ("MAC") per use of a weight; attention counts those of its matrix products. Batch norm,
+ReLU, pooling and the temporal shift count zero. Published numbers of the same net differ because other counters include
+some of these. For TSM-R50 at 8x224x224 and 400 classes:
 
 ====================  ==============  =================================================================================
 counter               multiply-adds   difference from ours

@@ -1,13 +1,10 @@
-"""HTML building blocks: escaped text, cards, tables, numbers, pictures. All text on a page goes through `text`.
+"""HTML files and fragments of escaped text, cards, tables, numbers and pictures.
 
-Assembles the HTML file from sections, with a policy that forbids external content.
-
-All data from outside fastvid goes through `markup.text`. The policy forbids the network and every script except the one
+All data from outside fastvid goes through `text`. A page's policy forbids the network and every script except the one
 whose hash it contains, so that a hostile name could do nothing even if it were not escaped.
 
-HTML for notebooks: fragments with facts and small pictures that take their colours from the page around them.
-
-A notebook's theme is not that of the browser, so text and lines inherit its colour and nothing has a background.
+A notebook shows fragments. Its theme is not that of the browser, so text and lines inherit its colour and nothing has a
+background.
 """
 
 from __future__ import annotations

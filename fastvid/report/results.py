@@ -1,6 +1,5 @@
-"""The HTML page of an evaluation: scores, confusion matrix and classes.
-
-Predictions as a picture: the frames a model saw and what it said of them.
+"""Pages of results: an evaluation with its scores, confusion matrix and classes, and predictions with the frames that
+the model saw.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""The clips to be timed: a dataset, and the frames and crop of each clip.
+"""Time contenders that decode the same clips in turn: wall and CPU time of each round, and ratios per round.
 
-All contenders decode the same frames and crops of the same MP4s. These are stored in the dataset's tars and, for
-decoders that need files, also as files next to the dataset.
+All contenders decode the same frames and crops of the same MP4s. These are stored in a dataset's tars and, for decoders
+that need files, also as files next to the dataset. Taking turns spreads the machine's other load evenly over all
+contenders. CPU time is recorded as well as wall time, because it hardly changes when the machine is shared.
 
-Time contenders in turn: rounds of the same tasks, wall and CPU time of each, and ratios per round.
-
-Taking turns spreads the machine's other load evenly over all contenders. CPU time is recorded as well as wall time,
-because it hardly changes when the machine is shared.
-
-fastvid's own decoder as a contender; its times include planning, reading and checksums.
+The times of fastvid's own decoder include planning, reading and checksums.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""SSIM and PSNR of an encoded sample against its equally scaled source, by ffmpeg.
+"""The study of `fastvid tune`: encode a sample with every profile, compare, time, and recommend one with reasons.
 
-The measurements of `fastvid tune`: encode a sample with every profile, compare and time it.
-
-Decoding is timed by the same code as in `python -m bench decode`: planned packets with their checksums, decoded to YUV
-planes in the worker's buffer, like those that a loader copies to a device.
-
-Recommend a profile, with reasons, and render the study as a plain-text table.
+Quality is SSIM and PSNR against the equally scaled source, by ffmpeg. Decoding is timed by the same code as in `python
+-m bench decode`: planned packets with their checksums, decoded to YUV planes in the worker's buffer, like those that a
+loader copies to a device.
 """
 
 from __future__ import annotations

@@ -1,11 +1,4 @@
-"""Blur clips, all frames alike.
-
-Random changes of colour, the same for all frames of a clip.
-
-Erase a rectangle, the same in all frames of a clip.
-
-RandAugment for clips: random operations of one strength, the same for all frames of a clip.
-"""
+"""Random blur, colour, erasing and RandAugment: each the same for all frames of a clip."""
 
 from __future__ import annotations
 

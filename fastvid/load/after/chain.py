@@ -1,6 +1,6 @@
-"""Call functions and modules of other libraries on clips, with random generators seeded for each clip.
+"""The list of transforms of a loader, applied to the clips of a batch.
 
-The list of transforms of a loader, applied to the clips of a batch.
+Functions and modules of other libraries are called clip by clip, with random generators seeded for each.
 """
 
 from __future__ import annotations

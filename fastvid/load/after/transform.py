@@ -1,22 +1,17 @@
-"""The protocol of transforms, their random numbers, and helpers for transforms of whole batches.
+"""The protocol of transforms, their random numbers, and the operations that they are made of.
 
 A batch is the same for any world size, so a clip must get the same bits whichever clips it shares a batch with. The
 transforms of this folder therefore use only operations whose result for a clip cannot depend on the others:
 elementwise ones, products and sums in separate calls (a fused product and sum rounds once in the vectorised part of a
 loop and may round twice in its remainder), minima and maxima, and sums that are exact in any order.
 
-Colour operations on batches of clips, by the definitions of torchvision.
-
-Each takes clips, float32 [N, 3, T, H, W] in 0 to 1, which it may change, and one number per clip, and returns clips of
-the same shape. Statistics of a picture (the mean of `contrast`, the extremes of `autocontrast`, the histogram of
-`equalize`) are those of each frame, as torchvision computes them for a video.
+Operations of colour are torchvision's. Each takes clips, float32 [N, 3, T, H, W] in 0 to 1, which it may change, and
+one number per clip, and returns clips of the same shape. Statistics of a picture (the mean of `contrast`, the extremes
+of `autocontrast`, the histogram of `equalize`) are those of each frame, as torchvision computes them for a video.
+Rotation, shear and shift use one sampling grid per clip, for all of its frames.
 
 Source:
     torchvision 0.29, torchvision/transforms/v2/functional/_color.py; results differ from it by at most 1e-6.
-
-Rotate, shear and shift whole clips: one sampling grid per clip, for all of its frames.
-
-Programs: the operations that each clip of a batch goes through, one after the other.
 """
 
 from __future__ import annotations

@@ -4,7 +4,8 @@ A state is five values from which any loader of the same data can resume: versio
 position. It contains neither the world size nor the batch size. The fingerprint consists of named parts in readable
 text, so that an error can say which part of a state does not match the loader.
 
-`VideoSpec`: the video tensor of a batch, its rows' shapes, and how rows of different shapes are put together.
+`VideoSpec` says what the video tensor of a batch is: its rows' shapes, and how rows of different shapes are put
+together.
 """
 
 from __future__ import annotations

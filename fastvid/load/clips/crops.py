@@ -1,6 +1,4 @@
-"""The size of a crop's clips: fixed, or given by a bucket.
-
-Spatial transforms: one crop, one output size and one flip for all frames of a clip.
+"""Spatial transforms: one crop, one output size and one flip for all frames of a clip.
 
 They are drawn before decoding, from the video's size and the clip's random numbers. Crops are frozen dataclasses; their
 repr is part of a loader's fingerprint.
@@ -12,10 +10,7 @@ Rules for every crop:
   crop, its largest region with the crop's aspect ratio is enlarged.
 - With size None, the size comes from the clip's bucket, see `fastvid.Buckets`. Sizes are then relative to the video's
   largest region with the bucket's aspect ratio, which is shrunk or enlarged to the bucket's size.
-
-Spatial transforms that show the whole video: its aspect ratio decides the size of the clip.
-
-Like every crop they show the even part of the video, without the last row or column of a video with an odd side.
+- `Resize` and `Native` show the whole video, whose aspect ratio decides the size of the clip.
 """
 
 from __future__ import annotations

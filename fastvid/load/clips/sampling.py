@@ -1,6 +1,5 @@
-"""What a frame sampler sees of a video: facts that are known before anything is read.
-
-Frame samplers: pure functions of a video's facts and the clip's random numbers.
+"""Frame samplers: pure functions of a video's facts, which are known before anything is read, and the clip's random
+numbers.
 
 A sampler is a frozen dataclass with `draw(video, draws)`, which returns the frames of a clip. Its repr is part of a
 loader's fingerprint.

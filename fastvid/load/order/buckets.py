@@ -1,12 +1,9 @@
-"""The sizes of a dataset's clips, known before anything is read: what batches of varying shape are planned from.
-
-What the planned batches of an epoch have in common, whatever decides their shapes.
+"""`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from facts; and what all planned
+batches have in common.
 
 A plan puts the positions of the epoch's order into an order of its own, the planned order, in which `position` of a
 loader's state counts. Samples that no batch can contain come first in it, samples that last="drop" discards come last,
 so `stop - start` of a batch is the number of its samples.
-
-`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from facts.
 
 Each sample belongs to one bucket. The positions of an epoch's order are sorted by bucket, each bucket's run is cut
 into global batches, and a batch is due at the position of its last sample: exactly what a streaming bucketer with

@@ -1,30 +1,20 @@
-"""Integer hashes. Sample orders and random draws depend on them, so their output must never change.
+"""The order of an epoch and the random numbers of its clips: hashes, so that no state is kept and any position is
+computed alone. What these functions return must never change.
 
-The sample order of an epoch: a keyed permutation that is computed, not stored.
+`Permutation`: a keyed permutation of the samples. A loader's whole state is one position, and all ranks compute the
+same order without communication. Above 65,536 samples a balanced Feistel network with six rounds permutes the smallest
+power of four that is at least the number of samples, and results out of range are permuted again (cycle walking; fewer
+than four times on average). A Feistel network reaches few of the permutations of a small set, so up to 65,536 samples
+are sorted by a keyed hash instead.
 
-Any position can be computed independently in constant memory, so a loader's whole state is one position, and all ranks
-compute the same order without communication.
+`Draws`: the random numbers of one clip, each a hash of (seed, epoch, position, purpose, index), so the same for any
+world size, batch size, thread and back-end, and after any restart. `BatchDraws` computes the same ones for all clips of
+a batch as arrays. Library generators are not used because their algorithms may change between versions.
 
-Above 65,536 samples a balanced Feistel network with six rounds permutes the smallest power of four that is at least the
-number of samples, and results out of range are permuted again (cycle walking; fewer than four times on average). A
-Feistel network reaches few of the permutations of a small set, so up to 65,536 samples are sorted by a keyed hash
-instead.
-
-Stateless random numbers: each is a hash of (seed, epoch, position, purpose, index).
-
-A number depends on nothing else, so it is the same for any world size, batch size, thread and back-end, and after any
-restart. Library generators are not used because their algorithms may change between versions.
-
-`Draws` computes those of one clip with Python integers, `BatchDraws` the same ones for all clips of a batch.
-
-Accept `torch.utils.data.Subset`, as `random_split` makes them, wherever a dataset is expected.
-
-Orders in which each group of samples gets a fixed share: datasets of a mixture, classes of a balanced epoch.
-
-Shares are exact in every epoch: each group gets its number of positions, and a keyed permutation assigns positions to
-groups. A group with more positions than samples visits every sample a second time before any a third time; a group
-with fewer continues in the next epoch where it stopped. So each group is visited in whole laps, each lap in its own
-order. No state is needed: the lap and the index in it follow from the epoch and the position.
+`GroupedOrder`: each group of samples, a dataset of a mixture or a class, gets a fixed number of positions, and a keyed
+permutation assigns positions to groups. A group with more positions than samples visits every sample a second time
+before any a third time; a group with fewer continues in the next epoch where it stopped. So each group is visited in
+whole laps, each lap in its own order; the lap and the index in it follow from the epoch and the position.
 """
 
 from __future__ import annotations

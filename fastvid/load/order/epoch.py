@@ -1,14 +1,9 @@
-"""Block shuffle: shuffle the shards, then the samples within windows, for storage with slow random reads.
+"""The samples of an epoch in order, its global batches, and each rank's share of a batch. Pure arithmetic.
 
-The shards are put in a keyed random order, their samples are laid out one after the other and cut into windows, and
-each window is shuffled with its own key. A reader touches only the shards of one window at a time, and any position
-can still be computed independently.
-
-Combine shuffling, class or dataset shares, and clips per video into the sample order of each epoch.
-
-Every frame of a dataset as an item of its own, as policies are trained on episodes.
-
-Split an epoch into global batches, and each global batch into one share per rank. Pure arithmetic.
+`EpochOrders` combines shuffling, class or dataset shares, and clips per video. `BlockShuffle` is for storage with slow
+random reads: shards are put in a keyed random order, their samples laid out one after the other and cut into windows,
+and each window shuffled with its own key, so that a reader touches the shards of one window at a time. `EveryFrame`
+makes each frame of a dataset an item of its own, as policies are trained on episodes.
 
 A global batch is a range of positions of the epoch's order. It does not depend on the world size, so ranks may join and
 leave between batches, and the batch size may change at any position.

@@ -1,6 +1,4 @@
-"""Pack clips into bins and bins into steps: pure functions of the clips' tokens.
-
-`Packed`: clips of any size in bins of a fixed number of tokens, planned from facts.
+"""`Packed`: clips of any size in bins of a fixed number of tokens, planned from facts.
 
 The epoch's order is cut into blocks of a fixed number of samples, and each block is planned alone: its clips are
 packed into bins, its bins sorted by cost, and cut into steps. So the block of a position is found by a division, and to

@@ -1,8 +1,7 @@
-"""The ledger: one row per source, written in parts, one after each shard, while a job runs.
+"""The ledger: one row per source, written in parts, one after each shard, while a job runs; and the block list.
 
-The block list of a dataset: SHA-256 of the bytes of sources that were taken down, which no job packs again.
-
-It is one JSON file, ``blocked.json``, swapped atomically; jobs read it when they begin and again when they commit.
+The block list has the SHA-256 of the bytes of sources that were taken down, which no job packs again. It is one JSON
+file, ``blocked.json``, swapped atomically; jobs read it when they begin and again when they commit.
 """
 
 from __future__ import annotations

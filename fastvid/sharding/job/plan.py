@@ -1,8 +1,8 @@
-"""The identity of a job: what must not change between its interruption and the run that resumes it.
+"""What a job is, and which shard each source goes into.
 
-Assigns sources to shards before anything is encoded, so that a failed source never moves another sample.
-
-The unit is a file: clips of one file are fetched and probed together, see `fastvid.sharding.work.tasks`.
+Its identity must not change between an interruption and the run that resumes it. Sources are assigned to shards before
+anything is encoded, so that a failed source never moves another sample. The unit is a file: clips of one file are
+fetched and probed together, see `fastvid.sharding.work.tasks`.
 """
 
 from __future__ import annotations

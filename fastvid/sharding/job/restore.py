@@ -1,6 +1,5 @@
-"""Annotations of a sample as members of its tar, and a dataset restored from such tars alone.
-
-Other tools, and fastvid itself, then need no other file of the dataset.
+"""Annotations of a sample as members of its tar, and a dataset restored from such tars alone: neither other tools nor
+fastvid need another file of the dataset.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
 Version 3.0 concatenates episodes in files; version 2.1 has a file for each. Where an episode begins in a video is told
 by its seconds, as in LeRobot: films may have frames that no episode names. An episode whose seconds lead between two
-frames, or into another episode, is rejected.
+frames, or into another episode, is rejected. An episode is a source of a job for each camera; they are joined when a
+shard is written.
 
 What a dataset says is not believed: records have types, and every file that they name is a regular one below the root.
-
-The episodes of a LeRobot dataset as sources of a job: one for each camera, joined when a shard is written.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""One video inside a tar of another tool, from bytes to its index: the work of a worker, and how its answer travels.
-
-One video where it is, and its clips: indexed once by ranges of its file. The work of a worker of any engine.
-
-Takes a source over without encoding it: the file as it is, or its packets in an MP4.
+"""One video that is not encoded: indexed in a tar of another tool or where it lies, or taken over as it is or with its
+packets in an MP4. The work of a worker of any engine.
 
 What is written is proved like the tars of other tools (`fastvid.media.prove`): every frame must be the one that a
 player shows for the source, and a stream whose parts do not decode alone is marked to be decoded whole. What the index

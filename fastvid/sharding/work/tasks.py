@@ -1,13 +1,9 @@
 """Tasks, outcomes and their bytes: what travels between a job and its workers, and what waits on disk to be packed.
 
-One attempt at a task: what its source does wrong becomes an outcome, never an exception.
-
-Groups of tasks that read the same file, which a worker fetches, hashes and probes once.
-
-Sources that lie elsewhere: fetched whole to the local disk before anything looks into them.
-
-A video is read twice, by the probe and by ffmpeg, and both seek; so one copy costs less than ranges would. The copy has
-no name: whatever happens to this process, nothing is left behind.
+What a source does wrong becomes an outcome, never an exception. Tasks that read the same file are one group, which a
+worker fetches, hashes and probes once. A source that lies elsewhere is fetched whole: the probe and ffmpeg both read it
+and both seek, so one copy costs less than ranges would. The copy has no name: whatever happens to this process, nothing
+is left behind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scores a checkpoint on a split, and predicts video files, averaging each video's predictions over its views.
 
-Evaluation protocols by name: the clips of a video and the crops of a clip to average over.
+A protocol names the views, the clips of a video and the crops of a clip:
 
     1x1         one clip, one crop, as in the recipe's evaluation
     10x3        ten clips, three crops along the longer side, as for I3D, SlowFast and dense TSM
