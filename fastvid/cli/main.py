@@ -44,6 +44,7 @@ COMMANDS: Final = {
     "demo": ("train:demo", "make a motion dataset, shard it, train on it, write a report"),
     "train": ("train:train", "train a recipe; under torchrun for more than one process"),
     "report": ("train:report", "render training runs as an HTML page: curves, speed, scaling"),
+    "weights": ("train:weights", "write the weights of a run as a file for plain torch"),
     "predict": ("train:predict", "classify videos that are not in a dataset with a trained model"),
     "eval": ("train:evaluate", "score a checkpoint on a split, each video once"),
 }

@@ -1,7 +1,8 @@
-"""``fastvid train``, ``eval``, ``predict`` and ``report``; ``demo`` and ``bench``."""
+"""``fastvid train``, ``eval``, ``predict``, ``weights`` and ``report``; ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sys
@@ -120,6 +121,34 @@ def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, 
         from fastvid.report import results
 
         results.write(Path(picture), found)
+    return 0
+
+
+def weights(run: str, *, out: str, checkpoint: str | None = None) -> int:
+    """Write the weights of a run as a file for plain torch, those that its evaluations use.
+
+    A model of the same recipe takes it by model.load_state_dict(torch.load(FILE, weights_only=True)), and a recipe
+    by model.weights=FILE.
+
+    Args:
+        run (RUN): Folder of a run, its run.out, or folder or URL of its checkpoints.
+        out (FILE): The file.
+        checkpoint (NAME): File name in the run's checkpoints, or best (default: the newest complete one).
+    """
+    import torch
+
+    from fastvid.train.records.checkpoint import Checkpoints, decode, evaluated_weights
+    from fastvid.train.run.assemble import CHECKPOINTS
+
+    inside = Path(run) / CHECKPOINTS
+    checkpoints = Checkpoints(str(inside) if inside.is_dir() else run)
+    found = checkpoints.find(checkpoint)
+    if found is None:
+        raise UsageError("run has no checkpoint", file=run, hint="name the folder of a run, its run.out")
+    buffer = io.BytesIO()
+    torch.save(evaluated_weights(decode(found.data, found.name)), buffer)
+    write_file(out, buffer.getvalue(), "weights")
+    print(f"{out}: {found.name}")
     return 0
 
 

@@ -83,7 +83,7 @@ class ThreadDecoder(ABC):
 
 
 def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:
-    """Return a clip of decoded pictures, an output of its shape, and what finishes the wanted output."""
+    """Return the clip as its decoder sees it, an output for that, and what fills the wanted output from it."""
     coded, request = clip.info.coded, clip.request
     if coded is None:
         return clip, output, _nothing

@@ -387,7 +387,7 @@ def listed_samples(shard: Shard) -> Iterator[ListedSample]:
 
 
 def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
-    """Return the suffix, such as ``mp4``, and the bytes of the file of a sample of videos in place."""
+    """Return the suffix, such as ``mp4``, and the bytes of the file that is a sample in place."""
     if shard.info(row, stream).flags & StreamFlag.PART:
         raise UsageError(
             "the sample is a part of a file that others share",

@@ -1,7 +1,7 @@
 """How the decoded pictures of a stream become those that a player shows, and when it shows each of them.
 
 Everything else in fastvid speaks of shown pictures: upright, with square pixels, without what a container cuts off.
-Only what decodes knows of others, and only the tables of a stream know its times.
+Only decoders see pictures as they are coded, and only the tables of a stream have its times.
 """
 
 from __future__ import annotations

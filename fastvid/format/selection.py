@@ -217,7 +217,7 @@ def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
         if impure or kind in ("SUBQUERY", "WINDOW") or (kind == "FUNCTION" and name not in pure):
             what = {"SUBQUERY": "a query", "WINDOW": "a window"}.get(kind, name)
             raise UsageError(
-                f"cannot select by where={condition!r}: {what} is no function of a sample's row",
+                f"cannot select by where={condition!r}: {what} depends on more than the row of a sample",
                 hint="compare columns and constants; in place of a list in a query use IN ('a', 'b') or list_contains",
             )
 

@@ -389,7 +389,7 @@ class Shard:
 
     @property
     def is_described(self) -> bool:
-        """Whether its streams say how their pictures are shown and when; those that fastvid encoded need not."""
+        """Whether the sidecar has orientation, crop and times of its streams. What fastvid encoded needs none."""
         return self._row_bytes != STREAM_DTYPE.itemsize
 
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:

@@ -221,7 +221,7 @@ class Stage:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def open(self, row: RgbRow) -> Rgb:
-        """Return where to decode to: the row itself if it gets the decoded values."""
+        """Return where a clip is decoded to: into its row, or elsewhere if its values are converted afterwards."""
         layout = row.layout
         if layout.as_decoded:
             return Rgb(layout.view(row.memory))

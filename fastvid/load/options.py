@@ -87,7 +87,7 @@ OnError = Literal["raise"] | Skip
 
 @dataclass(frozen=True)
 class Workers:
-    """Who decodes a loader's clips, with what, how far ahead, and what is said about it.
+    """How a loader's clips are decoded: by threads or processes, with which decoder, and how far ahead.
 
     Args:
         kind: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,

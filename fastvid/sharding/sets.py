@@ -209,7 +209,7 @@ def _checked(shares: Sequence[float], names: Sequence[str], column: str) -> tupl
     found = tuple(names) or _NAMES.get(len(shares), ())
     if len(set(found)) != len(shares) or not all(found):
         raise UsageError(
-            f"{things(len(shares), 'share')} with the names {','.join(found) or 'none'}",
+            f"{things(len(shares), 'split')} asked for, but the names are {','.join(found) or 'none'}",
             hint="give one distinct name for each share with --names",
         )
     if not column.startswith("split"):

@@ -346,7 +346,7 @@ class ObjectStorage:
         # The threads return bytes instead of filling the views: after an interrupt none of them writes to a view.
         futures: list[Future[_Part]] = []
         try:
-            # While the program ends, no thread starts, but one of its own may still be reading.
+            # At the end of a program no thread can be started any more, but those that run may still be reading.
             with contextlib.suppress(RuntimeError), self._lock:
                 self._pool = self._pool or request_threads(self.options.concurrency)
                 for offset, view in pieces:

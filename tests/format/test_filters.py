@@ -141,7 +141,7 @@ def test_a_condition_reads_no_file_and_no_variable(tmp_path):
 )
 def test_a_condition_is_a_function_of_the_row(condition):
     """Otherwise every process selects other samples, or a query runs for ever."""
-    with pytest.raises(UsageError, match=r"is no function of a sample's row|Parser Error"):
+    with pytest.raises(UsageError, match=r"depends on more than the row of a sample|Parser Error"):
         matching_rows(TABLE, condition)
 
 

@@ -228,7 +228,7 @@ class VideoSpec:
 
     @classmethod
     def of(cls, spec: Spec, stream: LoaderStream) -> VideoSpec:
-        """Return the form of a loader's batches on a device; packed patches are made of a list of clips."""
+        """Return what the batches of a loader look like on a device. Packed patches are cut from a list of clips."""
         output, collate = spec.output, spec.output.collate
         if isinstance(spec.batches, Packed):
             collate = "list"

@@ -395,7 +395,9 @@ class Spatial:
         found, output = np.empty((len(heights), 7), dtype=np.int64), crop.output
         for row, (height, width) in enumerate(zip(heights, widths, strict=True)):
             if min(height, width) < 2:
-                raise UsageError(f"a video of {width}x{height} pixels cannot be cropped at even pixels")
+                raise UsageError(
+                    f"a video of {width}x{height} pixels is too small: crops have even sides of at least 2 pixels"
+                )
             if isinstance(crop, BatchCrop) and is_own:
                 box = crop.box(height, width, numbers[row])
             else:

@@ -395,7 +395,7 @@ class EveryFrame(Dataset):
 
 
 class _OfSamples:
-    """Values of samples, indexed by items."""
+    """An array with a value for each sample, indexed by the number of an item: a frame gets the value of its sample."""
 
     def __init__(self, items: EveryFrame, values: npt.NDArray[Any]) -> None:
         self._items, self._values = items, values

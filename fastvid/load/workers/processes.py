@@ -105,7 +105,7 @@ class ProcessLane:
     def _ask(self, left: dict[int, _Destination], retried: set[int], watch: Watch, done: Done) -> None:
         """Send the rows to the worker once; finished ones are removed from `left`.
 
-        A row whose worker died for the first time stays there and is added to `retried`.
+        If a worker dies, its rows are added to `retried` and stay in `left`, but only the first time.
         """
         rows = [spot.row for spot in left.values()]
         watch.rows, idle = rows[:1], self._worker

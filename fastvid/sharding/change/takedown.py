@@ -438,7 +438,7 @@ def _pairs(names: pa.ChunkedArray, hashes: pa.ChunkedArray) -> Iterable[tuple[st
 
 
 def _hashed(rows: Sequence[Row], digests: Mapping[str, str]) -> list[Row]:
-    """Return rows of a ledger with the hashes that the shards know; fastvid 0.1 wrote none into it."""
+    """Return rows of a ledger with hashes of their sources; fastvid 0.1 wrote none, so the shards tell them."""
     return [row | {"source_sha256": row["source_sha256"] or digests.get(row["source_id"])} for row in rows]
 
 

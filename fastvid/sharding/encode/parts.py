@@ -326,7 +326,7 @@ def _thumbnail(luma: npt.NDArray[Any]) -> Thumbnail:
 
 
 def _distance(made: Thumbnail, source: Thumbnail) -> float:
-    """Return how much a part's thumbnail differs from a linear function of the source's; 1 is the most allowed."""
+    """Return how much two thumbnails differ once brightness and contrast are fitted; at most 1 is accepted."""
     made, source = made - made.mean(), source - source.mean()
     gain = (made * source).sum() / max(float((source * source).sum()), 1e-9)
     residue = float(np.sqrt(((made - gain * source) ** 2).mean()))

@@ -274,7 +274,7 @@ def _check_log(log: FfmpegLog, info: SourceInfo, *, whole: bool) -> None:
     # An edit list hides pictures whose references a cut left out, not what the decoder says of these references.
     hides = info.container == "mov" and info.timing.shown <= decoded < packets
     if complaints and not (hides and set(complaints) == {_UNREFERENCED}):
-        # Behind the end of a part, ffmpeg reads on by as many frames as its threads happen to.
+        # After the end of a part, ffmpeg decodes a few frames more; how many depends on its threads.
         what = f"{decoded} frames decode from {packets} packets, with errors" if whole else "frames decode with errors"
         raise SourceError(f"{what}: {said}", reason=Reason.DAMAGED)
     slack = _MPEG4_SLACK if "mpeg4" in info.codec else 0

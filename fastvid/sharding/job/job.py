@@ -158,7 +158,7 @@ def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
 
 
 def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
-    """Return annotations in which some rows, given as a boolean for each, are removed in addition to those that are."""
+    """Return annotations in which more rows are marked as removed; `rows`: bool, one for each."""
     index = annotations.column_names.index("removed")
     removed = pc.or_(annotations["removed"], rows)
     return annotations.set_column(index, annotations.schema.field(index), removed)

@@ -125,7 +125,7 @@ def index_lerobot(
     limits: Limits | None = None,
     **how: Any,
 ) -> JobReport:
-    """Make a dataset of a LeRobot dataset where it is, as ``fastvid index lerobot:ROOT --out DIR`` does.
+    """Index a LeRobot dataset in place, as ``fastvid index lerobot:ROOT --out DIR`` does.
 
     Each episode is a sample, ``episode_000000``; its cameras are its streams, features that are numbers its signals.
     Run again with the same arguments after an interruption, it resumes. Arguments that are not listed are those of

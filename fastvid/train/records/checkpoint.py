@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from fastvid.errors import FormatError, StateError, StorageError, VersionError
+from fastvid.errors import FormatError, StateError, StorageError, UsageError, VersionError
 from fastvid.runtime import faults
 from fastvid.runtime.values import json_text, sha256
 from fastvid.storage import open_storage
@@ -199,6 +199,23 @@ class Checkpoints:
             )
         return None
 
+    def find(self, name: str | None = None) -> CheckpointFile | None:
+        """Return the checkpoint of a file name, or "best"; without a name the newest intact one, None if there is none.
+
+        Raises:
+            UsageError: If the best one is wanted and none is recorded.
+        """
+        if name is None:
+            return self.newest()
+        if name != "best":
+            return self.read(name)
+        best = self.best()
+        if best is None:
+            raise UsageError(
+                "no best checkpoint is recorded", file=self.storage.url, hint="name a checkpoint, or use the newest"
+            )
+        return self.read(best[0])
+
     def read(self, name: str) -> CheckpointFile:
         """Read a checkpoint and verify its checksum.
 
@@ -238,6 +255,12 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
     if version != CHECKPOINT_VERSION:
         raise VersionError(f"checkpoint has version {version}, this fastvid reads {CHECKPOINT_VERSION}", file=name)
     return state
+
+
+def evaluated_weights(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights that a run evaluates, of a state: moving averages where the run kept them."""
+    replica = state["replica"]
+    return {**replica["model"], **(replica.get("average") or {})}
 
 
 def snapshot(value: Any) -> Any:

@@ -377,7 +377,7 @@ def read_state(
     """
     found, owner = None, highest(checkpoints.newest_samples(), member) if name is None else 0
     if member.world.rank == owner:
-        found = checkpoints.newest() if name is None else checkpoints.read(_named(checkpoints, name))
+        found = checkpoints.find(name)
     which = broadcast_bytes(found.name.encode() if found else None, member, owner)
     data = broadcast_bytes(found.data if found else None, member, owner)
     if which is None or data is None:
@@ -397,17 +397,6 @@ def known_classes(config: Config) -> list[str]:
         return [str(name) for name in json.loads((Path(config.run.out) / CLASSES_FILE).read_text())]
     except (OSError, ValueError):
         return []
-
-
-def _named(checkpoints: Checkpoints, name: str) -> str:
-    if name != "best":
-        return name
-    best = checkpoints.best()
-    if best is None:
-        raise UsageError(
-            "no best checkpoint is recorded", file=checkpoints.storage.url, hint="name a checkpoint, or use the newest"
-        )
-    return best[0]
 
 
 def quiet(member: Member) -> None:

@@ -51,6 +51,7 @@ from fastvid.train.config.data import DataConfig
 from fastvid.train.loop.strategy import Strategy
 from fastvid.train.parts.evaluate import Gathered, Score, autocast
 from fastvid.train.ranks import Member, join
+from fastvid.train.records.checkpoint import evaluated_weights
 from fastvid.train.run import assemble
 from fastvid.train.run.assemble import checkpoints_of, known_classes, open_datasets, quiet, read_state
 from fastvid.train.tasks.task import Phase, Task
@@ -221,8 +222,7 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         assemble.load_initial_weights(config, model)
         return config, model, state
     try:
-        # If the run kept an average of the weights, use it, as the run's own evaluations did.
-        model.load_state_dict({**state["replica"]["model"], **(state["replica"].get("average") or {})})
+        model.load_state_dict(evaluated_weights(state))
     except RuntimeError as error:
         raise StateError(f"checkpoint does not fit the model: {error}", file=name) from error
     return config, model, state

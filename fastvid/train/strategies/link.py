@@ -477,7 +477,7 @@ class Listener:
         with self._lock:
             self.refused += 1
             count = self.refused
-        # At the first, second, fourth, eighth ...: strangers must not fill the log.
+        # Logged the first, second, fourth, eighth ... time, so that strangers cannot fill the log.
         if count & (count - 1) == 0:
             log.warning("refused a connection from %s, which does not know the token; %d so far", peer, count)
         return None

@@ -20,6 +20,7 @@ from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_head, swap_head
+from fastvid.models import zoo
 from fastvid.runtime.processes import World
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage
@@ -215,6 +216,27 @@ def test_separate_evaluation_equals_the_evaluation_of_the_run(
     before = json.loads((undisturbed / "summary.json").read_text())["eval"]
     assert again["top1_percent"] == before["top1_percent"]
     assert again["loss"] == pytest.approx(before["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "place"), [(None, ""), ("best", ""), (None, "checkpoints")])
+def test_the_weights_of_a_run_are_a_file_for_plain_torch(
+    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None, place: str
+) -> None:
+    out = tmp_path / "weights.pth"
+    words = ["weights", str(undisturbed / place), "--out", str(out), *(["--checkpoint", name] if name else [])]
+    assert fastvid_command(words) == 0
+    checkpoint = capsys.readouterr().out.split()[-1]
+    found = torch.load(out, weights_only=True)
+    model = zoo.build("tsm-r18", num_classes=2, num_frames=2, width=8, dropout=0.2)
+    model.load_state_dict(found)
+    kept = torch.load(undisturbed / "checkpoints" / checkpoint, weights_only=True)["replica"]["model"]
+    assert all(torch.equal(kept[key], found[key]) for key in found)
+
+
+def test_weights_of_a_folder_without_a_run_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fastvid_command(["weights", str(tmp_path), "--out", str(tmp_path / "weights.pth")]) == 2
+    assert "run has no checkpoint" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 def test_evaluation_by_views_counts_every_video_once_in_each(

@@ -205,7 +205,7 @@ class Asgd(Strategy):
             return
         if (before := state.get("push")) != "gradients":
             raise StateError(
-                f"checkpoint was written with push={before or 'gradients of an earlier version'}, which is gone",
+                f"checkpoint was written with push={before or 'gradients of an earlier version'}, which is unknown",
                 hint="use another run.out",
             )
         servers = state["servers"] or [None]

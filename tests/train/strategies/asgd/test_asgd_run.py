@@ -160,7 +160,7 @@ def test_conflicting_options_are_refused(tmp_path: Path) -> None:
     state = newest(tmp_path / "one")
     own = state["strategy"]["state"]
     for changes, message in (
-        ({"push": "deltas"}, "push=deltas, which is gone"),
+        ({"push": "deltas"}, "push=deltas, which is unknown"),
         ({"servers": own["servers"] * 2}, "written with 2 server shards, which are gone"),
     ):
         with pytest.raises(StateError, match=message):
