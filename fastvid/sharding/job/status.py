@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Annotated, Any, Final, TypeVar
 
-from fastvid.errors import StorageError
+from msgspec import DecodeError, Meta
+from msgspec.json import decode
+
+from fastvid.errors import StorageError, visible
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
 from fastvid.runtime.processes import is_dead
 from fastvid.sharding.job.lock import LEASE_SECONDS, PROGRESS
 from fastvid.storage import Storage, open_storage
+
+_LOG = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Records read in parallel; with 1,000 parts and 30 ms a request, all are read in a second.
 _READERS: Final = 32
@@ -48,6 +55,41 @@ class PartStatus(JobProgress):
     pid: int
     started: str
     last_sign: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Record:
+    """What a process says of itself, see `fastvid.sharding.job.lock`; a stranger may have written it."""
+
+    command: str
+    host: str
+    pid: int
+    state: str
+    started: str
+    time: Annotated[datetime, Meta(tz=True)]
+    part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
+    namespace: str | None = None
+    all_shards: int | None = None
+    shards: int | None = None
+    shards_done: int = 0
+    sources: int = 0
+    sources_done: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    bytes: int = 0
+    sources_per_second: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """What a job is, as far as its status needs it."""
+
+    sources: _Sources = field(default_factory=_Sources)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,20 +171,20 @@ def _read_dataset(storage: Storage) -> DatasetStatus | None:
 
 def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) -> UnfinishedJob | None:
     prefix = _JOBS[kind]
-    identity = _read_json(storage, f"{prefix}job.json")
+    identity = _read(storage, f"{prefix}job.json", _Identity)
     if identity is None:
         return None  # it has just been committed
     paths = [name for name in names if name.startswith(PROGRESS)]
     with ThreadPoolExecutor(_READERS, thread_name_prefix="status") as readers:
-        records = [record for record in readers.map(lambda path: _read_json(storage, path), paths) if record]
+        records = [record for record in readers.map(lambda path: _read(storage, path, _Record), paths) if record]
     records = _last_division(records)
     parts = [_part(record, now) for record in records]
     parts.sort(key=lambda part: int((part.part or "0").partition("/")[0]))
-    shards = records[0].get("all_shards") if records else None
+    shards = records[0].all_shards if records else None
     made = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
     shards_done = sum("/" not in name and name.endswith(".parquet") for name in made)
     running = [part for part in parts if part.state == "running"]
-    sources = int(identity.get("sources", {}).get("number", 0))
+    sources = identity.sources.number
     done, rejected = sum(part.sources_done for part in parts), sum(part.rejected for part in parts)
     reasons = sum((Counter(part.reasons) for part in parts), Counter[str]())
     rate = sum(part.sources_per_second for part in running)
@@ -166,31 +208,33 @@ def _read_job(storage: Storage, kind: str, names: Sequence[str], now: datetime) 
     )
 
 
-def _last_division(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def _last_division(records: Sequence[_Record]) -> list[_Record]:
     """Return the records of the division that started last: parts of another one have the same shards again."""
 
-    def division(record: Mapping[str, Any]) -> str:
-        return str(record["part"] or "").partition("/")[2]
+    def division(record: _Record) -> str:
+        return (record.part or "").partition("/")[2]
 
     if not records:
         return []
-    last = division(max(records, key=lambda record: str(record["started"])))
+    last = division(max(records, key=lambda record: record.started))
     return [record for record in records if division(record) == last]
 
 
-def _part(record: Mapping[str, Any], now: datetime) -> PartStatus:
-    state = record["state"]
+def _part(record: _Record, now: datetime) -> PartStatus:
+    state, told = record.state, asdict(record)
     if state == "running":
-        silent = (now - datetime.fromisoformat(record["time"])).total_seconds() > LEASE_SECONDS
-        state = "stale" if silent or is_dead(record["namespace"], record["pid"]) else state
-    plain = {one.name: record[one.name] for one in fields(PartStatus) if one.name in record}
-    return PartStatus(**plain | {"state": state, "last_sign": record["time"]})
+        silent = (now - record.time).total_seconds() > LEASE_SECONDS
+        state = "stale" if silent or is_dead(record.namespace, record.pid) else state
+    shown = {one.name: told[one.name] for one in fields(PartStatus) if one.name in told}
+    return PartStatus(**shown | {"state": state, "last_sign": f"{record.time:%Y-%m-%dT%H:%M:%SZ}"})
 
 
-def _read_json(storage: Storage, name: str) -> dict[str, Any] | None:
-    """Return a JSON record; None if it has just been deleted, or is none."""
+def _read(storage: Storage, name: str, kind: type[T]) -> T | None:
+    """Return a record; None if it has just been deleted, or is none of its kind, which is logged."""
     try:
-        record = json.loads(storage.read(name))
-    except (StorageError, ValueError, RecursionError):
+        return decode(storage.read(name), type=kind)
+    except StorageError:
         return None
-    return record if isinstance(record, dict) else None
+    except (DecodeError, UnicodeError, RecursionError) as error:
+        _LOG.warning("%s is no record of a job: %s", visible(f"{storage.url}/{name}"), visible(str(error)))
+        return None

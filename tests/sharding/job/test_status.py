@@ -198,3 +198,30 @@ def test_thousand_parts_cost_one_request_each(tmp_path, monkeypatch, capsys):
     assert "997 running, 2 stale" in said
     assert said.index("node3 process 7") < said.index("node0 process 7"), "stale parts are listed first"
     assert "and 980 more: use --all" in said
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "{", "[]", "[" * 100_000, '"\\ud800"', "{}",
+        *(json.dumps(record(1, 2) | change) for change in (
+            {"pid": "seven"}, {"part": "x/y"}, {"part": "0/" + "9" * 5000}, {"time": "yesterday"}, {"time": None},
+            {"reasons": ["many"]}, {"sources_done": "all"}, {"started": 7}, {"state": None},
+        )),
+    ],
+)  # fmt: skip
+def test_a_record_that_a_stranger_wrote_is_named_and_left_out(hostile, tmp_path, caplog, capsys):
+    (tmp_path / "ledger-parts" / "progress").mkdir(parents=True)
+    for name, text in {
+        "job.json": json.dumps({"sources": {"number": 2}}),
+        "progress/part-0-of-2.json": json.dumps(record(0, 2)),
+        "progress/part-1-of-2.json": hostile,
+    }.items():
+        (tmp_path / "ledger-parts" / name).write_text(text)
+    with caplog.at_level("WARNING"):
+        assert [part.part for part in read_status(str(tmp_path)).job.parts] == ["0/2"]
+    assert "part-1-of-2.json is no record of a job" in caplog.text
+    assert main(["status", str(tmp_path)]) == 0
+    (tmp_path / "ledger-parts" / "job.json").write_text(hostile)
+    assert main(["status", str(tmp_path)]) in (0, 1)
+    assert "Traceback" not in capsys.readouterr().err
