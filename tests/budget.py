@@ -17,22 +17,22 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_689,
-    "decode": 2_277,
-    "media": 2_395,
-    "storage": 1_860,
+    "format": 3_700,
+    "decode": 2_238,
+    "media": 2_394,
+    "storage": 1_912,
     "videos": 809,
-    "sharding": 11_095,
-    "load": 6_170,
-    "train": 7_344,
+    "sharding": 10_688,
+    "load": 6_126,
+    "train": 6_798,
     "models": 1_149,
-    "cli": 1_455,
-    "report": 497,
+    "cli": 1_355,
+    "report": 402,
     "runtime": 504,
-    "demo": 466,
-    "tune": 591,
+    "demo": 367,
+    "tune": 536,
     "root": 169,
-    "bench": 9_332,
+    "bench": 8_399,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 56_752
+TESTS: Final = 54_765
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -43,13 +43,6 @@ EQUIVALENT: Final[dict[str, tuple[tuple[str, str, str], ...]]] = {
             "it differs for one sample only, and sets that small are sorted",
         ),
     ),
-    "fastvid/decode/clips.py": (
-        (
-            "self._buffer = np.empty(0, dtype=np.uint8)",
-            "self._buffer = np.empty( 1, dtype=np.uint8)",
-            "a clip has more bytes, so the first one allocates either way",
-        ),
-    ),
     "fastvid/format/generations.py": (
         (
             f"{_COMMIT}, *, head: Head | None = None",

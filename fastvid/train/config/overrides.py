@@ -134,7 +134,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
         )
     try:
         value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeError):
         value = math.nan
     if value != value:  # NaN
         raise UsageError(f"{key} is {text!r}, expected {_EXPECTED[kind]}")
