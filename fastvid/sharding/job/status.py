@@ -58,7 +58,7 @@ class PartStatus(JobProgress):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record:
+class _Record(JobProgress):
     """What a process says of itself, see `fastvid.sharding.job.lock`; a stranger may have written it."""
 
     command: str
@@ -70,14 +70,6 @@ class _Record:
     part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
     namespace: str | None = None
     all_shards: int | None = None
-    shards: int | None = None
-    shards_done: int = 0
-    sources: int = 0
-    sources_done: int = 0
-    rejected: int = 0
-    reasons: dict[str, int] = field(default_factory=dict)
-    bytes: int = 0
-    sources_per_second: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
