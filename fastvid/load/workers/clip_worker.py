@@ -56,12 +56,11 @@ def fetch(
     except FastvidError as error:
         error.at_sample(shard.stem, key)
         raise
-    read, fed = len(clip.data) - INPUT_PADDING, len(plan.packets)
     return clip, Counters(
-        bytes_read=read,
+        bytes_read=len(clip.data) - INPUT_PADDING,
         bytes_whole=reader.size,
         requests=reader.requests,
-        packets=fed,
+        packets=len(clip.starts),
         packets_from_keys=plan.packets_from_keys,
     )
 
@@ -112,7 +111,7 @@ def fetch_together(rows: Sequence[Row]) -> list[tuple[EncodedClip, Counters]]:
 
         info, options = shard.info(place.row, place.stream), {"key": place.key, "shard": shard.stem}
         encoded = read_clip(request, info, table, read, gap=gap, limit=reader.size, plan=plan, **options)
-        cost = Counters(bytes_whole=reader.size, packets=len(plan.packets), packets_from_keys=plan.packets_from_keys)
+        cost = Counters(bytes_whole=reader.size, packets=len(encoded.starts), packets_from_keys=plan.packets_from_keys)
         if row.row in row.target.sounds:
             fetch_sounds(row, place, cost)
         found.append((encoded, cost))
