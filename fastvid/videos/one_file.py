@@ -93,7 +93,8 @@ def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFi
     try:
         found = index_in_place(FileReader(storage, name, version), Limits(), Proof(prove), hdr=hdr)
     except SourceError as error:
-        raise error.at(file=path) from error
+        error.at(file=path)
+        raise
     modified = None if version.tag else version.modified.isoformat()
     listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, version.size, version.tag, modified)
     table = PacketTable(found.records, whole=bool(found.info.flags & StreamFlag.WHOLE))
