@@ -308,12 +308,6 @@ class Dataset:
 
     def _select(self) -> IntArray:
         table = self.annotations
-        if table.num_rows != self.generation.num_samples:
-            raise FormatError(
-                f"{table.num_rows} annotations for {self.generation.num_samples} samples",
-                file=self.storage.url,
-                hint="restore the generation's record and annotations from a copy of the dataset",
-            )
         keep = pc.invert(table["removed"])
         if self.split is not None:
             keep = pc.and_(keep, in_split(table, self.split))

@@ -194,7 +194,7 @@ class Generation:
 
     number: Count
     shards: tuple[ShardRecord, ...]  # in the order of the annotations' rows
-    streams: tuple[str, ...] = ("rgb",)
+    streams: Annotated[tuple[str, ...], Meta(min_length=1)] = ("rgb",)
     classes: tuple[str, ...] = ()
     note: str = ""
     parent: Count = 0  # number of the previous generation; 0 for the first
@@ -329,7 +329,14 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
             file=storage.url,
             hint="restore the file from a copy of the dataset, or open an older generation",
         )
-    return from_parquet(content, file=name)
+    table = from_parquet(content, file=name)
+    if table.num_rows != generation.num_samples:
+        raise FormatError(
+            f"{table.num_rows} annotations for {generation.num_samples} samples",
+            file=storage.url,
+            hint="restore the generation's record and annotations from a copy of the dataset",
+        )
+    return table
 
 
 def upgrade_records(storage: Storage, head: Head) -> None:

@@ -85,7 +85,7 @@ def apply(config: Root, overrides: Sequence[str]) -> Root:
     tree: Tree = {}
     for text in overrides:
         key, equals, value = text.partition("=")
-        if not equals or not key:
+        if not equals or not all(key.split(".")):
             raise UsageError(f"{text!r} is not key=value")
         _insert(tree, key, value)
     return _changed(type(config), config, tree, "")  # type: ignore[no-any-return]

@@ -104,6 +104,7 @@ def test_clips_of_different_shapes_are_refused_by_name(config: Config, name: str
         ("data.spatial=crop", "data.spatial cannot be set on the command line"),
         ("optim.base_lr", "'optim.base_lr' is not key=value"),
         ("=1", "'=1' is not key=value"),
+        ("optim.=1", "'optim.=1' is not key=value"),
     ],
 )
 def test_an_invalid_override_raises_usage_error(config: Config, change: str, message: str) -> None:
