@@ -17,12 +17,12 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_701,
+    "format": 3_705,
     "decode": 2_238,
     "media": 2_394,
     "storage": 1_912,
     "videos": 810,
-    "sharding": 10_680,
+    "sharding": 10_683,
     "load": 6_125,
     "train": 6_798,
     "models": 1_149,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_766
+TESTS: Final = 54_773
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -395,6 +395,10 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
+        json.dumps(record, ensure_ascii=False).encode()  # an error for what is no text, which nobody could print
         # Records of an earlier fastvid have no time and no reason; streams and classes must be there.
         given = {name: value for name, value in record.items() if value is not None}
-        return convert({"streams": None, "classes": None} | given, Generation)
+        found = convert({"streams": None, "classes": None} | given, Generation)
+        if found.parent >= found.number:
+            raise ValueError(f"its parent is generation {found.parent}, which is no earlier one")
+        return found

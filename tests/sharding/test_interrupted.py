@@ -150,7 +150,8 @@ def state(out, command):
         return files, ledger(out) if (out / "ledger.parquet").exists() else None
     # The commit record counts its swaps, which are part of the names of compacted shards.
     dataset, hashes = Dataset(str(out)), [hashlib.sha256(path.read_bytes()).hexdigest() for path in out.glob("*.tar")]
-    records = {path.name: path.read_bytes() for path in [*out.glob("blocked.json"), *out.glob("removals/*")]}
+    store = LocalStorage(out)  # which does not list what a killed process was writing
+    records = {name: store.read(name) for name in [*store.list("blocked.json"), *store.list("removals/")]}
     return sorted(hashes), dataset.annotations.to_pylist(), dataset.classes, ledger(out), records
 
 

@@ -259,6 +259,7 @@ def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:
             # A ledger of an earlier version lacks columns that came later.
             if field_.name not in table.column_names:
                 table = table.append_column(field_, pa.nulls(table.num_rows, field_.type))
+        table.validate(full=True)  # that its text is text
         metadata = (table.schema.metadata or {}).get(_METADATA, b"{}")
         return table, json.loads(metadata)
     except (ValueError, RecursionError) as error:

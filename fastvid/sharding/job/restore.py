@@ -184,7 +184,9 @@ def stored_record(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _is_record(name: str, value: Any) -> bool:
-    return name == _RECORD and isinstance(value, dict) and _MARK.items() <= value.items()
+    if name != _RECORD or not isinstance(value, dict) or not _MARK.items() <= value.items():
+        return False
+    return {"streams", "classes", "extras", "profile", "encoder"} <= value.keys()
 
 
 def _is_ours(name: str) -> bool:

@@ -192,7 +192,7 @@ def parsing(place: str, form: str) -> Iterator[None]:
         raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or place) from error
     except UsageError as error:
         raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise UsageError(
             f"annotations do not parse as {form}: {error!r}", file=place, hint="compare the file with the format"
         ) from error
