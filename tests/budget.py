@@ -19,10 +19,10 @@ REPOSITORY = Path(__file__).parents[1]
 BUDGET: Final[dict[str, int]] = {
     "format": 3_705,
     "decode": 2_238,
-    "media": 2_394,
-    "storage": 1_912,
-    "videos": 810,
-    "sharding": 10_683,
+    "media": 2_403,
+    "storage": 1_915,
+    "videos": 804,
+    "sharding": 10_678,
     "load": 6_125,
     "train": 6_798,
     "models": 1_149,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_773
+TESTS: Final = 54_774
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

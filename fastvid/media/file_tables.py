@@ -39,6 +39,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
 from fastvid.storage import Storage
 from fastvid.storage.protocol import Version
+from fastvid.storage.urls import open_file
 
 BLOCK: Final = 1 << 16
 """Bytes that are read at least: most MP4s of a minute have their tables in so many."""
@@ -73,6 +74,16 @@ class FileReader(io.RawIOBase):
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._keep(0, memoryview(head))
         self._place = self._expected = 0
+
+    @classmethod
+    def open(cls, location: str) -> FileReader:
+        """Open the current version of a file, given by its absolute path or URL."""
+        storage, name = open_file(location)
+        begun = storage.begin(name, BLOCK)
+        if begun is None:
+            raise SourceError("the file is not there", reason=Reason.MISSING)
+        version, head = begun
+        return cls(storage, name, version, head=head)
 
     @property
     def is_local(self) -> bool:

@@ -101,6 +101,11 @@ class Version:
         """Return a version that was stored as text: its tag, or without one its date in ISO 8601."""
         return cls(tag, datetime.fromisoformat(modified) if modified else _EPOCH, size)
 
+    @property
+    def text(self) -> tuple[str | None, str | None]:
+        """Its tag, or without one its date in ISO 8601: what `parse` takes."""
+        return self.tag, None if self.tag else self.modified.isoformat()
+
     def same(self, other: Version) -> bool:
         """Return whether both may be one version, by tags if both have one: replicas may differ in dates."""
         if self.tag and other.tag:

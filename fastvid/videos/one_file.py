@@ -82,20 +82,14 @@ def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFi
     check_choice("hdr", hdr, HDR)
     path = os.fspath(source)
     path = path if is_remote(path) else os.path.abspath(path)
-    storage, name = open_file(path)
-    version = storage.version(name)
-    if version is None or not version.size:
-        raise SourceError(
-            "the file is not there" if version is None else "the file has no bytes",
-            reason=Reason.MISSING if version is None else Reason.EMPTY,
-            file=path,
-        )
     try:
-        found = index_in_place(FileReader(storage, name, version), Limits(), Proof(prove), hdr=hdr)
+        file = FileReader.open(path)
+        if not file.size:
+            raise SourceError("the file has no bytes", reason=Reason.EMPTY)
+        found = index_in_place(file, Limits(), Proof(prove), hdr=hdr)
     except SourceError as error:
         error.at(file=path)
         raise
-    modified = None if version.tag else version.modified.isoformat()
-    listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, version.size, version.tag, modified)
+    listed = ListedFile(PurePosixPath(path).stem, PICTURES, path, file.size, *file.version.text)
     table = PacketTable(found.records, whole=bool(found.info.flags & StreamFlag.WHOLE))
     return OneFile(path, listed, found.info, table)

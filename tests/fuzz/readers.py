@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -52,19 +53,19 @@ SECONDS, MEMORY = 5.0, 2**30
 """What one try may take."""
 
 
-class Reader:
+class Reader(ABC):
     """A reader of files; the corpus is a folder for each input."""
 
     checked: ClassVar = False  # whether all that is read is verified
     places: ClassVar[tuple[str, ...]] = ("**/*",)  # patterns of the files that are damaged
 
+    @abstractmethod
     def corpus(self, folder: Path) -> None:
         """Write valid inputs: subfolders of a folder."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, folder: Path) -> Any:
         """Read an input and return its content, which can be compared."""
-        raise NotImplementedError
 
     def damage(self, name: str, data: bytes, draw: random.Random, others: list[bytes]) -> bytes:
         """Return a damaged file."""

@@ -28,7 +28,7 @@ from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, Range, StreamFlag
 from fastvid.media.checks import Promised, check_tables
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP
 from fastvid.media.ffmpeg import Limits, contents
-from fastvid.media.file_tables import BLOCK, FileReader
+from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
 from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
@@ -52,7 +52,6 @@ from fastvid.sharding.work.tasks import (
     source_errors,
 )
 from fastvid.storage.protocol import Version
-from fastvid.storage.urls import open_file
 
 # Decodes of a whole video that the proof costs: one as a player, one without the container, one by groups of pictures,
 # two with packets left out.
@@ -167,15 +166,11 @@ def _open(task: SourceTask) -> FileReader:
     """Open the file of a task."""
     with source_errors(task):
         faults.reach("source")
-        storage, name = open_file(task.path)
-        begun = storage.begin(name, BLOCK)
-    if begun is None:
-        raise SourceError("the file is not there", reason=Reason.MISSING)
-    version, head = begun
-    check_version(task, version, "the file")
-    if not version.size:
+        file = FileReader.open(task.path)
+    check_version(task, file.version, "the file")
+    if not file.size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
-    return FileReader(storage, name, version, head=head)
+    return file
 
 
 def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
@@ -188,8 +183,8 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
-    modified = None if version.tag else version.modified.isoformat()
-    meta = dict(sample.meta) | place | {"version": {"size": version.size, "tag": version.tag, "modified": modified}}
+    tag, modified = version.text
+    meta = dict(sample.meta) | place | {"version": {"size": version.size, "tag": tag, "modified": modified}}
     return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
 
 
