@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, UsageError, VersionError
@@ -367,8 +368,12 @@ def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
     return data
 
 
+_SMALL_BYTES, _EXPANSION = 1 << 30, 64
+"""What any table may unpack to, and otherwise how many times its file: real ones reach about 20 times."""
+
+
 def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a table from the bytes of a Parquet file.
+    """Read a table from the bytes of a Parquet file; one that unpacks to far more than its bytes is an error.
 
     Arrow's thread pool is not used: a thread that still references a Python object at interpreter exit requests the
     GIL, and the process aborts ("terminate called without an active exception").
@@ -380,6 +385,40 @@ def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None
             missing = [name for name in columns or () if name not in found.schema_arrow.names]
             if missing:
                 raise FormatError(f"table has no column {missing[0]!r}", file=file)
+            check_unpacked(pa.BufferReader(data), found, columns, name=file)
             return found.read(columns=columns if columns is None else list(columns), use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(f"cannot parse the Parquet file: {error}", file=file) from error
+
+
+def check_unpacked(
+    file: pa.NativeFile, found: pq.ParquetFile, columns: Sequence[str] | None = None, *, name: str | None = None
+) -> None:
+    """Raise FormatError if columns of a Parquet file would take far more memory than the file has bytes.
+
+    Text that repeats is stored once and unpacked in each row, so its bytes are counted before it is.
+    """
+    length = file.size()
+    limit = max(_SMALL_BYTES, _EXPANSION * length)
+    groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
+    parts = [group.column(number) for group in groups for number in range(group.num_columns)]
+    wanted = None if columns is None else tuple(f"{name}." for name in columns)
+    chosen = [part for part in parts if wanted is None or f"{part.path_in_schema}.".startswith(wanted)]
+    size = sum(part.total_uncompressed_size for part in chosen)
+    texts = [part for part in chosen if part.physical_type == "BYTE_ARRAY" and part.has_dictionary_page]
+    if size <= limit < sum(part.total_uncompressed_size * part.num_values for part in texts):
+        names = sorted({part.path_in_schema for part in texts})
+        with pq.ParquetFile(file, read_dictionary=names, pre_buffer=False) as short:
+            tables = [short.read_row_group(number, names, use_threads=False) for number in range(len(groups))]
+        size = sum(_unpacked(chunk) for table in tables for column in table.columns for chunk in column.chunks)
+    if size > limit:
+        raise FormatError(f"Parquet file of {length:,} bytes unpacks to {size:,}", file=name)
+
+
+def _unpacked(array: pa.Array) -> int:
+    """The bytes of an array, with text in each row that has it."""
+    if pa.types.is_dictionary(array.type):
+        return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
+    if pa.types.is_struct(array.type):
+        return sum(map(_unpacked, array.flatten()))
+    return _unpacked(array.flatten()) if pa.types.is_list(array.type) else array.nbytes

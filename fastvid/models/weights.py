@@ -10,12 +10,14 @@ Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import re
+import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -192,6 +194,26 @@ def load_weights(
     return report
 
 
+def load_tensors(file: str | io.BytesIO) -> Any:
+    """Read what ``torch.save`` wrote to the CPU, without executing anything in the file.
+
+    Raises:
+        ValueError: If it is no zip file that torch reads, or has compressed parts, which ``torch.save`` never writes
+            and whose few bytes may take all memory.
+    """
+    if zipfile.is_zipfile(file):
+        try:
+            with zipfile.ZipFile(file) as parts:
+                is_compressed = any(part.compress_type for part in parts.infolist())
+        except (zipfile.BadZipFile, NotImplementedError) as error:
+            raise ValueError(str(error)) from error
+        if is_compressed:
+            raise ValueError("its parts are compressed, which torch.save does not do")
+    if isinstance(file, io.BytesIO):
+        file.seek(0)
+    return torch.load(file, map_location="cpu", weights_only=True)
+
+
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """Read the state dict of a ``torch.save`` file to the CPU, without executing anything in the file.
 
@@ -202,7 +224,7 @@ def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:
     """
     file = os.fspath(path)
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        content = load_tensors(file)
     except OSError as error:
         raise StorageError(f"cannot read the checkpoint: {error.strerror or error}", file=file) from error
     except pickle.UnpicklingError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -234,7 +235,13 @@ def test_unsafe_files_are_not_unpickled_and_errors_name_the_file(tmp_path):
     whole = tmp_path / "whole.pt"
     torch.save(model.state_dict(), whole)
     (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    for file in ("text.pt", "pickle.pt", "object.pt", "list.pt", "empty.pt", "cut.pt"):
+    with zipfile.ZipFile(whole) as parts, zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as packed:
+        for part in parts.infolist():
+            packed.writestr(part.filename, parts.read(part))
+    assert (
+        torch.load(tmp_path / "bomb.pt", weights_only=True).keys() == model.state_dict().keys()
+    )  # which torch unpacks
+    for file in ("text.pt", "pickle.pt", "object.pt", "list.pt", "empty.pt", "cut.pt", "bomb.pt"):
         with pytest.raises(FormatError, match=file):
             read_state_dict(tmp_path / file)
     assert not trace.exists()

@@ -34,7 +34,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from fastvid.errors import StorageError, UsageError
+from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.runtime.names import VIDEO_SUFFIXES
 from fastvid.runtime.values import things
 from fastvid.sharding.sources import tables
@@ -190,7 +190,7 @@ def parsing(place: str, form: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise UsageError(f"annotations cannot be read: {error.strerror}", file=error.filename or place) from error
-    except UsageError as error:
+    except (UsageError, FormatError) as error:
         raise UsageError(error.message, hint=error.hint, **{"file": place, **error.where}) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         raise UsageError(

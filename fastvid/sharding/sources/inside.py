@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, SourceError, UsageError
-from fastvid.format.schema import DATASET_JSON
+from fastvid.format.schema import DATASET_JSON, check_unpacked
 from fastvid.format.tar import read_members
 from fastvid.media.ffmpeg import is_full, no_space
 from fastvid.media.probe import unreadable
@@ -73,7 +73,7 @@ def table_sources(
                 ignored.update(
                     {f"cell of the column {name}, which is not kept": metadata.num_rows for name in left_out}
                 )
-                records = _records(table, video, left_out, PurePath(path).stem)
+                records = _records(table, video, left_out, path)
         except (pa.ArrowException, OSError) as error:
             raise UsageError(f"Parquet does not parse: {error}", file=path, hint="download it again") from error
         groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -117,18 +117,20 @@ def _video_column(schema: pa.Schema, path: str, chosen: str | None) -> str:
     return str(names[0])
 
 
-def _records(table: pq.ParquetFile, video: str, left_out: Sequence[str], stem: str) -> list[dict[str, Any]]:
+def _records(table: pq.ParquetFile, video: str, left_out: Sequence[str], path: str) -> list[dict[str, Any]]:
     """Return the rows of a table without its videos, each with the name of its video as ``path``."""
     kind = table.schema_arrow.field(video).type
     named = [f"{video}.path"] if pa.types.is_struct(kind) and kind.get_field_index("path") >= 0 else []
     others = [name for name in table.schema_arrow.names if name not in (video, *left_out)]
-    records = table.read(columns=[*others, *named], use_threads=False).to_pylist()
+    columns = [*others, *named]
+    check_unpacked(pa.OSFile(path), table, columns, name=path)
+    records = table.read(columns=columns, use_threads=False).to_pylist()
     found = []
     for number, record in enumerate(records or [{} for _ in range(table.metadata.num_rows)], 1):
         cell = record.pop(video, None) or {}
         if record.get("label") == -1:  # no class, as `datasets` writes it
             record["label"] = None
-        found.append({"path": cell.get("path") or f"{stem}/{number:06d}", **record})
+        found.append({"path": cell.get("path") or f"{PurePath(path).stem}/{number:06d}", **record})
     return found
 
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastvid.errors import UsageError
+from fastvid.format.schema import check_unpacked
 
 Record = dict[str, Any]
 """A row of a table by column; values may be nested."""
@@ -274,6 +275,7 @@ def read_parquet(data: bytes) -> list[NumberedRecord]:
             rows = found.metadata.num_rows
             if rows > _MANY_ROWS and rows > _ROWS_PER_BYTE * len(data):
                 raise UsageError(f"Parquet file of {len(data):,} bytes has {rows:,} rows, which name no videos")
+            check_unpacked(pa.BufferReader(data), found)
             table = found.read()
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"Parquet does not parse: {error}", hint="check that the file is complete") from error

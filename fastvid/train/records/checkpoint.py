@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 
 from fastvid.errors import FormatError, StateError, StorageError, UsageError, VersionError
+from fastvid.models.weights import load_tensors
 from fastvid.runtime import faults
 from fastvid.runtime.values import json_text, sha256
 from fastvid.storage import open_storage
@@ -247,7 +248,7 @@ def decode(data: bytes, name: str) -> dict[str, Any]:
         FormatError: If it is not a checkpoint.
     """
     try:
-        state = dict(torch.load(io.BytesIO(data), map_location="cpu", weights_only=True))
+        state = dict(load_tensors(io.BytesIO(data)))
         version = state["version"]
     # Of bytes that are no checkpoint, torch's unpickler and `dict` raise all of these.
     except (pickle.UnpicklingError, RuntimeError, LookupError, TypeError, ValueError, EOFError) as error:

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.errors import UsageError
+from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
+from fastvid.format.schema import from_parquet
 from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
 from fastvid.sharding.sources.tables import Columns
@@ -435,3 +436,23 @@ def test_a_small_table_of_many_equal_rows_is_refused_before_it_is_unpacked(read)
             writer.write_table(rows)
     with pytest.raises(UsageError, match="has 3,000,000 rows, which name no videos"):
         read("parquet", {"bomb.parquet": sink.getvalue()})
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_text_that_repeats_without_end_is_refused_before_it_is_unpacked(read, nested):
+    """A million rows refer to one text of 100 kB: 100 GB in a file of 100 kB."""
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), ["x" * 100_000])
+    column = pa.ListArray.from_arrays(pa.array(range(1_000_001), pa.int32()), texts) if nested else texts
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"path": column}), sink, compression="zstd", store_schema=False)
+    with pytest.raises(UsageError, match="unpacks to 100,"):
+        read("parquet", {"bomb.parquet": sink.getvalue()})
+    with pytest.raises(FormatError, match=r"unpacks to 100,.*file=facts"):
+        from_parquet(sink.getvalue(), file="facts", columns=["path"])
+
+
+def test_a_table_whose_text_repeats_often_is_read(read):
+    names = pa.DictionaryArray.from_arrays(pa.array([0, 1] * 100_000, pa.int32()), ["a.mp4", "x" * 3000])
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"path": names}), sink, compression="zstd", store_schema=False)
+    assert from_parquet(sink.getvalue(), file="facts")["path"].to_pylist() == ["a.mp4", "x" * 3000] * 100_000
