@@ -14,6 +14,7 @@ import io
 import os
 import pickle
 import re
+import warnings
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -211,7 +212,10 @@ def load_tensors(file: str | io.BytesIO) -> Any:
             raise ValueError("its parts are compressed, which torch.save does not do")
     if isinstance(file, io.BytesIO):
         file.seek(0)
-    return torch.load(file, map_location="cpu", weights_only=True)
+    with warnings.catch_warnings():
+        # What torch does not support is an error; a newer protocol alone is none.
+        warnings.filterwarnings("ignore", "Detected pickle protocol")
+        return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:

@@ -149,7 +149,11 @@ class ObjectStorage:
         data, version = self._client.get(check_name(name, self.url), PIECE_BYTES)
         if data is not None:
             return bytes(data)
-        whole = bytearray(version.size)
+        try:
+            whole = bytearray(version.size)
+        except (MemoryError, OverflowError) as error:
+            message = f"file of {version.size:,} bytes does not fit into memory"
+            raise StorageError(message, file=self._client.file(name)) from error
         self._fill(name, [(0, memoryview(whole))], version)
         return bytes(whole)
 

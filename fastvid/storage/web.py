@@ -252,7 +252,7 @@ class _Answer:
             raise GenericError("HTTP: the server does not say how much it sends")
         first, stop, whole = (int(part[1]), int(part[2]) + 1, int(part[3])) if part else (0, size, size)
         modified = _EPOCH
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             modified = parsedate_to_datetime(headers.get("Last-Modified", ""))
         return cls(
             status, Version(headers.get("ETag"), modified, whole), (first, stop), _pieces(response, size, deadline)
