@@ -253,6 +253,26 @@ def test_a_command_that_may_not_write_says_so_and_is_completed_by_the_same_comma
         assert state(out, command) == expected
 
 
+JUMPING = """
+import os, random, sys, time
+from fastvid.cli.main import main
+real, flush, jumps = time.time, os.fsync, random.Random(0)
+time.time = lambda: real() + jumps.uniform(-1e9, 1e9)
+time.time_ns = lambda: int(time.time() * 1e9)
+os.fsync = lambda file: (time.sleep(0.2), flush(file))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("name", soak_but(COMMANDS, "shard", "add", "compact", "gc"))
+def test_a_clock_that_jumps_by_decades_and_a_slow_disk_change_nothing(name, world, undisturbed, tmp_path):
+    command, (expected, _) = COMMANDS[name], undisturbed(name)
+    out = prepared(world, tmp_path / "out", command)
+    done = run(world, out, command, start=lambda *words, fault: forks.run("-c", JUMPING, *words))
+    assert done.returncode == command.code, done.stderr
+    assert state(out, command) == expected
+
+
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.part])
 def test_parallel_parts_one_of_them_killed_make_what_one_run_makes(name, world, tmp_path):
     command = COMMANDS[name]
