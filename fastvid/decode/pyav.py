@@ -102,7 +102,7 @@ class PyAvDecoder(ThreadDecoder):
         places = first_places(frames)
         try:
             if isinstance(output, Rgb):
-                self._converter.begin(clip.info, request, output.data)
+                self._converter.begin(clip.info, request, output)
                 self._run(clip, places, self._converter.write)
             elif isinstance(output, Planes):
                 self._run(clip, places, _planes_writer(output, request.box))
@@ -285,7 +285,7 @@ class Recutter:
                     target[place] = source[frame, rows, columns]
             return
         assert isinstance(output, Rgb)
-        self._converter.begin(info, replace(request, box=inside), output.data)
+        self._converter.begin(info, replace(request, box=inside), output)
         places = first_places(index)
         for frame, place in places.items():
             arrays = (planes.y[frame], planes.u[frame], planes.v[frame])

@@ -210,9 +210,12 @@ class Rgb(_Output):
 
     Attributes:
         data: uint8 [3, T, H, W].
+        fast: Whether frames are resized before they are converted: in two thirds of the time, 0.9 of 255 levels off
+            on average.
     """
 
     data: UInt8Array
+    fast: bool = False
 
     def __post_init__(self) -> None:
         if self.data.ndim != 4 or self.data.shape[0] != 3 or self.data.dtype != np.uint8:

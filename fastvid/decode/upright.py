@@ -94,7 +94,7 @@ def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, Dec
     inner = replace(clip, info=clip.info.decoded, request=replace(request, box=cut, size=size, flip=flip))
     if isinstance(output, Rgb):
         data = output.data[..., ::-1] if request.flip else output.data
-        return inner, Rgb(_coded_view(data, coded)), _nothing
+        return inner, replace(output, data=_coded_view(data, coded)), _nothing
     if isinstance(output, DeviceRgb | DevicePlanes):
         return inner, *_on_device(output, coded, cut, request.flip, size)
     views = [_coded_view(plane, coded) for plane in output.arrays]

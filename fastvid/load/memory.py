@@ -153,6 +153,7 @@ class RowLayout:
     order: str = "CTHW"
     # scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     channels: tuple[tuple[float, float], ...] | None = None
+    fast: bool = False  # see `Rgb`
 
     @cached_property
     def dtype(self) -> np.dtype[np.float32] | np.dtype[np.uint8]:
@@ -224,11 +225,11 @@ class Stage:
         """Return where a clip is decoded to: into its row, or elsewhere if its values are converted afterwards."""
         layout = row.layout
         if layout.as_decoded:
-            return Rgb(layout.view(row.memory))
+            return Rgb(layout.view(row.memory), layout.fast)
         size = math.prod(layout.levels_shape)
         if len(self._memory) < size:
             self._memory = np.empty(size, dtype=np.uint8)
-        return Rgb(self._memory[:size].reshape(layout.levels_shape))
+        return Rgb(self._memory[:size].reshape(layout.levels_shape), layout.fast)
 
     def finish(self, row: RgbRow) -> None:
         """Convert what was decoded for a row, and write it there."""

@@ -110,7 +110,7 @@ class TransformStage:
     def decoded(self) -> VideoSpec:
         """What decoders make for the transforms: float32 RGB in 0 to 1, [B, 3, T, H, W] or a list of [3, T, H, W]."""
         collate: Collate = "stack" if self.spec.collate == "stack" else "list"
-        return VideoSpec(self.spec.shape, "BCTHW", _UNIT, self.spec.stream, collate=collate)
+        return VideoSpec(self.spec.shape, "BCTHW", _UNIT, self.spec.stream, collate=collate, resize=self.spec.resize)
 
     def finish(
         self,

@@ -177,7 +177,8 @@ class RgbSink(DeviceRgbSink):
 
     def _sizes(self) -> list[int]:
         rows = self._shapes.rows
-        self._layouts = [row_layout(shape[0], shape[1:], self._order, self._spec.channels) for shape in rows]
+        kind = (self._order, self._spec.channels, self._spec.resize == "fast")
+        self._layouts = [row_layout(shape[0], shape[1:], *kind) for shape in rows]
         return list(map(attrgetter("nbytes"), self._layouts))
 
     def _allocate(self, size: int) -> Tensor:

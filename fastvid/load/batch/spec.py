@@ -27,7 +27,7 @@ from fastvid.load.clips.clip import ClipRules, Crops, Frames, clip_sizes
 from fastvid.load.clips.sampling import with_length
 from fastvid.load.clips.views import Views, check_views
 from fastvid.load.device import LoaderStream
-from fastvid.load.options import Collate, Output
+from fastvid.load.options import Collate, Output, Resize
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.draws import DRAWS_VERSION
 from fastvid.load.order.epoch import Batches, Batching, ClipShape, EpochOrders, Order
@@ -113,6 +113,7 @@ class Spec:
             **self.annotations.fingerprint,
             "signals": "" if self.signals is None else self.signals.text,
             "after": "" if self.after is None else repr(self.after),
+            "resize": "" if self.output.resize == "exact" else self.output.resize,
         }
         return parts | {name: text for name, text in asked.items() if text}
 
@@ -225,6 +226,7 @@ class VideoSpec:
     stream: LoaderStream
     channels_last: bool = False
     collate: Collate = "stack"  # how rows are put together
+    resize: Resize = "exact"  # how decoders on the host resize
 
     @classmethod
     def of(cls, spec: Spec, stream: LoaderStream) -> VideoSpec:
@@ -233,7 +235,8 @@ class VideoSpec:
         if isinstance(spec.batches, Packed):
             collate = "list"
         pixels = None if output.dtype is torch.uint8 else output.pixels
-        return cls(spec.rules.shape, output.layout, pixels, stream, output.channels_last, collate)
+        form = (output.channels_last, collate, output.resize)
+        return cls(spec.rules.shape, output.layout, pixels, stream, *form)
 
     @cached_property
     def channels(self) -> tuple[tuple[float, float], ...] | None:

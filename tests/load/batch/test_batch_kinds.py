@@ -125,7 +125,7 @@ def films(tmp_path_factory):
     return Mixture({name: fastvid.open(folder / name) for name in ("one", "two")})
 
 
-@pytest.mark.parametrize("options", [{}, {"clips_per_video": 2}])
+@pytest.mark.parametrize("options", [{}, {"clips_per_video": 2, "resize": "fast"}])
 def test_worker_processes_deliver_the_same_as_threads_in_any_world(films, options):
     chosen = {
         "frames": {"one": Segments(4), "two": Dense(4, 3)},
@@ -150,6 +150,11 @@ def test_worker_processes_deliver_the_same_as_threads_in_any_world(films, option
     for one in (loader, *ranks):
         one.close()
     assert first + rest == expected
+    if "resize" in options:
+        exact = make(films, **{**chosen, "resize": "exact"})
+        assert [row["video"] for batch in exact for row in entries(batch)] != [row["video"] for row in expected]
+        with pytest.raises(StateError, match="another resize: fast"):
+            exact.load_state_dict(state)
 
 
 def test_clips_of_a_video_are_neighbours_and_differ():
