@@ -46,11 +46,11 @@ release-check: $(DEV_STAMP)
 
 $(USER_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e '.[torch]'
+	$(PIP) -e '.[torch,prepare]'
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)
-	$(PIP) -e '.[torch,dali-cuda13,object-stores,flow,ray,docs,dev]'
+	$(PIP) -e '.[torch,prepare,dali-cuda13,object-stores,flow,ray,docs,dev]'
 	touch $(DEV_STAMP)
 
 clean:

@@ -22,6 +22,7 @@ from fastvid.cli.main import COMMANDS, main
 from fastvid.load.clips import crops, sampling
 from fastvid.train.strategies import BUILT_IN
 from tests.conftest import LONG
+from tests.datasets import make_clip, pack
 
 ROOT = Path(fastvid.__file__).parent
 
@@ -267,15 +268,18 @@ def test_outer_layers_add_locations_and_keep_inner_ones():
     assert error.where == {"key": "inner", "shard": "data-000000"}
 
 
-def test_a_command_whose_extra_is_not_installed_names_it():
-    hidden = "import sys; sys.modules['torch'] = None\n"
-    for code in (
-        "from fastvid.cli.main import main; sys.exit(main(['train', 'motion_tsm']))",
-        "import fastvid; fastvid.ClipLoader",
-    ):
+def test_a_command_whose_extra_is_not_installed_names_it(tmp_path):
+    hidden = "import sys; sys.modules |= dict.fromkeys(('torch', 'duckdb', 'imageio_ffmpeg'))\n"
+    data = pack(tmp_path / "data", [[("a", make_clip(tmp_path / "clip.mp4"), 0)]]).url
+    for code, extra in {
+        "from fastvid.cli.main import main; sys.exit(main(['train', 'motion_tsm']))": "torch",
+        "import fastvid; fastvid.ClipLoader": "torch",
+        f"import fastvid; fastvid.open({data!r}, where='label = 0')": "prepare",
+        "import os; os.environ['PATH'] = ''; from fastvid.media.ffmpeg import find_ffmpeg; find_ffmpeg()": "prepare",
+    }.items():
         out = subprocess.run([sys.executable, "-c", hidden + code], capture_output=True, text=True, check=False)
         assert out.returncode == 1
-        assert "hint: pip install 'fastvid-toolkit[torch]'" in out.stderr
+        assert f"pip install 'fastvid-toolkit[{extra}]'" in out.stderr
 
 
 def test_unknown_command_names_the_known_ones():

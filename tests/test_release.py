@@ -25,6 +25,7 @@ from pathlib import Path
 import pytest
 
 from bench.common.harness import machine_facts, write_json
+from fastvid.sharding.job.job import run_job
 from tests.datasets import make_clip
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
@@ -53,7 +54,15 @@ def recipe():
 """
 
 IMPORT_TIME = "import time; began = time.perf_counter(); import fastvid; print(time.perf_counter() - began)"
-# Run in a clean environment: what `import fastvid` loads, bytes installed, and licences as the packages state them.
+# Run in a clean environment: the bytes of each package.
+SIZES = """
+import importlib.metadata as metadata, json
+print(json.dumps({
+    one.name: sum(file.locate().stat().st_size for file in one.files or () if file.locate().is_file())
+    for one in metadata.distributions() if one.name != "pip"
+}))
+"""
+# Run in a clean environment with the extra prepare: what `import fastvid` loads, and licences as the packages state them.
 FACTS = """
 import fastvid, importlib.metadata as metadata, json, subprocess, sys
 modules = sorted(sys.modules)
@@ -64,15 +73,13 @@ def licence(about):
     return about.get("License-Expression") or "; ".join(named) or (about.get("License") or "").partition("\\n")[0]
 
 packages = [one for one in metadata.distributions() if one.name != "pip"]
-sizes = {one.name: sum(file.locate().stat().st_size for file in one.files or () if file.locate().is_file())
-         for one in packages}
 import imageio_ffmpeg
 from av import _core
 ffmpeg = imageio_ffmpeg.get_ffmpeg_exe()
 said = subprocess.run([ffmpeg, "-L"], capture_output=True, text=True, check=True).stdout
 said = " ".join(said.split())
 print(json.dumps({
-    "modules": modules, "bytes_installed": sizes,
+    "modules": modules,
     "licences": {one.name: licence(one.metadata) for one in packages},
     "ffmpeg_licence": said.partition("terms of the ")[2].partition(". ")[0],
     "av_ffmpeg_licence": _core.library_meta["libavcodec"]["license"],
@@ -186,8 +193,8 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
     names = installed.python(
         "import fastvid, importlib.metadata as m, json; print(json.dumps([d.name for d in m.distributions()]))"
     )
-    assert not {"torch", "nvidia-dali-cuda130", "obstore", "ray"} & set(json.loads(names))
-    installed.shard()
+    assert not {"torch", "nvidia-dali-cuda130", "obstore", "ray", "duckdb", "imageio-ffmpeg"} & set(json.loads(names))
+    run_job(str(installed.work / "videos"), str(installed.work / "shards"), workers=1)
     assert "juggling" in installed.run("fastvid", "inspect", "shards", "--html", "shards.html").stdout
     assert (installed.work / "shards.html").stat().st_size > 10_000
     installed.run("fastvid", "verify", "shards")
@@ -200,7 +207,6 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
         csv.writer(file).writerows([["key", "split"], ["walking/walking0", "val"]])
     installed.run("fastvid", "relabel", "shards", "--from", "labels.csv")
     installed.run("fastvid", "remove", "shards", "--keys", "walking/walking1")
-    installed.run("fastvid", "doctor", "--no-parity")
     listing = installed.run("fastvid", "bench", code=2)
     assert "decode" in listing.stderr
     model = next(installed.bin.parent.rglob("bundled/bench/scaling/models/template.toml"))
@@ -213,8 +219,9 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
         ("train", "motion_tsm"): "torch",
         ("demo",): "torch",
         ("inspect", "http://127.0.0.1:9/x"): "object-stores",
-        ("shard", "videos/", "--out", "a", "--streams", "rgb,flow"): "flow",
-        ("shard", "videos/", "--out", "b", "--engine", "ray"): "ray",
+        ("shard", "videos/", "--out", "a"): "prepare",
+        ("subset", "shards", "--out", "b", "--where", "label = 1"): "prepare",
+        ("doctor", "--no-parity"): "prepare",
     }.items():
         said = installed.run("fastvid", *words, code=1).stderr
         assert f"[{extra}]" in said, (words, said)
@@ -226,7 +233,10 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
 def test_size_import_time_and_licences_are_recorded(released, installed):
     """`bench/results/release.json`; importing fastvid loads neither torch nor a video library."""
     installed.pip(str(released["wheel"]))
-    found = json.loads(installed.python(FACTS))
+    bare = json.loads(installed.python(SIZES))
+    installed.pip(f"{released['wheel']}[prepare]")
+    found = {"bytes_bare": bare, "bytes_installed": json.loads(installed.python(SIZES))}
+    found |= json.loads(installed.python(FACTS))
     assert not {"torch", "av", "duckdb"} & set(found.pop("modules"))
     seconds = sorted(float(installed.python(IMPORT_TIME)) for _ in range(9))
     assert {"fastvid-toolkit", "av", "imageio-ffmpeg"} <= found["licences"].keys()
@@ -307,6 +317,12 @@ def check_nvdec(one: Installed) -> None:
     assert "pip install" not in why  # the package is there; a machine without a GPU lacks the driver
 
 
+def check_prepare(one: Installed) -> None:
+    one.run("fastvid", "doctor", "--no-parity")
+    one.run("fastvid", "subset", "shards", "--out", "one", "--where", "class = 'juggling'")
+    assert one.python("import fastvid; print(len(fastvid.open('one')))") == "2"
+
+
 def check_flow(one: Installed) -> None:
     one.run("fastvid", "shard", "videos/", "--out", "flow", "--streams", "rgb,flow")
     names = one.python("import tarfile; print(tarfile.open('flow/data-000000.tar').getnames())")
@@ -367,6 +383,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "hub": ("", check_hub),
     "nvdec": ("torch", check_nvdec),
     "object-stores": ("", check_object_stores),
+    "prepare": ("", check_prepare),
     "ray": ("", check_ray),
     "tensorboard": ("torch", check_tensorboard),
     "torch": ("", check_torch),
@@ -379,7 +396,7 @@ def test_each_extra_enables_its_features(extra, released, installed):
     beside, check = CHECKS[extra]
     if "torch" in (extra, beside):
         installed.pip(TORCH)
-    installed.pip(f"{released['wheel']}[{','.join(filter(None, [extra, beside]))}]")
+    installed.pip(f"{released['wheel']}[{','.join(filter(None, [extra, beside, 'prepare']))}]")
     with tarfile.open(released["sdist"]) as sdist:
         sdist.extractall(installed.work, filter="data")
     installed.shard()

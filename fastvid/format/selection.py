@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastvid.errors import UsageError
+from fastvid.errors import UsageError, naming_extras
 from fastvid.format.in_place import IndexedAudio, IndexedSample, IndexedStream
 from fastvid.format.schema import (
     FACT_FIELDS,
@@ -168,7 +168,8 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
     A condition is a function of the row: with others, such as ``random()``, every process would select other rows.
     Returns row numbers, ascending, int64 [M].
     """
-    import duckdb  # slow to import, and few programs filter
+    with naming_extras():
+        import duckdb  # slow to import, and few programs filter
 
     numbered = table.append_column(_ROW, pa.array(np.arange(table.num_rows, dtype=np.int64)))
     limits: dict[str, Any] = {"threads": available_cores(), "memory_limit": _MEMORY, "temp_directory": ""}

@@ -26,7 +26,7 @@ VARIABLE: Final = "FASTVID_FFMPEG"
 
 _SECONDS: Final = 60
 _QUERIES: Final = ("-version", "-encoders", "-filters")
-_HINT: Final = f"install ffmpeg, or `pip install imageio-ffmpeg`, or set {VARIABLE} to a program"
+_HINT: Final = f"install ffmpeg, or `pip install 'fastvid-toolkit[prepare]'`, or set {VARIABLE} to a program"
 _AGAIN: Final = f"run the command again; if that does not help, set {VARIABLE} to another program"
 _OTHER: Final = f"set {VARIABLE} to a newer or more complete program, such as that of imageio-ffmpeg"
 
