@@ -62,7 +62,8 @@ print(json.dumps({
     for one in metadata.distributions() if one.name != "pip"
 }))
 """
-# Run in a clean environment with the extra prepare: what `import fastvid` loads, and licences as the packages state them.
+# Run in a clean environment with the extra prepare: what `import fastvid` loads, and licences as the packages state
+# them.
 FACTS = """
 import fastvid, importlib.metadata as metadata, json, subprocess, sys
 modules = sorted(sys.modules)

@@ -205,10 +205,10 @@ def release() -> str:
     kinds = {str(licence).split()[0].split("-")[0] for name, licence in record["licences"].items() if name != "numpy"}
     return paragraph(
         f"Installed without extras and without torch, {record['version']} and the packages that it needs take "
-        f"{bare:.0f} MB, which read, load and train; with the extra `prepare`, which encodes and filters, {size:.0f} MB. `import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these "
-        f"packages state are {', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in "
-        f"`imageio-ffmpeg`, which fastvid runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the "
-        f"{record['av_ffmpeg_licence']}."
+        f"{bare:.0f} MB, and with `prepare`, which encodes and filters, {size:.0f} MB. "
+        f"`import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these state are "
+        f"{', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in `imageio-ffmpeg`, which fastvid "
+        f"runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the {record['av_ffmpeg_licence']}."
     )
 
 
