@@ -59,7 +59,7 @@ SIZES = """
 import importlib.metadata as metadata, json
 print(json.dumps({
     one.name: sum(file.locate().stat().st_size for file in one.files or () if file.locate().is_file())
-    for one in metadata.distributions() if one.name != "pip"
+    for one in metadata.distributions() if one.name not in ("pip", "setuptools")  # which every environment has
 }))
 """
 # Run in a clean environment with the extra prepare: what `import fastvid` loads, and licences as the packages state
@@ -222,7 +222,6 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
         ("inspect", "http://127.0.0.1:9/x"): "object-stores",
         ("shard", "videos/", "--out", "a"): "prepare",
         ("subset", "shards", "--out", "b", "--where", "label = 1"): "prepare",
-        ("doctor", "--no-parity"): "prepare",
     }.items():
         said = installed.run("fastvid", *words, code=1).stderr
         assert f"[{extra}]" in said, (words, said)

@@ -198,9 +198,7 @@ def load_weights(
 def load_tensors(file: str | io.BytesIO) -> Any:
     """Read what ``torch.save`` wrote to the CPU, without executing anything in the file.
 
-    Raises:
-        ValueError: If it is no zip file that torch reads, or has compressed parts, which ``torch.save`` never writes
-            and whose few bytes may take all memory.
+    Compressed parts, which it never writes and whose few bytes may take all memory, are a ValueError.
     """
     if zipfile.is_zipfile(file):
         try:

@@ -30,7 +30,7 @@ from tests.datasets import make_clip
 from tests.sharding.shardtools import make
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 RUN = """
@@ -132,7 +132,7 @@ from fastvid.models.zoo import build
 torch.save(build("tsm-r50", 400, 8).state_dict(), "kinetics.pth")
 """
 DATA_SETS = {"cluster": (write_ucf101, write_kinetics)}
-QUICK = ("index",)
+QUICK = ("index", "AGENTS")
 RUNNABLE = [page for page in PAGES if page.stem not in DATA_SETS and {k for k, _ in blocks(page)} & {"bash", "python"}]
 
 
