@@ -229,9 +229,10 @@ def add(
     """Add new videos to a dataset, encoded with its profile.
 
     Sources that are already in the dataset are skipped, including those that were rejected (unless --retry-rejected) or
-    removed. New samples go into new shards; old shards are not changed. After a kill or an interruption, run the
-    command again with the same arguments to resume it. To share the work among machines, run it with --part 0/N to
-    N-1/N; after all have finished, the command without --part adds the samples.
+    removed; one whose file changed, by its size or ETag, is named and encoded again, under a new key. New samples go
+    into new shards; old shards are not changed. After a kill or an interruption, run the command again with the same
+    arguments to resume it. To share the work among machines, run it with --part 0/N to N-1/N; after all have finished,
+    the command without --part adds the samples.
 
     Exit codes: 0 all new sources were packed, 1 the job failed, 2 wrong usage, 3 the samples were added, but some
     sources were rejected (0 with --allow-rejected).
@@ -243,6 +244,7 @@ def add(
         columns (NAME=COLUMN,...): As for `fastvid shard`.
         prefix (NAME): Prepend NAME/ to the names of all these sources.
         retry_rejected: Retry sources that were rejected before.
+        sync: Of the videos that the annotations name, remove clips that they no longer name.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
         allow_encoder_change: Encode with another ffmpeg than the dataset's.
     """
@@ -251,7 +253,11 @@ def add(
     given = options | asdict(machines) | asdict(packing) | asdict(looking)
     given |= {"annotations": annotations, "columns": columns, "allow_encoder_change": allow_encoder_change}
     done = add_sources(dataset, sources, **given)
-    print(f"{done.known:8} already known")
+    if done.known or done.report.part is None:
+        print(f"{done.known:8} already known")
+    for names, what in ((done.changed, "changed since"), (done.gone, "removed, because they left the list")):
+        if names:
+            print(visible(f"{len(names):8} {what}: {_first(names)}"))
     if done.report.ledger.num_rows or done.report.part is not None:
         print(summary(done.report))
     if done.report.part is None:

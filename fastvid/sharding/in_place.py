@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,10 +30,11 @@ from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
+from fastvid.sharding.job.frozen import given_sources, start_work
 from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
-from fastvid.sharding.job.run import How, Job, SourceWork, View
+from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.sharding.work.index import indexed_meta, unpack_found
@@ -67,10 +69,13 @@ class IndexFiles(SourceWork):
                     hint="use URLs that need no signature, or credentials in the environment (s3://, gs://)",
                 )
         tried = [source for source in found.sources if source.problem is None]
+        shards = shards or found.shards
         if shards is None:
             shards = plan_shards(tried, seed=seed, samples=samples_per_shard, source_bytes=_ANY_BYTES)
         super().__init__(storage, found, settings, shards, seed)
-        root = common_root([source.path for source in tried]) if tried else ""
+        root = decode_name(found.listed["root"]) if found.listed else ""
+        if tried and not found.listed:
+            root = common_root([source.path for source in tried])
         files = [(encode_name(s.id), s.size, s.start, s.end, s.key, s.tag) for s in tried]
         self.identity = {
             **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
@@ -304,14 +309,18 @@ def index_videos(
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
     settings, storage = index_settings(limits, proof=proof, hdr=hdr), open_storage(out)
-    found = gather_sources(sources, annotations, columns=columns, class_names=class_names, follow_links=follow_links)
-    inside = next((source for source in found.sources if source.member is not None), None)
-    if inside is not None:
-        hint = "encode them with `fastvid shard`" if inside.inside else "name the tars alone"
-        raise UsageError("videos inside other files are not indexed in place", file=inside.path, hint=hint)
+    looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
 
-    work = IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
-    return run(storage, chosen, lambda: work)
+    def make(found: SourceList) -> ShardWork:
+        inside = next((source for source in found.sources if source.member is not None), None)
+        if inside is not None:
+            hint = "encode them with `fastvid shard`" if inside.inside else "name the tars alone"
+            raise UsageError("videos inside other files are not indexed in place", file=inside.path, hint=hint)
+        return IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
+
+    given = given_sources(sources, annotations, **looking)
+    gather = partial(gather_sources, sources, annotations, **looking)
+    return run(storage, chosen, lambda: start_work(storage, given, chosen.mine, gather, make))
 
 
 def _waiting_workers(sources: Sequence[Source]) -> int | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fastvid.errors import JobError, MissingDependency, UsageError
 from fastvid.format import schema
@@ -32,12 +33,21 @@ from fastvid.sharding.encode.flow import same_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job import ledger
-from fastvid.sharding.job.job import MAX_SECONDS, JobReport, annotations_of, check_amounts, run, shard_records
+from fastvid.sharding.job.frozen import given_sources, start_work
+from fastvid.sharding.job.job import (
+    MAX_SECONDS,
+    JobReport,
+    annotations_of,
+    check_amounts,
+    hide_sources,
+    run,
+    shard_records,
+)
 from fastvid.sharding.job.ledger import Part, Row
 from fastvid.sharding.job.lock import Staging
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, differences
 from fastvid.sharding.job.run import EncodeShards, How, ShardWork
-from fastvid.sharding.sources.sources import Source, SourceList, assign_keys
+from fastvid.sharding.sources.sources import Source, SourceList, assign_keys, public_path
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
 from fastvid.storage.urls import copy_file, sha256_of
@@ -47,7 +57,7 @@ def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
     """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
     if not storage.exists(schema.LEDGER):
         ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
-    names = ["source_id", "path", "bytes_in", "key", "reason", "seconds"]
+    names = ["source_id", "path", "status", "bytes_in", "source_tag", "key", "reason", "seconds"]
     return {row["source_id"]: row for row in ledger.read_ledger(storage)[0].select(names).to_pylist()}
 
 
@@ -61,8 +71,12 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
     new = [row for part in parts for row in part.rows]
     known = {row["source_id"] for row in new}
     before = [row for row in ledger.read_ledger(storage)[0].to_pylist() if row["source_id"] not in known]
-    present = set(read_annotations(storage, generation)["key"].to_pylist())
-    if any(sample.key not in present for sample in samples):
+    table = read_annotations(storage, generation)
+    present, shown = set(table["key"].to_pylist()), table.filter(pc.invert(table["removed"]))
+    # Samples of an earlier version of a file, also if the file is rejected now.
+    ids, own = {encode_name(source.id) for source in work.found.sources}, {sample.key for sample in samples}
+    keys = zip(shown["source_id"].to_pylist(), shown["key"].to_pylist(), strict=True)
+    if any(key not in present for key in own) or any(name in ids and key not in own for name, key in keys):
         records = _copy_all(storage, work, parts, generation)
         faults.reach("copied")
         note = f"add {things(len(samples), 'sample')} of {things(len({s.source_id for s in samples}), 'source')}"
@@ -76,7 +90,8 @@ def merge_parts(storage: Storage, work: ShardWork, parts: Sequence[Part]) -> tup
             rows = annotations_of(parts, work.found, labels, hidden)
             extras = _extras(old, records, work.found)
             shards = (*old.shards, *records)
-            return replace(old, shards=shards, classes=classes, note=note, extras=extras), _joined(table, rows)
+            table = _joined(hide_sources(table, ids), rows)
+            return replace(old, shards=shards, classes=classes, note=note, extras=extras), table
 
         generation = change(storage, edit)
     return generation.number, _extend_ledger(storage, work, parts, generation)
@@ -115,10 +130,10 @@ def _extras(old: Generation, records: Sequence[ShardRecord], found: SourceList) 
 def number_labels(old: Generation, found: SourceList) -> tuple[tuple[str, ...], dict[str, int]]:
     """Return the classes of a generation with those of new sources, and the number of each label of the sources."""
     keys = {name: source.key for source in reversed(found.sources) for name in source.class_names}
-    ordered = [name for name in found.classes if name in keys]
+    ordered = found.classes
     # Labels that are all numbers are indices into the dataset's classes rather than names.
     classes = ClassNames(old.classes, ordered, grow=not all(name.isdecimal() for name in ordered))
-    labels = {name: label for name in ordered if (label := classes.index(name, keys[name])) is not None}
+    labels = {name: label for name in ordered if (label := classes.index(name, keys.get(name, ""))) is not None}
     return tuple(classes.names), labels
 
 
@@ -174,6 +189,8 @@ class Added:
     report: JobReport  # report of the job; its ledger contains only the rows of the new sources
     generation: int
     known: int
+    changed: Sequence[str] = ()  # names of known files that have another size or ETag now
+    gone: Sequence[str] = ()  # names of the clips that left the list, for `sync`
 
 
 def add_sources(
@@ -190,6 +207,7 @@ def add_sources(
     follow_links: bool = False,
     prefix: str | None = None,
     retry_rejected: bool = False,
+    sync: bool = False,
     drop_duplicates: bool = False,
     limits: Limits | None = None,
     **how: Any,
@@ -200,12 +218,15 @@ def add_sources(
     are then ignored.
 
     A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
-    again. New class names are appended to the existing ones.
+    again. One whose file has another size or ETag than the ledger says is encoded again, under a new key, and the
+    samples of the earlier version are removed; those in place are left to ``fastvid index``. New class names are
+    appended to the existing ones.
 
     `max_bad_frames`: the most frames that may be left out of a damaged video, as for
     `fastvid.sharding.job.job.run_job`. `seed`: seed of the order of samples in the new shards. `drop_duplicates`:
     whether to hide samples of sources with the same bytes as another one: one that the dataset has already, or the
-    first of the new ones by id. `how`: ``engine``, ``ray_address``, ``workers``, ``part``, ``allow_encoder_change`` and
+    first of the new ones by id. `sync`: of the videos that the annotations name, remove clips that they no longer
+    name. `how`: ``engine``, ``ray_address``, ``workers``, ``part``, ``allow_encoder_change`` and
     ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="add")
@@ -215,10 +236,13 @@ def add_sources(
     bad = None if max_bad_frames is None else str(max_bad_frames)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard}
+    given = given_sources(sources, annotations, **looking, prefix=prefix, retry_rejected=retry_rejected)
     known = number = 0
+    changed: list[str] = []
+    gone: list[str] = []
 
-    def prepare() -> ShardWork | JobReport:
-        nonlocal known, number
+    def prepare() -> Any:
+        nonlocal number
         generation = read_generation(storage)[1]
         settings = _settings(generation, limits or Limits(), max_seconds, changes=chosen.allow_encoder_change)
         settings = replace(settings, max_bad_frames=bad)
@@ -226,18 +250,33 @@ def add_sources(
         if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
-        every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
-        found = _new_sources(storage, generation, every, prefix=prefix, retry_rejected=retry_rejected)
-        known, number = len(every.sources) - len(found.sources), generation.number
-        if not found.sources:
-            return JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), every.ignored)
-        classes, labels = number_labels(generation, found)
-        if settings.proof is not None:
-            work = IndexFiles(scratch, found, settings, **packing)
-            work.drop_duplicates = drop_duplicates
-            return work
-        grown: dict[str, Any] = {"classes": classes, "labels": labels, "generation": number + 1}
-        return EncodeShards(scratch, found, settings, **packing, **grown, drop_duplicates=drop_duplicates)
+        number = generation.number
+
+        def gather() -> SourceList:
+            nonlocal known
+            every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
+            if prefix is not None:
+                every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
+            before = known_sources(storage, generation)
+            gone.extend(_left(before, every) if sync else ())
+            changed.extend(_changed(storage, generation, before, every))
+            again = () if settings.proof is not None else changed
+            found = _new_sources(storage, generation, every, before, again, retry_rejected=retry_rejected)
+            known = len(every.sources) - len(found.sources)
+            return found
+
+        def make(found: SourceList) -> ShardWork | JobReport:
+            if not found.sources and not found.shards:
+                return JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), found.ignored)
+            classes, labels = number_labels(generation, found)
+            if settings.proof is not None:
+                work = IndexFiles(scratch, found, settings, **packing)
+                work.drop_duplicates = drop_duplicates
+                return work
+            grown: dict[str, Any] = {"classes": classes, "labels": labels, "generation": number + 1}
+            return EncodeShards(scratch, found, settings, **packing, **grown, drop_duplicates=drop_duplicates)
+
+        return start_work(scratch, given, chosen.mine, gather, make)
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         nonlocal number
@@ -245,7 +284,44 @@ def add_sources(
         _delete_shards(scratch)
         return rows
 
-    return Added(run(storage, chosen, prepare, commit), number, known)
+    report = run(storage, chosen, prepare, commit)
+    if gone and chosen.mine is None:
+        number = _remove_clips(storage, gone)
+    return Added(report, number, known, changed, gone)
+
+
+def _left(known: Mapping[str, Row], every: SourceList) -> list[str]:
+    """Return the names of known clips of the videos of a list that are not in it."""
+    listed = {encode_name(source.id) for source in every.sources}
+    videos = set(map(ledger.whole_name, listed))
+    clips = (name for name in known if name != ledger.whole_name(name) and ledger.whole_name(name) in videos)
+    return sorted(name for name in clips if name not in listed)
+
+
+def _remove_clips(storage: Storage, names: Sequence[str]) -> int:
+    """Remove the samples of clips, and forget the clips; return the number of the generation."""
+    note = f"remove {things(len(names), 'clip')} that left the list"
+    made = change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
+    ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in set(names)])
+    return made.number
+
+
+def _changed(storage: Storage, generation: Generation, known: Mapping[str, Row], every: SourceList) -> list[str]:
+    """Return the names of sources whose file has another size or ETag than the ledger says, unless their samples were
+    all removed."""
+    table = read_annotations(storage, generation)
+    shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
+    names = []
+    for source in every.sources:
+        name = encode_name(source.id)
+        row = known.get(name)
+        if row is None or source.member is not None or source.inside or source.problem is not None:
+            continue
+        is_there = name in shown or row["status"] == "rejected"
+        is_same_file = row["path"] == encode_name(public_path(source.path))
+        if is_there and is_same_file and not source.is_version(row["bytes_in"], row["source_tag"]):
+            names.append(name)
+    return names
 
 
 def _settings(generation: Generation, limits: Limits, max_seconds: float, *, changes: bool) -> Settings:
@@ -311,22 +387,24 @@ def _delete_shards(scratch: Storage) -> None:
 
 
 def _new_sources(
-    storage: Storage, generation: Generation, every: SourceList, *, prefix: str | None, retry_rejected: bool
+    storage: Storage,
+    generation: Generation,
+    every: SourceList,
+    known: Mapping[str, Row],
+    changed: Collection[str],
+    *,
+    retry_rejected: bool,
 ) -> SourceList:
-    """Return the sources that the dataset does not know, with unused keys and valid labels."""
-    sources = every.sources
-    if prefix is not None:
-        sources = assign_keys([source.below(prefix) for source in sources])
-    known = known_sources(storage, generation)
+    """Return the sources that the dataset does not know, or that changed, with unused keys and valid labels."""
     # An unsplit file may have another name this time, if another folder is given as the source.
     paths = {row["path"]: row for name, row in known.items() if "#" not in name}
     new = []
-    for source in sources:
+    for source in every.sources:
         name = encode_name(source.id)
         row = known.get(name)
         if row is None and source.start is None and source.end is None:
             row = paths.get(encode_name(source.path))
-        if row is None or (retry_rejected and row["reason"] is not None):
+        if row is None or name in changed or (retry_rejected and row["reason"] is not None):
             new.append(source)
             continue
         is_other = row["path"] not in (name, encode_name(source.path)) and (row["bytes_in"] or 0) != source.size
@@ -336,7 +414,9 @@ def _new_sources(
                 file=row["path"],
                 hint="use --prefix NAME to prepend a name to those of all new sources",
             )
-    return SourceList(_free_keys(storage, generation, new, known), every.classes, every.ignored)
+    used = {name for source in new for name in source.class_names}
+    classes = tuple(name for name in every.classes if name in used)
+    return SourceList(_free_keys(storage, generation, new, known), classes, every.ignored)
 
 
 def _free_keys(
@@ -345,10 +425,10 @@ def _free_keys(
     """Change the keys of sources whose key is or was in use, or conflicts with a folder of such a key."""
     table = read_annotations(storage, generation)
     new = {encode_name(source.id) for source in sources}
-    rows = zip(table["key"].to_pylist(), table["source_id"].to_pylist(), strict=True)
+    rows = zip(*(table[name].to_pylist() for name in ("key", "source_id", "removed")), strict=True)
     # An interrupted addition may have committed these sources already.
-    taken = {key for key, source_id in rows if source_id not in new}
-    taken |= {row["key"] for name, row in known.items() if row["key"] is not None and name not in new}
+    taken = {key for key, name, removed in rows if name not in new or name in known or removed}
+    taken |= {row["key"] for row in known.values() if row["key"] is not None}
     folders = {folder for key in taken for folder in _folders(key)}
 
     def free(key: str) -> bool:

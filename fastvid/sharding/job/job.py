@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -27,6 +28,7 @@ from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
+from fastvid.sharding.job.frozen import given_sources, start_work
 from fastvid.sharding.job.ledger import (
     Part,
     block,
@@ -41,7 +43,7 @@ from fastvid.sharding.job.lock import lock_folder
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, digest
 from fastvid.sharding.job.restore import annotation_row
 from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
-from fastvid.sharding.sources.sources import SourceList
+from fastvid.sharding.sources.sources import Changes, SourceList
 from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
 
@@ -139,7 +141,7 @@ def run(
         if work.storage.exists(DATASET_JSON):
             # A job that was killed after its commit only has to delete its files.
             is_own = job.staging.job() == work.identity
-            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity)
+            ledger = read_ledger(storage)[0] if is_own else finished_ledger(storage, work.identity, work.found)
         else:
             parts = job.run(work.open_engine(how, blocked), lease)
             if how.mine is not None:
@@ -279,19 +281,16 @@ def run_job(
     )
     how.open_engine(settings)  # a wrong one is told before sources are listed
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
-    found = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
+    looking["rate"] = settings.profile.fps
     storage = open_storage(out)
+    packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard, "scratch": scratch}
 
-    work = EncodeShards(
-        storage,
-        found,
-        settings,
-        seed=seed,
-        samples_per_shard=samples_per_shard,
-        scratch=scratch,
-        drop_duplicates=drop_duplicates,
-    )
-    return run(storage, how, lambda: work)
+    def make(found: SourceList) -> ShardWork:
+        return EncodeShards(storage, found, settings, **packing, drop_duplicates=drop_duplicates)
+
+    given = given_sources(sources, annotations, **looking)
+    gather = partial(gather_sources, sources, annotations, **looking)
+    return run(storage, how, lambda: start_work(storage, given, how.mine, gather, make))
 
 
 def choose_settings(
@@ -378,9 +377,9 @@ def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: f
         )
 
 
-def finished_ledger(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
-    """Return the ledger of the existing dataset, if the same job made it."""
-    name = "its ledger"
+def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
+    """Return the ledger of the existing dataset, if the same job made it of the same sources."""
+    name, hint = "its ledger", "choose another folder"
     if storage.exists(LEDGER):
         ledger, before = read_ledger(storage)
         changes = list(differences(before, identity))
@@ -388,8 +387,16 @@ def finished_ledger(storage: Storage, identity: Mapping[str, Any]) -> pa.Table:
             _LOG.info("the dataset in %s is complete", storage.url)
             return ledger
         name = changes[0][0]
-    raise UsageError(
-        f"the folder contains a dataset made by a job that differs in {name}",
-        file=storage.url,
-        hint="choose another folder",
-    )
+        of_sources = all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes)
+        if of_sources and (told := str(_since(ledger, found))):
+            name, hint = f"its sources: since then {told}", "run `fastvid add`, which takes what is new or changed"
+    raise UsageError(f"the folder contains a dataset made by a job that differs in {name}", file=storage.url, hint=hint)
+
+
+def _since(ledger: pa.Table, found: SourceList) -> Changes:
+    """Return how sources differ from those of a ledger."""
+    rows = {row["source_id"]: row for row in ledger.select(["source_id", "bytes_in", "source_tag"]).to_pylist()}
+    now = {encode_name(source.id): source for source in found.sources}
+    both = [(rows[name], now[name]) for name in sorted(rows.keys() & now.keys())]
+    changed = [row["source_id"] for row, one in both if not one.is_version(row["bytes_in"], row["source_tag"])]
+    return Changes(sorted(now.keys() - rows.keys()), sorted(rows.keys() - now.keys()), changed)

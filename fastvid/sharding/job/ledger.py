@@ -21,7 +21,7 @@ from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, 
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.names import encode_name
-from fastvid.sharding.sources.sources import Source, public_path
+from fastvid.sharding.sources.sources import Source, bare_tag, public_path
 from fastvid.sharding.work.tasks import Outcome, parse_record
 from fastvid.storage import Storage
 
@@ -85,6 +85,7 @@ def ledger_row(source: Source, outcome: Outcome, shard: str | None) -> Row:
         "seconds": outcome.seconds,
         "warnings": [*outcome.warnings, *source.notes],
         "source_sha256": outcome.source_sha256 or None,
+        "source_tag": bare_tag(source.tag) if source.tag else None,
     }
 
 

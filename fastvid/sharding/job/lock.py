@@ -48,6 +48,7 @@ LEASE_SECONDS: Final = 90.0
 PROGRESS: Final = f"{LEDGER_PARTS}/progress/"
 """Where the records of a dataset's jobs are."""
 
+_CLAIM: Final = f"{LEDGER_PARTS}/plan/claim.json"  # of the process that lists the sources
 _FIRST_SECONDS: Final = 2.0  # until the second update, which has the results of earlier runs
 _POLL_SECONDS: Final = 1.0
 _JOB_LOCK: Final = ".job.lock"
@@ -140,11 +141,8 @@ class JobLease:
     def take(self, part: JobPart | None) -> None:
         """Acquire the lease, also from a dead job, when no other job excludes this one."""
         expected = None
-        content = self._next("running")
-        while not self.storage.swap(self.name, content, expected):
+        while not self.claim(expected):
             expected = _wait_until_dead(self.storage, [self.name]).get(self.name)
-        self._content, self._since = content, time.monotonic()
-        self._start()
         # The own record is there before others are looked for: of two jobs that begin at once, one sees the other.
         whole = f"{PROGRESS}{_own_name(None)}"
         others = [name for name in self.storage.list(PROGRESS) if name != self.name and (part is None or name == whole)]
@@ -152,6 +150,15 @@ class JobLease:
         if part is None:
             for name in others:
                 self.storage.delete(name)
+
+    def claim(self, expected: bytes | None) -> bool:
+        """Write the record in place of an expired one, or of none, and renew it; return whether it was written."""
+        content = self._next("running")
+        if not self.storage.swap(self.name, content, expected):
+            return False
+        self._content, self._since = content, time.monotonic()
+        self._start()
+        return True
 
     def report(self, progress: Callable[[], Mapping[str, Any]]) -> None:
         """Record from now on what a function says, see `fastvid.sharding.job.status.PartStatus`."""
@@ -223,6 +230,26 @@ class JobLease:
         told = {} if self._progress is None else self._progress()
         record = {**self._fixed, "beat": self._number, "state": state, "time": utc_now(), **told}
         return (json.dumps(record, sort_keys=True) + "\n").encode()
+
+
+@contextlib.contextmanager
+def first_of(storage: Storage, is_done: Callable[[], bool]) -> Iterator[None]:
+    """Wait while another process does something, unless it died; if it is not done then, let others wait."""
+    lease = JobLease(storage, None, "list the sources")
+    lease.name, seen, since = _CLAIM, b"", time.monotonic()
+    expired: bytes | None = None
+    while not is_done() and not lease.claim(expired):
+        now = _read(storage, _CLAIM) or b""
+        if now != seen:
+            seen, since = now, time.monotonic()
+        is_over = bool(seen) and (_is_dead(seen) or time.monotonic() - since > LEASE_SECONDS)
+        expired = seen if is_over else None
+        if not is_over:
+            time.sleep(_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        lease.release("finished")
 
 
 def _own_name(part: JobPart | None) -> str:

@@ -25,7 +25,7 @@ from fastvid.sharding.sources.sources import Source, SourceList
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Return everything that determines the output of a job that encodes, under names that error messages quote."""
-    tried = [source for source in found.sources if source.problem is None]
+    tried = () if found.listed else [source for source in found.sources if source.problem is None]
     files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.tag, s.inside))) for s in tried]
     optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
     return {
@@ -41,13 +41,16 @@ def list_identity(
     found: SourceList, files: Sequence[tuple[object, ...]], *, seed: int, samples_per_shard: int
 ) -> dict[str, Any]:
     """Return the part of an identity that says what the sources are, and which shard has which."""
+    order = {"seed": seed, "samples_per_shard": samples_per_shard}
+    own = {"format": ".".join(map(str, FORMAT_VERSION)), "order": order}
+    if found.listed:
+        return {**found.listed, **own}
     size = sum(source.size for source in found.sources if source.problem is None)
     notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
     return {
-        "format": ".".join(map(str, FORMAT_VERSION)),
+        **own,
         "sources": {"number": len(files), "bytes": size, "sha256": digest(files)},
         "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
-        "order": {"seed": seed, "samples_per_shard": samples_per_shard},
     }
 
 

@@ -149,6 +149,18 @@ def stored_row(meta: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _from_json(value, types.get(name)) for name, value in (told | nested).items()}
 
 
+def columns_to_json(columns: Mapping[str, Any]) -> list[Any]:
+    """Return the columns of a source, and the types of values that JSON lacks."""
+    types = {name: kind for name, value in columns.items() if (kind := _lost_type(value))}
+    return [{name: _json_value(value) for name, value in columns.items()}, types]
+
+
+def columns_from_json(told: Sequence[Any]) -> dict[str, Any]:
+    """Return the columns of which `columns_to_json` made JSON."""
+    columns, types = told
+    return {name: _from_json(value, types.get(name)) for name, value in columns.items()}
+
+
 def dataset_record(
     made: Generation, profile: Mapping[str, Any], encoder: Mapping[str, Any], table: pa.Table | None = None
 ) -> dict[str, Any]:

@@ -86,6 +86,7 @@ class ShardWork(ABC):
     sources_per_sample = 1
     extras: Mapping[str, Any] = {}  # what else the generation says of its samples
     workers: int | None = None  # on this machine, if the user does not say how many; None for one per core
+    is_begun = False  # whether this process has recorded it as a new job
     drop_duplicates = False  # whether to hide samples of sources with the same bytes as an earlier one
     identity: Mapping[str, Any]
     profile: Mapping[str, Any]
@@ -209,7 +210,11 @@ class EncodeShards(SourceWork):
     ) -> None:
         tried = [source for source in found.sources if source.problem is None]
         super().__init__(
-            storage, found, settings, shards or plan_shards(tried, seed=seed, samples=samples_per_shard), seed
+            storage,
+            found,
+            settings,
+            shards or found.shards or plan_shards(tried, seed=seed, samples=samples_per_shard),
+            seed,
         )
         self.scratch, self.drop_duplicates = scratch_folder(storage, scratch), drop_duplicates
         self.identity = {
@@ -335,7 +340,7 @@ class Job:
 
     def _begin(self) -> None:
         """Record the job, or check that it matches the unfinished one."""
-        before = self.staging.job() or self.staging.begin(self.identity)
+        before = None if self.work.is_begun else self.staging.job() or self.staging.begin(self.identity)
         if before is None:
             return
         what = "job" if self._home.url == self.work.storage.url else "addition"

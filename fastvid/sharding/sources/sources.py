@@ -7,6 +7,7 @@ or finds the file of each row of annotations. `assign_keys` names the samples.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import posixpath
 import re
@@ -298,6 +299,12 @@ class Source:
         """Its label, and its classes in the column ``labels``."""
         return class_names(self.label, self.columns)
 
+    def is_version(self, size: int | None, tag: str | None) -> bool:
+        """Return whether its file may be that of a size in bytes and an ETag; unknown ones differ from nothing."""
+        if tag and self.tag and bare_tag(tag) != bare_tag(self.tag):
+            return False
+        return not size or not self.size or size == self.size
+
     def below(self, folder: str) -> Source:
         """Return the same source with another name: in a folder, like the file that it is a clip of."""
         parent = None if self.parent is None else f"{folder}/{self.parent}"
@@ -311,6 +318,44 @@ class SourceList:
     sources: tuple[Source, ...]
     classes: tuple[str, ...]
     ignored: Mapping[str, int]
+    # If a job has frozen its sources: those of each shard, and what its identity says of all of them.
+    shards: Sequence[Sequence[Source]] | None = None
+    listed: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """The names of sources that differ between two listings."""
+
+    arrived: Sequence[str]
+    gone: Sequence[str]
+    changed: Sequence[str]
+    annotated: Sequence[str] = ()  # those with other labels or columns
+
+    def __str__(self) -> str:
+        kinds = {"new": self.arrived, "changed": self.changed, "gone": self.gone}
+        return ", ".join(f"{len(names)} {_told(kind, names)}" for kind, names in kinds.items() if names)
+
+
+def compare_sources(old: Iterable[Source], new: Iterable[Source]) -> Changes:
+    """Return how a listing of sources differs from an earlier one."""
+    before, now = ({source.id: source for source in listing} for listing in (old, new))
+    both = [(before[name], now[name]) for name in sorted(before.keys() & now.keys())]
+    return Changes(
+        sorted(now.keys() - before.keys()),
+        sorted(before.keys() - now.keys()),
+        [one.id for one, other in both if not other.is_version(one.size, one.tag)],
+        [one.id for one, other in both if _notes(one) != _notes(other)],
+    )
+
+
+def _notes(source: Source) -> str:
+    return json.dumps([source.label, dict(source.columns)], sort_keys=True, default=str)
+
+
+def bare_tag(tag: str) -> str:
+    """Return an ETag without its quotes: listings of some stores have them, others not."""
+    return tag.removeprefix("W/").strip('"')
 
 
 def find_sources(
@@ -447,8 +492,8 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
         sources[source.id] = source
         if match is not None:
             used.add(match.path)
-    ignored["video without annotation"] += sum(1 for file in found if file.path not in used)
-    ignored += Counter()  # drop zero counts
+    unused = [file.id for file in found if file.path not in used]
+    ignored += Counter({_told("video without annotation", unused): len(unused)})  # drops zero counts
     return list(sources.values())
 
 

@@ -25,6 +25,7 @@ from fastvid.media.probe import OpenSource, open_source
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.processes import pack, unpack
 from fastvid.sharding.sources.inside import put_together
+from fastvid.sharding.sources.sources import bare_tag
 from fastvid.storage import RemoteOptions
 from fastvid.storage.protocol import CHANGED, Version
 from fastvid.storage.urls import PIECE_BYTES, FileUrl, is_remote, open_root
@@ -281,13 +282,8 @@ def _verdict(error: StorageError, *, remote: bool) -> SourceError:
 
 def check_version(task: SourceTask, version: Version, name: str) -> None:
     """Refuse a file that is not the one that was listed."""
-    if task.tag is not None and version.tag is not None and _bare_tag(task.tag) != _bare_tag(version.tag):
+    if task.tag is not None and version.tag is not None and bare_tag(task.tag) != bare_tag(version.tag):
         raise SourceError(f"{name} was replaced after the sources were listed", reason=Reason.CHANGED)
-
-
-def _bare_tag(tag: str) -> str:
-    """A tag without its quotes: listings of some stores have them, others not."""
-    return tag.removeprefix("W/").strip('"')
 
 
 class _Scratch(io.FileIO):

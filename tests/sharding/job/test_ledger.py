@@ -62,6 +62,7 @@ def test_a_packed_source_has_a_key_a_shard_and_what_it_became():
         "seconds": 1.5,
         "warnings": ["hdr"],
         "source_sha256": None,
+        "source_tag": None,
     }
 
 
@@ -80,6 +81,7 @@ def test_a_rejected_source_has_a_reason_and_no_key_or_shard():
         "seconds": 0.5,
         "warnings": [],
         "source_sha256": None,
+        "source_tag": None,
     }
 
 

@@ -164,6 +164,35 @@ def test_parts_run_in_parallel_on_an_object_store(bucket, folder, undisturbed, t
     same(url, undisturbed, tmp_path / "copy")
 
 
+def test_a_live_bucket_does_not_stop_a_job_and_add_takes_what_is_new_or_changed(bucket, folder, capsys, caplog):
+    raw, url = f"s3://{bucket}/raw", f"s3://{bucket}/set"
+    upload(folder / "run", raw)
+    store = open_storage(raw)
+    store.delete("text.mp4")
+    options = [raw, "--out", url, *OPTIONS]
+    assert main(["shard", *options, "--part", "0/2"]) == 0
+    store.write("late.mp4", (folder / "jump/f.mp4").read_bytes())
+    assert main(["shard", *options, "--part", "1/2"]) == 0
+    store.write("a b.mp4", (folder / "jump/e#1?.mp4").read_bytes())
+    assert main(["shard", *options]) == 0
+    assert "since the job began: 1 new (late.mp4), 1 changed (a b.mp4); it keeps its list" in caplog.text
+    assert len(Dataset(url)) == 3
+    before = Dataset(url).keys.to_pylist()
+    assert main(["shard", *options]) == 2
+    assert "since then 1 new (late.mp4), 1 changed (a b.mp4) [file=s3://" in capsys.readouterr().err
+
+    assert main(["add", url, raw, "--workers", "1"]) == 0
+    assert "2 already known\n       1 changed since: a b.mp4\n       2 packed" in capsys.readouterr().out
+    now = Dataset(url)
+    assert len(now) == 4
+    assert dict(zip(now.column("source_id").to_pylist(), now.column("num_frames").to_pylist(), strict=True)) == {
+        "a b.mp4": 7, "c+d%20.mp4": 5, "é.mp4": 6, "late.mp4": 8,
+    }  # fmt: skip
+    assert set(before) - set(now.keys.to_pylist()) == {"a_b"}, "another file has another key"
+    assert main(["add", url, raw, "--workers", "1"]) == 0
+    assert "4 already known\ngeneration 2" in capsys.readouterr().out
+
+
 def test_leases_exclude_a_second_job_and_end_with_their_owner(bucket, monkeypatch):
     monkeypatch.setattr(lock, "BEAT_SECONDS", 0.1)
     monkeypatch.setattr(lock, "LEASE_SECONDS", 2.0)
@@ -219,9 +248,11 @@ def test_object_store_sources_equal_those_of_a_folder(s3, bucket, folder, undist
     done = command(f"s3://{bucket}/raw/videos", "--out", tmp_path / "out", *OPTIONS)
     assert done.returncode == 3, done.stderr
     assert tars(tmp_path / "out") == tars(undisturbed)
-    without_path = [{k: v for k, v in row.items() if k != "path"} for row in ledger(undisturbed)]
+    place = {"path", "source_tag"}
+    without_place = [{k: v for k, v in row.items() if k not in place} for row in ledger(undisturbed)]
     rows = ledger(tmp_path / "out")
-    assert [{k: v for k, v in row.items() if k != "path"} for row in rows] == without_path
+    assert [{k: v for k, v in row.items() if k not in place} for row in rows] == without_place
+    assert all(len(row["source_tag"]) == 32 for row in rows)
     assert {row["path"] for row in rows} == {f"s3://{bucket}/raw/videos/{row['source_id']}" for row in rows}
     assert "1 ignored: .txt file" in done.stdout
     # From store to store.

@@ -158,7 +158,7 @@ def test_annotation_rows_are_sources_and_missing_files_are_reported(tmp_path):
         ("gone.mp4", "run", Reason.MISSING),
         ("run/a.mp4", "run", None),
     ]
-    assert found.ignored == {"video without annotation": 1}
+    assert found.ignored == {"video without annotation (extra.mp4)": 1}
 
 
 def test_name_without_folder_is_looked_up_in_its_class_and_never_guessed(tmp_path):

@@ -1,0 +1,146 @@
+"""Freezes the sources of a job: the first process that runs it stores them by shard, and all others read that.
+
+So files that arrive later do not stop a job, and a part of a long list reads its own shards only. Sources are stored
+next to the record of the job: a blob for each shard, and a head with the place of each.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import Any, Final
+
+from fastvid.errors import JobError
+from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
+from fastvid.media.reasons import Reason
+from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import things
+from fastvid.sharding.job.lock import Staging, first_of
+from fastvid.sharding.job.plan import JobPart, digest
+from fastvid.sharding.job.restore import columns_from_json, columns_to_json
+from fastvid.sharding.job.run import ShardWork
+from fastvid.sharding.sources.sources import Changes, Source, SourceList, compare_sources
+from fastvid.storage import Storage
+from fastvid.storage.urls import is_remote
+
+_LOG = logging.getLogger(__name__)
+
+_FOLDER: Final = f"{LEDGER_PARTS}/plan"
+_NAME_DIGITS: Final = 16
+_LISTED: Final = ("sources", "annotations", "root")  # what an identity says of the sources
+_FIELDS: Final = {one.name: one.default for one in fields(Source)}
+
+
+def given_sources(
+    roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
+    annotations: Sequence[str] | str | None,
+    **looking: Any,
+) -> dict[str, Any]:
+    """Return what names the sources of a job, as JSON: two processes that were given the same list the same files."""
+    paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
+    places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
+    return {"sources": places, "annotations": [annotations] if isinstance(annotations, str) else annotations, **looking}
+
+
+def start_work(
+    storage: Storage,
+    given: Mapping[str, Any],
+    part: JobPart | None,
+    gather: Callable[[], SourceList],
+    make: Callable[[SourceList], Any],
+) -> Any:
+    """Return what `make` makes of the sources that the job here froze, or of those found now, which it freezes.
+
+    `storage`: the folder of the job's records. `given`: what names the sources, as JSON; a job that was given others
+    lists them anew. `gather`: lists the sources. A part that finds the list frozen does not call it.
+    """
+    staging = Staging(storage)
+    with nullcontext(True) if part is None else first_of(storage, lambda: staging.job() is not None):
+        found = _thaw(storage, staging.job(), given, part)
+        if found is not None:
+            if part is None:
+                _tell(compare_sources(found.sources, gather().sources), storage)
+            return make(found)
+        work = make(gather())
+        if isinstance(work, ShardWork) and staging.job() is None and not storage.exists(DATASET_JSON):
+            _freeze(storage, work, given)
+            work.is_begun = staging.begin(work.identity) is None
+        return work
+
+
+def _tell(changes: Changes, storage: Storage) -> None:
+    """Log what became of the sources since they were listed; raise JobError if their annotations changed."""
+    if changes.annotated:
+        raise JobError(
+            f"the annotations of {things(len(changes.annotated), 'source')} have changed since the unfinished job here"
+            f" began, such as of {encode_name(changes.annotated[0])!r}",
+            file=storage.url,
+            hint="resume it with the annotations as they were, or choose another folder",
+        )
+    if told := str(changes):
+        _LOG.warning("since the job began: %s; it keeps its list, and `fastvid add` takes what is new or changed", told)
+
+
+def _freeze(storage: Storage, work: ShardWork, given: Mapping[str, Any]) -> None:
+    name, ends = _name(work.identity), [0]
+    problems = [source for source in work.found.sources if source.problem is not None]
+    with storage.create(f"{name}.sources") as file:
+        for shard in [*work.shards, problems]:
+            data = zlib.compress(json.dumps([_to_json(source) for source in shard]).encode(), 1)
+            file.write(data)
+            ends.append(ends[-1] + len(data))
+    head = {"given": given, "classes": work.found.classes, "ignored": work.found.ignored, "ends": ends}
+    storage.write(f"{name}.json", json.dumps(head).encode())
+
+
+def _thaw(
+    storage: Storage, identity: Mapping[str, Any] | None, given: Mapping[str, Any], part: JobPart | None
+) -> SourceList | None:
+    """Return the frozen sources, of a part only its own; None if there are none, or the job was given others."""
+    if identity is None or "order" not in identity or not storage.exists(f"{_name(identity)}.json"):
+        return None
+    name = _name(identity)
+    head = json.loads(storage.read(f"{name}.json"))
+    if head["given"] != json.loads(json.dumps(given)):
+        return None
+    ends, count = head["ends"], len(head["ends"]) - 2
+    wanted = [number for number in range(count + 1) if part is None or (number < count and part.has(number))]
+    read = dict(zip(wanted, _read(storage, f"{name}.sources", [(ends[n], ends[n + 1]) for n in wanted]), strict=True))
+    problems = read.pop(count, [])
+    sources = sorted([*problems, *(one for shard in read.values() for one in shard)], key=lambda source: source.id)
+    shards = [read.get(number, []) for number in range(count)]
+    listed = {key: identity[key] for key in _LISTED if key in identity}
+    return SourceList(tuple(sources), tuple(head["classes"]), head["ignored"], shards, listed)
+
+
+def _read(storage: Storage, name: str, places: Sequence[tuple[int, int]]) -> Iterator[list[Source]]:
+    buffers = [(start, memoryview(bytearray(end - start))) for start, end in places]
+    storage.read_into(name, buffers)
+    for _, data in buffers:
+        yield [_from_json(told) for told in json.loads(zlib.decompress(data))]
+
+
+def _name(identity: Mapping[str, Any]) -> str:
+    # Another encoder may replace the identity of a job, but not its sources.
+    told = digest([identity.get(key) for key in ("sources", "annotations", "order")])
+    return f"{_FOLDER}/{told[:_NAME_DIGITS]}"
+
+
+def _to_json(source: Source) -> dict[str, Any]:
+    """Return the fields of a source that are not the default."""
+    told = {name: value for name, default in _FIELDS.items() if (value := getattr(source, name)) != default}
+    return told | {"columns": columns_to_json(told["columns"])}
+
+
+def _from_json(told: dict[str, Any]) -> Source:
+    lists = {name: tuple(value) for name, value in told.items() if isinstance(value, list) and name != "columns"}
+    source = Source(**told | lists | {"columns": columns_from_json(told["columns"])})
+    if source.problem is None:
+        return source
+    reason, message = source.problem
+    return replace(source, problem=(Reason(reason), message))
