@@ -93,7 +93,7 @@ def _clear(storage: LocalStorage, folder: Path, held: int | None, own: Path | No
     """Remove lock files while holding their locks: a job that has opened one notices and creates another."""
     if own is not None:
         own.unlink(missing_ok=True)
-        if os.listdir(folder) != [_JOB_LOCK] or held is None:
+        if held is None or any(names not in ([], [_JOB_LOCK]) for _, _, names in os.walk(folder)):
             return
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails while other parts are running
     for path in [*folder.glob(".part-*.lock"), folder / _JOB_LOCK]:
