@@ -105,7 +105,8 @@ class Machines:
         ray_address (HOST:PORT): Address of the Ray cluster (default: RAY_ADDRESS, or a cluster on this machine).
         workers (N): Sources processed at once (default: one per core).
         part (I/N): Only write shards I, I+N, I+2N, ... (I counts from 0) and commit nothing; finish with the same
-            command without --part.
+            command without --part. For auto or auto/N, I is the number of the task of a Slurm array, of the pod of an
+            indexed job of Kubernetes, or the rank under torchrun.
     """
 
     engine: str = "local"
@@ -509,7 +510,7 @@ def estimate_text(run: DryRun) -> str:
     lines += [f"{number:8} ignored: {kind}" for kind, number in sorted(run.found.ignored.items())]
     lines.append(f"{estimate.sampled:8} encoded as a sample")
     lines += [f"{number:8}   rejected, {reason}" for reason, number in sorted(run.rejected.items())]
-    lines.append(f"{estimate.sentence()}, {duration(run.footage.total)} of footage ({run.footage.spread()})")
+    lines.append(f"{estimate.sentence()}, {run.footage.text(duration)} of footage")
     lines.append("an estimate: 95 % interval, if the videos that were not sampled are like those that were")
     return "\n".join(map(visible, lines))
 

@@ -8,7 +8,7 @@ import time
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -168,10 +168,27 @@ def _plain(text: str) -> str:
     return "".join("?" if unicodedata.category(letter) in ("Cc", "Cf") else letter for letter in text)
 
 
+def _missing(job: UnfinishedJob | None) -> str:
+    """Return the numbers of the parts that must be started again, in ranges; an empty text if there are none."""
+    if job is None or not any(part.part for part in job.parts):
+        return ""
+    of = max(int(part.part.partition("/")[2]) for part in job.parts if part.part)
+    well = {int((part.part or "0").partition("/")[0]) for part in job.parts if part.state in ("running", "finished")}
+    gaps = [(one + 1, other - 1) for one, other in pairwise([-1, *sorted(well), of])]
+    return ",".join(f"{first}-{last}" if first < last else str(first) for first, last in gaps if first <= last)
+
+
 _SHOWN: Final = 20  # most processes listed, without --all
 
 
-def status(folder: str, *, json: bool = False, all: bool = False, watch: float | None = None) -> int:  # noqa: A002
+def status(
+    folder: str,
+    *,
+    json: bool = False,
+    all: bool = False,  # noqa: A002
+    missing: bool = False,
+    watch: float | None = None,
+) -> int:
     """Show what is in a folder: how far the job is that makes a dataset or adds to it, and the dataset.
 
     It only reads small records, on a local disk or in an object store, and disturbs no job. A process is "stale" if
@@ -185,6 +202,8 @@ def status(folder: str, *, json: bool = False, all: bool = False, watch: float |
         folder (DIR): Folder of the dataset; also s3:// and gs://.
         json: Print JSON.
         all: List all parts; by default at most 20.
+        missing: Print only the numbers of the parts that neither run nor have finished, such as 3,7-9, as
+            `sbatch --array` takes them.
         watch (SECONDS): Print it every SECONDS until the job is no longer running.
     """
     if watch is not None and watch <= 0:
@@ -193,6 +212,9 @@ def status(folder: str, *, json: bool = False, all: bool = False, watch: float |
         found = read_status(folder)
         if found.dataset is None and found.job is None:
             raise StorageError("there is no dataset and no unfinished job", file=folder, hint="check the folder's name")
+        if missing:
+            print(_missing(found.job))
+            return 0
         print(json_text(found.to_json()) if json else _status_text(found, every=all), flush=True)
         if watch is None or found.job is None or found.job.state != "running":
             return 0

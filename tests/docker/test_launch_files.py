@@ -293,7 +293,7 @@ def test_slurm_shards_fail_only_if_work_is_left(tmp_path, script, code, expected
         check=False,
     )
     assert out.returncode == expected
-    part = " --part 5/64" if script == "shard.sbatch" else ""
+    part = " --part auto" if script == "shard.sbatch" else ""
     assert out.stdout == f"fastvid shard /data --out /out --workers 16{part} --crf 20\n"
 
 
@@ -312,7 +312,7 @@ def test_kubernetes_shards_fail_only_if_work_is_left(tmp_path, name, code, expec
         check=False,
     )
     assert (out.returncode != 0) == (expected != 0)
-    part = " --part 5/64" if name == "shard-job.yaml" else ""
+    part = " --part auto/64" if name == "shard-job.yaml" else ""
     assert out.stdout == f"shard /videos --out /shards/mine --workers 16{part}\n"
     assert environment.get("PARTS", "64") == str(document["spec"].get("completions", 64))
 

@@ -9,7 +9,7 @@ import resource
 import statistics
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -44,11 +44,13 @@ class Amount:
     total: float
     error: float | None
 
-    def spread(self) -> str:
-        """Return the interval in per cent, such as ``±12 %``."""
+    def text(self, show: Callable[[float], str]) -> str:
+        """Return the total and its interval, such as ``2.5 TB (±12 %)``; the end if it is twice as much."""
         if self.error is None:
-            return "± unknown"
-        return f"±{100 * self.error / self.total:.0f} %" if self.total else "±0 %"
+            return f"{show(self.total)} (± unknown)"
+        if self.error > self.total:
+            return f"{show(self.total)} (at most {show(self.total + self.error)})"
+        return f"{show(self.total)} (±{100 * self.error / (self.total or 1):.0f} %)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +66,8 @@ class Estimate:
 
     def sentence(self) -> str:
         """Return the estimate in one line."""
-        parts = [
-            f"{size(self.bytes.total)} ({self.bytes.spread()})",
-            f"{_hours(self.cpu_seconds.total / self.cores)} ({self.cpu_seconds.spread()})"
-            f" on {things(self.cores, 'core')}",
-        ]
+        hours = self.cpu_seconds.text(lambda seconds: _hours(seconds / self.cores))
+        parts = [self.bytes.text(size), f"{hours} on {things(self.cores, 'core')}"]
         if self.shards is not None:
             parts.append(things(self.shards, "shard"))
         return f"your {things(self.videos, 'video')}: {', '.join(parts)}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,11 @@ class JobPart:
 
     @classmethod
     def parse(cls, text: str) -> JobPart:
-        """Parse a part such as ``3/8``."""
+        """Parse a part such as ``3/8``, or ``auto`` for the place of this process among its like, see `_PLACES`."""
+        name, _, number = text.partition("/")
+        if name == "auto":
+            index, count = _place(number)
+            text = f"{index}/{number or count}"
         found = re.fullmatch(r"(\d+)/(\d+)", text, re.ASCII)
         if not found or int(found[1]) >= int(found[2]):
             raise UsageError(f"invalid part {text!r}", hint="use I/N with I from 0 to N - 1, such as 0/8 to 7/8")
@@ -95,6 +100,33 @@ class JobPart:
     def has(self, shard: int) -> bool:
         """Return whether this part includes the shard: every N-th, because classes are mixed in every shard."""
         return shard % self.of == self.index
+
+
+# Variables with the number of a process and the count of all: of a Slurm array, an indexed job of Kubernetes, torchrun.
+_PLACES: Final = (
+    ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_COUNT"),
+    ("JOB_COMPLETION_INDEX", ""),
+    ("RANK", "WORLD_SIZE"),
+)
+
+
+def _place(number: str) -> tuple[str, str]:
+    """Return the number of this process, and the count of all, unless that is given."""
+    index, count = next((pair for pair in _PLACES if pair[0] in os.environ), ("", ""))
+    if not index:
+        names = ", ".join(name for name, _ in _PLACES)
+        raise UsageError(f"--part auto found none of the variables {names}", hint="give the part, such as --part 0/8")
+    found = os.environ.get(count, "")
+    # An array of 3,7-9 has a count of 4, which says nothing of the parts.
+    if not number and (not found or int(os.environ[index]) >= int(found) or os.environ.get(_FIRST, "0") != "0"):
+        raise UsageError(
+            f"--part auto: {index} is {os.environ[index]}, of an unknown number of parts",
+            hint="give the number of parts, such as --part auto/64",
+        )
+    return os.environ[index], found
+
+
+_FIRST: Final = "SLURM_ARRAY_TASK_MIN"
 
 
 def plan_shards(

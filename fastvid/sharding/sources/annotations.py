@@ -11,6 +11,10 @@ Tables, whose columns may be renamed, see `fastvid.sharding.sources.tables`:
     hf:FILE        metadata.csv, .jsonl or .parquet of a Hugging Face dataset, with the column ``file_name``
     list:FILE      ``path label`` per line: SlowFast, VideoMAE, mmaction2; labels are integers or names, one or several
 
+Cuts, as PySceneDetect's ``list-scenes`` writes them:
+
+    scenedetect:PATH  NAME-Scenes.csv, or a folder of such files, each of the video NAME
+
 Data sets with captions, as published: see `CAPTION_SETS`. Of action recognition, as published:
 
     kinetics:FILE  label,youtube_id,time_start,time_end,split; test files have no label
@@ -360,6 +364,7 @@ class AnnotationFile:
 AVA_SECONDS: Final = 3.0
 """Length of a clip of AVA: people judged the middle frame of 3 seconds (Gu et al., CVPR 2018, section 3.4)."""
 _AVA_FIELDS: Final = 8
+_SCENES: Final = "-Scenes.csv"
 _AVA_ITEM: Final = re.compile(r'\{[^{}]*?name:\s*"([^"]*)"[^{}]*?id:\s*(\d+)[^{}]*?\}')
 
 
@@ -377,6 +382,23 @@ def read_kinetics(file: AnnotationFile) -> Annotations:
         name = f"{video}_{int(start):06d}_{int(end):06d}"
         rows.append(AnnotationRow(name, label or None, columns, start, end, video, number))
     return Annotations(tuple(rows), tables.class_order(rows))
+
+
+def read_scenedetect(file: AnnotationFile) -> Annotations:
+    """Read ``NAME-Scenes.csv`` of PySceneDetect, or a folder of them: one row per scene of the video NAME."""
+    rows = []
+    for one in file.files() if file.is_folder else [file]:
+        if not one.name.endswith(_SCENES):
+            continue
+        text, first = one.text(), tables.FIRST_ROW
+        if text.startswith("Timecode List"):  # a line of all cuts comes before the header, unless it was left out
+            text, first = text.partition("\n")[2], first + 1
+        for number, record in enumerate(tables.read_text_rows(text), first):
+            times = (record[f"{name} Time (seconds)"] for name in ("Start", "End"))
+            start, end = (tables.seconds_of(time, "seconds", number) for time in times)
+            scene = {"scene": int(record["Scene Number"])}
+            rows.append(AnnotationRow(one.name.removesuffix(_SCENES), None, scene, start, end, number=number))
+    return Annotations(tuple(rows), ())
 
 
 def read_ucf101(folder: AnnotationFile) -> Annotations:
@@ -526,6 +548,7 @@ _READERS: Final[Mapping[str, Callable[[AnnotationFile], Annotations]]] = {
     "hmdb51": read_hmdb51,
     "kinetics": read_kinetics,
     "list": lambda file: parse_list(file.text(), split_of(file.name)),
+    "scenedetect": read_scenedetect,
     "sthv2": read_sthv2,
     "ucf101": read_ucf101,
 }

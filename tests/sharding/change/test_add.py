@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 
@@ -17,7 +18,7 @@ from fastvid.sharding.change.edit import remove_samples
 from fastvid.sharding.change.history import collect_garbage
 from fastvid.sharding.change.repack import compact_shards
 from fastvid.sharding.job.job import run_job
-from fastvid.sharding.job.ledger import read_ledger
+from fastvid.sharding.job.ledger import read_ledger, write_ledger
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
 from tests import forks
@@ -114,6 +115,30 @@ def test_known_file_is_recognised_under_another_name(base, tmp_path):
     shutil.copytree(base / "data", tmp_path / "data")
     done = add_sources(str(tmp_path / "data"), str(base / "videos/jump"), workers=1)
     assert (done.known, done.report.packed) == (1, 0)
+
+
+def test_cuts_that_left_the_list_go_and_may_come_back(place, capsys):
+    store, scenes = LocalStorage(place / "data"), place / "scenes.csv"
+    make(place / "films/film.mp4", frames=50)
+    words = ["add", store.url, str(place / "films"), "--annotations", f"csv:{scenes}", "--workers", "1", "--sync"]
+    for cuts in ((0, 0.6, 1.2), (0, 0.8, 1.2), (0, 0.6, 1.2)):
+        pairs = "".join(f"film.mp4,{start},{end}\n" for start, end in itertools.pairwise(cuts))
+        scenes.write_text(f"path,start,end\n{pairs}")
+        assert main(words) == 0
+        named = [f"film.mp4#{start:g}-{end:g}" for start, end in itertools.pairwise(cuts)]
+        assert ids(store) == [*named, "jump/a.mp4", "run/b.mp4"]
+    assert "2 removed, because they left the list: film.mp4#0-0.8, film.mp4#0.8-1.2" in capsys.readouterr().out
+    assert verify_dataset(store.url, workers=1).ok
+
+
+def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
+    store, video = LocalStorage(place / "data"), place / "videos/jump/a.mp4"
+    table = read_ledger(store)[0].to_pylist()
+    write_ledger(store, [row | {"path": str(place / "videos" / row["source_id"])} for row in table], {})
+    video.write_text("no video")
+    assert main(["add", store.url, str(place / "videos"), "--workers", "1"]) == 3
+    assert "1 changed since: jump/a.mp4" in capsys.readouterr().out
+    assert ids(store) == ["run/b.mp4"]
 
 
 def test_used_key_is_not_reused(place):

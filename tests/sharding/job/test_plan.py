@@ -2,19 +2,81 @@
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import replace
 from itertools import groupby, pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastvid.sharding.job.plan import file_order, plan_shards
-from fastvid.sharding.sources.sources import Source
+from fastvid.errors import UsageError
+from fastvid.media.ffmpeg import Limits, find_ffmpeg
+from fastvid.media.reasons import Reason
+from fastvid.sharding.encode.profiles import PROFILES, Settings
+from fastvid.sharding.job.frozen import start_work
+from fastvid.sharding.job.plan import JobPart, file_order, plan_shards
+from fastvid.sharding.job.run import EncodeShards
+from fastvid.sharding.sources.sources import Source, SourceList
+from fastvid.storage import LocalStorage
 
 keys = st.sets(st.integers(0, 10**6), min_size=1, max_size=60)
 
 
 def sources(numbers, size=0):
     return [Source(f"{n}.mp4", f"{n}.mp4", size, label=str(n % 4), key=str(n)) for n in sorted(numbers)]
+
+
+@pytest.mark.parametrize(
+    ("text", "variables", "part"),
+    [
+        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "8", "SLURM_ARRAY_TASK_MIN": "0"}, "3/8"),
+        ("auto", {"RANK": "1", "WORLD_SIZE": "2"}, "1/2"),
+        ("auto/64", {"JOB_COMPLETION_INDEX": "5"}, "5/64"),
+        ("auto/64", {"SLURM_ARRAY_TASK_ID": "9", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "3"}, "9/64"),
+        ("auto", {"SLURM_ARRAY_TASK_ID": "3", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "3"}, "auto/64"),
+        ("auto", {"JOB_COMPLETION_INDEX": "5"}, "auto/64"),
+        ("auto/4", {"JOB_COMPLETION_INDEX": "5"}, "invalid part '5/4'"),
+        ("auto", {}, "SLURM_ARRAY_TASK_ID, JOB_COMPLETION_INDEX, RANK"),
+    ],
+)
+def test_automatic_part_is_that_of_the_array_pod_or_rank(text, variables, part, monkeypatch):
+    for name in ("SLURM_ARRAY_TASK_ID", "JOB_COMPLETION_INDEX", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if "/" in part and part[0].isdigit():
+        assert str(JobPart.parse(text)) == part
+    else:
+        with pytest.raises(UsageError, match=part):
+            JobPart.parse(text)
+
+
+def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
+    listed = tuple(
+        replace(one, columns={"day": datetime.date(2026, 1, 1), "score": float("nan"), "name": "\udce4"})
+        for one in sources(range(50))
+    )
+    broken = Source("x", "x", problem=(Reason.MISSING, "gone"), key="x")
+    found = SourceList((*listed, broken), ("0", "1"), {"hidden file": 2})
+    build = find_ffmpeg()
+
+    def make(found):
+        how = Settings(PROFILES["compact"], build, Limits(), 600.0)
+        return EncodeShards(LocalStorage(tmp_path), found, how, samples_per_shard=4)
+
+    def start(part, listing=None, given="a"):
+        return start_work(LocalStorage(tmp_path), {"given": given}, part, lambda: listing or pytest.fail(given), make)
+
+    whole = start(JobPart(0, 3), found)
+    again = start(JobPart(1, 3))
+    assert again.identity == whole.identity
+    assert [len(shard) for shard in again.shards] == [0, 4, 0] * 4 + [0]
+    assert [str(one) for one in again.shards[1]] == [str(one) for one in whole.shards[1]]
+    assert {one.id for one in again.found.sources} == {one.id for shard in again.shards for one in shard}
+    fewer = replace(found, sources=found.sources[1:])
+    assert len(start(None, fewer).found.sources) == 51
+    assert len(start(JobPart(1, 3), fewer, "b").found.sources) == 50, "another list is read anew"
 
 
 @given(keys, st.integers(1, 20), st.randoms())

@@ -193,6 +193,15 @@ def test_thousand_parts_cost_one_request_each(tmp_path, monkeypatch, capsys):
     assert job.sources_per_second == 996 * 2 + 0.5
     # The slowest part, not the mean, determines the time left.
     assert job.seconds_left == 750 / 0.5
+    assert main(["status", str(tmp_path), "--missing"]) == 0
+    assert capsys.readouterr().out == "3,5\n"
+    for part in (10, 11, 12, 999):
+        (tmp_path / f"ledger-parts/progress/part-{part}-of-1000.json").unlink()
+    assert main(["status", str(tmp_path), "--missing"]) == 0
+    assert capsys.readouterr().out == "3,5,10-12,999\n"
+    for part in (10, 11, 12, 999):
+        name = f"ledger-parts/progress/part-{part}-of-1000.json"
+        (tmp_path / name).write_text(json.dumps(record(part, 1000)))
     assert main(["status", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "997 running, 2 stale" in said

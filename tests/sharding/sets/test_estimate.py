@@ -48,6 +48,8 @@ def test_intervals_contain_the_total_as_often_as_they_say():
 def test_sentence_says_what_is_known():
     one = Estimate(500_000, 24, Amount(2.5e12, 3e11), Amount(3.6e6, 7.2e5), 16, 500)
     assert one.sentence() == "your 500,000 videos: 2.5 TB (±12 %), 62 hours (±20 %) on 16 cores, 500 shards"
+    wide = Estimate(170, 4, Amount(29.3e6, 70.9e6), Amount(103, 169), 1)
+    assert wide.sentence() == "your 170 videos: 29.3 MB (at most 100 MB), 1 min 43 s (at most 4 min 32 s) on 1 core"
     assert "± unknown" in Estimate(2, 1, Amount(10, None), Amount(1, None), 1).sentence()
 
 

@@ -19,6 +19,8 @@ from fastvid.sharding.sources.annotations import parse_list, read_annotations
 from fastvid.sharding.sources.sources import split_of
 from fastvid.sharding.sources.tables import Columns
 
+SCENES = "Scene Number,Start Frame,Start Time (seconds),End Time (seconds)\n"
+
 
 @pytest.fixture
 def read(tmp_path):
@@ -110,6 +112,14 @@ PUBLISHED = {
         {"kinetics400_test.csv": "youtube_id,time_start,time_end\n-a,3,13\n"},
         None,
         [("-a_000003_000013", None, 3, 13, {"split": "test"})],
+        (),
+    ),
+    "scenedetect": (
+        "scenedetect",
+        {"a.b-Scenes.csv": f"Timecode List:,00:00:02.000\n{SCENES}1,0,0.000,2.000\n2,50,2.000,3.960\n",
+         "c-Scenes.csv": f"{SCENES}1,0,0.000,2.000\n", "notes.csv": "x\n"},
+        ".",
+        [("a.b", None, 0, 2, {"scene": 1}), ("a.b", None, 2, 3.96, {"scene": 2}), ("c", None, 0, 2, {"scene": 1})],
         (),
     ),
     "charades": (
