@@ -68,7 +68,8 @@ class Encoding:
 
     Attributes:
         profile (NAME): One of {PROFILES}.
-        short_side (PIXELS): Short side (default: 256).
+        short_side (PIXELS): Short side (default: 256); smaller videos keep theirs, as a multiple of 16.
+        enlarge: Enlarge smaller videos to it.
         crf (N): Quality, lower is better (default: the profile's).
         gop (FRAMES): Key frame interval (default: the profile's).
         fps (RATE): Frame rate, such as 15 or 30000/1001 (default: each source's).
@@ -80,6 +81,7 @@ class Encoding:
 
     profile: str = "compact"
     short_side: int | None = None
+    enlarge: bool = False
     crf: int | None = None
     gop: int | None = None
     fps: str | None = None
@@ -91,7 +93,12 @@ class Encoding:
     def options(self) -> dict[str, Any]:
         """As keyword arguments of a job."""
         profile = get_profile(self.profile).changed(
-            short_side=self.short_side, crf=self.crf, gop=self.gop, fps=self.fps, hdr=self.hdr
+            short_side=self.short_side,
+            enlarge=self.enlarge or None,
+            crf=self.crf,
+            gop=self.gop,
+            fps=self.fps,
+            hdr=self.hdr,
         )
         return {"profile": profile, "streams": self.streams, "flow": self.flow, "flow_bound": self.flow_bound}
 

@@ -27,7 +27,7 @@ NAME = "shards"
 ENCODED = tuple(name for name, profile in PROFILES.items() if not profile.copies)
 ALL = tuple(PROFILES)
 # Columns of the ledger that may change: wording, duration and location.
-_UNTOLD = ("path", "message", "seconds")
+_UNTOLD = ("path", "message", "seconds", "source_tag")
 
 
 def raw(folder: Path) -> Path:
@@ -79,7 +79,9 @@ def _generation(path: Path) -> dict[str, Any]:
 
 def sharded(source: Path, out: Path, profile: str, *, samples_per_shard: int = 3) -> dict[str, str]:
     """Shard videos with a profile and return the digests."""
-    report = fastvid.shard([source], out=out, profile=profile, samples_per_shard=samples_per_shard)
+    # The films are smaller than the profiles' pictures.
+    how = PROFILES[profile] if PROFILES[profile].copies else PROFILES[profile].changed(enlarge=True)
+    report = fastvid.shard([source], out=out, profile=how, samples_per_shard=samples_per_shard)
     found = contents(out) | {"packed": f"{report.packed} of {report.ledger.num_rows}"}
     shutil.rmtree(out)
     return found

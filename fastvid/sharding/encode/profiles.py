@@ -2,7 +2,7 @@
 
 Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
 range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
-stretched; smaller ones are enlarged.
+stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it, unless a profile enlarges them.
 
 The bytes depend only on the source, the profile and the encoder build: one thread per encode, no code paths that differ
 between CPUs, no version strings, no dates. The exception is tone mapping of HDR sources: the results of its
@@ -62,6 +62,8 @@ class Profile:
     fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
     # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
     hdr: str = TONE_MAP
+    # Whether smaller pictures get the short side too, as by 0.2, whose records do not say it; none of `PROFILES` does.
+    enlarge: bool = True
 
     def __post_init__(self) -> None:
         if self.hdr not in HDR:
@@ -104,7 +106,7 @@ class Profile:
         return self.copies or self.encoder in build.encoders
 
     def changed(self, **changes: Any) -> Profile:
-        """Return this profile with other parameters: ``short_side``, ``crf``, ``gop``, ``fps``, ``hdr``; None keeps."""
+        """Return this profile with other parameters, such as ``short_side``, ``crf``, ``gop``, ``fps``; None keeps."""
         given = {name: value for name, value in changes.items() if value is not None}
         useless = next((name for name in given if name != "hdr"), None)
         if self.copies and useless is not None:
@@ -114,9 +116,9 @@ class Profile:
         return replace(self, **given)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all parameters, as a dataset records them; without `hdr` where it is what 0.2 did."""
-        values = asdict(self)
-        return values if self.hdr != TONE_MAP else {name: values[name] for name in values if name != "hdr"}
+        """Return all parameters, as a dataset records them; without `hdr` and `enlarge` where they are what 0.2 did."""
+        usual = {"hdr": TONE_MAP, "enlarge": True}
+        return {name: value for name, value in asdict(self).items() if value != usual.get(name, ...)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,15 +298,15 @@ PROFILES: Final = {
     for profile in (
         # A third more bytes than x264's defaults at equal quality, and five times the speed for sparse frames: seven of
         # eight frames are decoded only if requested.
-        Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium"),
+        Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium", enlarge=False),
         # One packet per requested frame: twice as fast again for sparse frames, at several times the bytes.
-        Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium"),
+        Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium", enlarge=False),
         # For DALI on a CPU, at the quality of compact. A short GOP, because VP9 has no cheap non-reference frames.
-        Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4"),
+        Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4", enlarge=False),
         # Compact's structure in HEVC: a little over half the bytes, two to three times the decode time on a CPU.
-        Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
+        Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium", enlarge=False),
         # All-intra for DALI on a CPU.
-        Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
+        Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset="", enlarge=False),
         # No encoding: for videos that are already small and trimmed, or to inspect videos before choosing a profile.
         Profile("copy", "copy", gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
     )
@@ -330,6 +332,8 @@ def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -
     """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height."""
     shape = Fraction(width, height) * aspect
     side, step = profile.short_side, profile.multiple
+    if not profile.enlarge:
+        side = max(step, min(side, (height if shape >= 1 else width) // step * step))
     long = max(shape, 1 / shape) * side
     # Chroma has half the size: with an even side the scale factors of all planes are equal.
     scaled = max(side, 2 * round(long / 2))

@@ -36,7 +36,14 @@ from fastvid.sharding.encode.parts import (
     plan_runs,
     plan_window,
 )
-from fastvid.sharding.encode.profiles import DecodeWindow, Profile, Settings, written_seconds, written_timing
+from fastvid.sharding.encode.profiles import (
+    DecodeWindow,
+    Profile,
+    Settings,
+    upright_geometry,
+    written_seconds,
+    written_timing,
+)
 from fastvid.sharding.encode.salvage import SALVAGEABLE, Salvaged, salvage
 from fastvid.sharding.encode.transcode import (
     decode_fully,
@@ -356,7 +363,8 @@ class _ClipFile:
             if part is not None and encoded.window.seek is not None:
                 # A frame that decoding from a key frame does not give would be missing.
                 frames = (part[1] - part[0],) * 2
-            checked.append(verify(video, profile, frames=frames, rate=rate, on_frame=keep))
+            size = upright_geometry(self.info, profile).cropped
+            checked.append(verify(video, profile, frames=frames, rate=rate, size=size, on_frame=keep))
             if part is not None:
                 ends += part_ends(self.info, self.written, part, (shown[True], shown.get(False, shown[True])))
         assert self._frames is not None
@@ -483,4 +491,4 @@ def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:
     if profile.fps and Fraction(profile.fps) != info.timing.rate:
         yield "rate-changed"
     if min(info.width, info.height) < profile.short_side:
-        yield "enlarged"
+        yield "enlarged" if profile.enlarge else "kept-small"

@@ -29,22 +29,24 @@ ENCODING = {name: profile for name, profile in PROFILES.items() if name != "copy
 sides = st.integers(1, 8192)
 
 
-@given(sides, sides, st.fractions(Fraction(1, 4), 4))
-def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect):
+@given(sides, sides, st.fractions(Fraction(1, 4), 4), st.booleans())
+def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect, enlarge):
     shape = width * aspect / height
-    if max(shape, 1 / shape) >= Fraction(4112, 256):
+    own = height if shape >= 1 else width
+    side = 256 if enlarge or own >= 256 else max(16, own // 16 * 16)
+    if max(shape, 1 / shape) * side >= 4112:
         with pytest.raises(SourceError) as caught:
-            plan_geometry(width, height, aspect, COMPACT)
+            plan_geometry(width, height, aspect, COMPACT.changed(enlarge=enlarge))
         assert caught.value.reason == Reason.BAD_SHAPE
         return
-    geometry = plan_geometry(width, height, aspect, COMPACT)
+    geometry = plan_geometry(width, height, aspect, COMPACT.changed(enlarge=enlarge))
     scaled, cropped = geometry.scaled, geometry.cropped
-    assert min(cropped) == 256
+    assert min(cropped) == side
     assert all(side % 16 == 0 and side <= 4096 for side in cropped)
     # Rounding to even sizes may stretch by at most one pixel; cropping removes less than one step, on one side only.
     assert abs(scaled[0] - scaled[1] * shape) <= max(1, shape)
     assert all(0 <= s - c < 16 for s, c in zip(scaled, cropped, strict=True))
-    assert min(scaled) == 256
+    assert min(scaled) == min(cropped)
 
 
 def test_invalid_profiles_raise():
@@ -116,7 +118,7 @@ def test_headers_are_equal_for_equal_sizes_of_any_source(tmp_path):
     sources = [
         make(tmp_path / "a.mp4", size="160x96", frames=40, rate="25"),
         make(tmp_path / "b.mkv", "-c:v", "mjpeg", size="320x192", frames=9, rate="30000/1001"),
-        make(tmp_path / "c.avi", "-c:v", "mpeg4", size="80x48", frames=1, rate="12"),
+        make(tmp_path / "c.avi", "-c:v", "mpeg4", size="240x144", frames=1, rate="12"),
         make(tmp_path / "d.mpg", "-c:v", "mpeg1video", size="160x96", frames=12, rate="50"),
     ]
     headers = {index_mp4(encode(path, COMPACT.changed(short_side=96))[0])[0].extradata for path in sources}
@@ -189,7 +191,7 @@ def test_rotated_video_becomes_upright_without_rotation_metadata(tmp_path):
     flat, turned = tmp_path / "flat.mp4", tmp_path / "turned.mp4"
     halves = "color=white:size=128x32[a];color=black:size=128x32[b];[a][b]vstack"
     ffmpeg("-f", "lavfi", "-i", halves, "-frames:v", "3", "-pix_fmt", "yuv420p", str(flat))
-    data = encode(turn(flat, turned), COMPACT.changed(short_side=96))[0]
+    data = encode(turn(flat, turned), COMPACT.changed(short_side=96, enlarge=True))[0]
     with av.open(io.BytesIO(data)) as container:
         frame = next(container.decode(video=0))
         assert (frame.width, frame.height, frame.rotation) == (96, 192, 0)

@@ -256,7 +256,7 @@ def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folde
         [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
     )
     assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
-    assert report.ignored["video without annotation (jump/v1.mp4, jump/v11.mp4, jump/v3.mp4, ...)"] == 10
+    assert sum(count for kind, count in report.ignored.items() if "without annotation (jump/v1" in kind) == 10
     dataset = Dataset(str(tmp_path / "out"), split="test")
     assert dataset.keys.to_pylist() == ["jump/v9_00000100_00000400"]
     assert dataset.classes[int(dataset.labels[0])] == "right"
