@@ -13,7 +13,7 @@ from fastvid.errors import UsageError, visible
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON
 from fastvid.media.index_video import Proof
-from fastvid.media.reasons import MEANING
+from fastvid.media.reasons import MEANING, explain_note
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import duration, size, things
 from fastvid.sharding.change.add import add_sources
@@ -471,9 +471,13 @@ def summary(report: JobReport) -> str:
     packed = [row for row in rows if row["status"] == "packed"]
     rejected = [row for row in rows if row["status"] == "rejected"]
     lines = [] if report.part is None else [f"part {report.part}; run the command without --part to write the dataset"]
-    lines.append(f"{len(packed):8} packed")
+    cameras = max(
+        1, len(packed) // max(1, len({row["key"] for row in packed}))
+    )  # the videos of an episode have its key
+    episodes = f": {things(len(packed) // cameras, 'episode')} of {cameras} cameras" if cameras > 1 else ""
+    lines.append(f"{len(packed):8} packed{episodes}")
     changes = Counter(warning for row in packed for warning in row["warnings"] or ())
-    lines += [f"{count:8}   {change}" for change, count in sorted(changes.items())]
+    lines += [f"{count:8}   {explain_note(change)}" for change, count in sorted(changes.items())]
     if removed := sum(row["status"] == "removed" for row in rows):
         lines.append(f"{removed:8} removed")
     lines.append(f"{len(rejected):8} rejected")
@@ -483,7 +487,7 @@ def summary(report: JobReport) -> str:
     bytes_in = sum({row["path"]: row["bytes_in"] or 0 for row in packed}.values())
     bytes_out = sum(row["bytes_out"] or 0 for row in packed)
     shards = len({row["shard"] for row in packed})
-    frames = sum(row["num_frames"] or 0 for row in packed)
+    frames = sum(row["num_frames"] or 0 for row in packed) // cameras
     lines.append(f"{report.dataset}: {things(shards, 'shard')}, {things(frames, 'frame')}, ")
     if packed and not bytes_out:
         lines[-1] += f"videos of {size(bytes_in)} stay where they are"
@@ -500,6 +504,8 @@ def summary(report: JobReport) -> str:
     lines += [f"rejected {row['source_id']}: {row['reason']}: {row['message']}" for row in rejected[:_SHOWN]]
     if len(rejected) > _SHOWN:
         lines.append(f"and {len(rejected) - _SHOWN} more in ledger.parquet")
+    if report.part is None:
+        lines.append(f"`fastvid inspect {report.dataset}` shows it, and fastvid.open reads it")
     return "\n".join(map(visible, lines))
 
 

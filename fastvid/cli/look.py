@@ -15,6 +15,7 @@ import numpy as np
 
 from fastvid.cli.command import forwards, write_file
 from fastvid.errors import StorageError, UsageError, visible
+from fastvid.format.schema import LEROBOT
 from fastvid.media.checks import CHECKS
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.progress import Progress
@@ -70,7 +71,12 @@ def _text(summary: Summary, top: int) -> str:
     lines = [f"{summary.url}, generation {summary.generation.number}" + _note(summary.generation.note), ""]
     removed = f", {count(summary.removed)} removed and hidden" if summary.removed else ""
     shards = len(summary.generation.shards)
-    lines.append(_row("samples", f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}"))
+    lines.append(
+        _row(
+            "episodes" if LEROBOT in summary.generation.extras else "samples",
+            f"{count(summary.num_samples)} in {things(shards, 'shard')}{removed}",
+        )
+    )
     if summary.num_samples:
         lines += [_row(name, value) for name, value in describe(summary).items()]
     lines += [_row(name, _plain(_split(totals))) for name, totals in summary.splits.items()]
@@ -141,7 +147,12 @@ def _by_split(c: ClassCount) -> str:
 def _ledger(summary: Summary) -> list[str]:
     statuses = [f"{count(summary.statuses[name])} {name}" for name in ("packed", "rejected")]
     statuses += [f"{count(summary.statuses['removed'])} removed"] if summary.statuses["removed"] else []
-    lines = [_row("sources", f"{count(summary.sources)}: {', '.join(statuses)}")]
+    lines = [
+        _row(
+            "videos" if LEROBOT in summary.generation.extras else "sources",
+            f"{count(summary.sources)}: {', '.join(statuses)}",
+        )
+    ]
     if summary.duplicates:
         lines.append(" " * _NAME + f"{count(summary.duplicates):>6} duplicate: the same bytes as an earlier source")
     for reason, number in summary.rejected.most_common():

@@ -38,6 +38,9 @@ def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False,
 
     A run resumes from the newest checkpoint in its folder. On SIGTERM it writes a checkpoint and exits.
 
+    Less memory: run.micro_batch_size=8 adds the gradients of several passes, run.amp=bf16 computes in 16 bits,
+    model.options.recompute=true checkpoints activations. Faster: run.amp=bf16, model.compile=true.
+
     Args:
         recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
         changes (key=value): Such as optim.base_lr=0.02 or run.epochs=10.

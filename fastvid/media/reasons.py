@@ -5,6 +5,7 @@ The ledger stores the code and a message; reports group by the code.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 
@@ -76,3 +77,28 @@ MEANING: dict[Reason, str] = {
     Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",
 }
 """A one-line explanation of each reason."""
+
+NOTES: dict[str, str] = {
+    "whole": "clips are right, but slow: decoding begins at the first packet; `fastvid shard` makes them fast",
+    "from-key-frames": "clips are right, but fetch all packets since their key frame",
+    "times-disordered": "the times of the container are out of order; frames are counted as they are shown",
+    "times-missing": "the container has no times; its rate is used",
+    "variable-rate": "frames last different times; nothing to do",
+    "timing": "frames were not evenly spaced, and were made so",
+    "size": "sides are no multiples of 16; nothing to do",
+    "pixels": "another pixel format than that of profiles; nothing to do",
+    "colour": "other colour tags than those of profiles, or none; nothing to do",
+    "pixel-aspect": "pixels are not square; pictures are made so",
+    "edit-list": "frames that players hide are hidden",
+    "kept-small": "smaller than the short side; --enlarge enlarges them",
+    "enlarged": "smaller than the short side, and enlarged to it",
+    "duplicate": "the same bytes as another source; --drop-duplicates hides them",
+    "salvaged": "the longest run without damage was kept",
+}
+"""What the warnings of the ledger mean that do not say it themselves, by their first words."""
+
+
+def explain_note(note: str) -> str:
+    """Return a warning of the ledger with what it means."""
+    name = next((name for name in NOTES if re.match(rf"{name}(-|: |$)", note)), None)
+    return note if name is None else f"{note} ({NOTES[name]})"

@@ -26,6 +26,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
 from fastvid.sharding.job.frozen import given_sources, start_work
@@ -137,6 +138,7 @@ def run(
             if how.mine is None:
                 lease.end()  # a run that was killed when all was done left its record
             return work
+        tell_sources(work, how)
         job, blocked = Job(work, how, home=storage), read_blocked(storage)
         if work.storage.exists(DATASET_JSON):
             # A job that was killed after its commit only has to delete its files.
@@ -151,6 +153,15 @@ def run(
         job.end()
         lease.end()
     return JobReport(storage.url, ledger, work.found.ignored)
+
+
+def tell_sources(work: ShardWork, how: How) -> None:
+    """Log what a job, or its part, was given, before it works for hours."""
+    found, cameras = work.found, work.sources_per_sample
+    number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
+    of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes"
+    part = f" for part {how.mine}" if how.mine else ""
+    _LOG.info("%s%s%s, %s", number, of, part, size(sum(source.size for source in found.sources)))
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:

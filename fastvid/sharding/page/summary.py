@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import FormatError
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, from_parquet
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, SIGNALS, from_parquet
 from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
 from fastvid.runtime.values import count, duration, percent, shares, size, things
 from fastvid.sharding.job.ledger import read_ledger
@@ -354,6 +354,10 @@ def describe(summary: Summary) -> dict[str, str]:
         if encoding.shards_read < encoding.of:
             read = f"{count(encoding.shards_read)} of {things(encoding.of, 'shard')}"
             found[""] = f"bytes per clip, colour, codec and packets are those of {read}"
+    if len(summary.generation.streams) > 1:
+        found["streams" if "flow" in extras else "cameras"] = ", ".join(summary.generation.streams)
+    if signals := extras.get(SIGNALS):
+        found["signals"] = ", ".join(f"{name} {one['shape']}" for name, one in signals.items())
     if flow := extras.get("flow"):
         found["flow"] = f"{flow['method']} by OpenCV {flow['opencv']}, up to {flow['bound']:g} pixels per frame"
     if "audio" in extras:

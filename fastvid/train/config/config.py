@@ -173,7 +173,8 @@ class RunConfig:
     """Length, output, checkpoints and precision of a run.
 
     Attributes:
-        out: Local folder of the run: config.json, metrics.jsonl, summary.json and checkpoints/.
+        out: Local folder of the run: config.json, which is the newest of config-001.json and so on, one of each start,
+            metrics.jsonl, summary.json and checkpoints/.
         checkpoints: Folder or URL of the checkpoints, for example s3://bucket/run; None uses ``out/checkpoints``. If
             each node has its own folder, the newest checkpoint of all nodes is loaded.
         epochs: Passes over the training split.
@@ -181,7 +182,8 @@ class RunConfig:
         micro_batch_size: Maximum clips per forward pass of a rank; a larger share accumulates gradients, so that a
             smaller world keeps the global batch size. None computes the whole share in one pass.
         amp: Automatic mixed precision: "off", "bf16" or "fp16", which requires CUDA.
-        log_every_steps: Steps between two rows of metrics; None is 20, or an epoch's if it has fewer.
+        log_every_steps: Steps between two rows of metrics; None is 20, or fewer in a short run: an
+            epoch's, and so few that there are 50 rows.
         eval_every_epochs: Epochs between two evaluations; the last epoch is always evaluated.
         checkpoint_every_s: Seconds between two checkpoints inside an epoch; every epoch also ends with one.
         keep_checkpoints: How many of the newest checkpoints to keep, in addition to the best one.

@@ -230,5 +230,9 @@ def _unknown(kind: Any, current: Any, prefix: str, name: str) -> UsageError:
     if not here:
         return UsageError(f"{key} is not a setting", hint="remove it, there are none here")
     leaves = {one.rpartition(".")[2]: one for one in reversed(here)}
-    near = [f"did you mean {leaves[leaf]}? " for leaf in difflib.get_close_matches(name, leaves, n=1)]
-    return UsageError(f"{key} is not a setting", hint=f"{''.join(near)}known are {', '.join(here)}")
+    longer = sorted((leaf for leaf in leaves if name in leaf.split("_")), key=len)
+    near = difflib.get_close_matches(name, leaves, n=1) or longer
+    # All settings of a recipe are more than anybody reads.
+    known = f"known are {', '.join(here)}" if prefix or not near else "`fastvid train RECIPE --show` lists all"
+    hint = f"did you mean {leaves[near[0]]}? {known}" if near else known
+    return UsageError(f"{key} is not a setting", hint=hint)

@@ -139,6 +139,7 @@ def step_seed(seed: int, samples: int, rank: int) -> int:
 
 log = logging.getLogger(__name__)
 
+_LEAST_ROWS: Final = 50  # of a run, if it has so many steps, so that it has a curve
 _LOG_EVERY_STEPS: Final = 20  # if not set; a step's row takes a sum over the ranks, and one line on the console
 
 
@@ -187,7 +188,8 @@ class Trainer:
         self.clips_per_s = 0.0
         self._steps = self._logged = 0
         steps_per_epoch = replica.schedule.total // config.run.epochs // loader.global_batch_size
-        self._log_every = config.run.log_every_steps or max(1, min(_LOG_EVERY_STEPS, steps_per_epoch))
+        rare = min(_LOG_EVERY_STEPS, steps_per_epoch, steps_per_epoch * config.run.epochs // _LEAST_ROWS)
+        self._log_every = config.run.log_every_steps or max(1, rare)
         self._may_write = self._writes = member.leads and self.checkpoints is not None
         self._delivered = 0  # clips of the global batches since the last row of metrics
         self._seen = 0  # samples of all replicas after the last step

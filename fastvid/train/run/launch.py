@@ -23,10 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from fastvid.errors import FastvidError, JobError, StorageError, UsageError
-from fastvid.runtime.processes import lock_file
+from fastvid.runtime.processes import available_cores, lock_file
 from fastvid.runtime.values import json_text
 from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, flatten, to_json
@@ -42,6 +43,8 @@ from fastvid.train.tasks.task import Task
 log = logging.getLogger(__name__)
 
 CONFIG_FILE: Final = "config.json"
+_STARTS: Final = "config-*.json"  # the configuration of each start
+_TORCHRUN: Final = "TORCHELASTIC_RUN_ID"  # a variable that torchrun sets
 SUMMARY_FILE: Final = "summary.json"
 LOCK_FILE: Final = ".lock"
 
@@ -53,6 +56,10 @@ _SIGNALLED: Final = 128
 
 def start(configs: Sequence[Config]) -> int:
     """Train the models of a recipe with `Strategy.start`, and return the exit code."""
+    given = os.environ.get("OMP_NUM_THREADS")
+    # Unasked, torch takes all cores for each rank, and torchrun allows it one.
+    if given is None or (given == "1" and _TORCHRUN in os.environ):
+        torch.set_num_threads(available_cores())
     for config in configs:
         strategy = strategy_of(config)
     return strategy.start(configs, train)
@@ -154,7 +161,9 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         loggers.call("start", info)
         open_until_the_end.push(lambda kind, *_: _abandon(loggers) if kind else None)
         if member.leads:
-            _write(out / CONFIG_FILE, json_text(to_json(config), indent=1))
+            starts = len(list(out.glob(_STARTS)))
+            for name in (CONFIG_FILE, _STARTS.replace("*", f"{starts + 1:03}")):
+                _write(out / name, json_text(to_json(config), indent=1))
             _write(out / CLASSES_FILE, json_text(config.task.names(run.train_set, config.data)))
             _announce(trainer, run)
         callbacks.call("on_start", info)
@@ -271,4 +280,5 @@ def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, A
     }
     state = "run finished" if finished else "run stopped"
     log.info("%s after %s clips, %s", state, f"{replica.samples:,}", clock(seconds))
+    log.info("next: `fastvid report %s`, `fastvid weights %s --out FILE`", *[trainer.config.run.out] * 2)
     return summary

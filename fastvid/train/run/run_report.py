@@ -18,7 +18,7 @@ _PERCENT = "_percent"
 _METRIC = "metric"  # stands for the metric of the first run's task
 # Charts of each section: kind of row, column, and title.
 _CHARTS = {
-    "Learning": (("eval", _METRIC, ""), ("train", "loss", "training loss")),
+    "Learning": (("eval", _METRIC, ""), ("train", "loss", "training loss"), ("eval", "loss", "held-out loss")),
     "Schedule": (("train", "lr", "learning rate"), ("train", "grad_norm", "norm of the gradient")),
     "Speed": (("train", "clips_per_s", "clips/s"), ("train", "wait_percent", "waiting for data, % of the time")),
 }
@@ -26,9 +26,9 @@ _FACTS = (
     ("clips_per_s", "clips/s", "{:,.1f}"),
     ("clips_per_s_per_gpu", "clips/s per rank", "{:,.2f}"),
     ("wait_percent", "waiting for data", "{:.1f} %"),
-    ("exposed_percent", "exposed communication", "{:.1f} %"),
-    ("mfu_percent", "MFU", "{:.1f} %"),
-    ("tflops_per_gpu", "TFLOP/s per rank", "{:,.2f}"),
+    ("exposed_percent", "waiting for other ranks", "{:.1f} %"),
+    ("mfu_percent", "used of the device's peak (MFU)", "{:.1f} %"),
+    ("tflops_per_gpu", "TFLOP/s per rank", "{:,.3g}"),
     ("memory_gib", "peak memory", "{:,.2f} GiB"),
 )
 
@@ -196,7 +196,7 @@ def _parts(run: RunMetrics) -> dict[str, float]:
     if step is None:
         return {}
     wait, exposed = (step * (run.median(name) or 0.0) / 100 for name in ("wait_percent", "exposed_percent"))
-    return {"computing": step - wait - exposed, "waiting for data": wait, "exposed communication": exposed}
+    return {"computing": step - wait - exposed, "waiting for data": wait, "waiting for other ranks": exposed}
 
 
 def _starts(run: RunMetrics) -> list[tuple[str, str, str, str]]:

@@ -79,7 +79,7 @@ def test_report_shows_one_run_or_compares_two(tmp_path: Path) -> None:
     assert text.count('class="bars"') == 1
     # A step takes 50 ms, of which 10 % is waiting for data and 4 % communication.
     assert [f'class="value">{value} ms<' in text for value in ("43", "5", "2")] == [True] * 3
-    assert "exposed communication" in text
+    assert "waiting for other ranks" in text
     assert "efficiency" in text
     assert "http" not in text.replace("http-equiv", "")
     both = report.page([one, two])
