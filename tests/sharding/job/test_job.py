@@ -16,10 +16,11 @@ import pytest
 import webdataset
 
 import fastvid
+from fastvid.cli.main import main
 from fastvid.errors import JobError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.media.ffmpeg import Limits
-from fastvid.media.reasons import Reason
+from fastvid.media.reasons import Reason, explain_note
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.lock import lock_folder
@@ -146,6 +147,18 @@ def test_unfinished_job_resumes_only_with_the_same_arguments(change, field, fold
     assert f"the unfinished job here has {field}" in done.stderr
 
 
+def test_summaries_explain_warnings_and_name_the_next_command(folder, tmp_path, capsys, caplog):
+    with caplog.at_level("INFO"):
+        assert main(["shard", str(folder), "--out", str(tmp_path / "set"), "--short-side", "128"]) == 3
+    said = capsys.readouterr().out
+    assert "10   kept-small (smaller than the short side; --enlarge enlarges them)" in said
+    assert fastvid.open(str(tmp_path / "set")).column("height").to_pylist() == [64] * 10
+    assert f"`fastvid inspect {tmp_path / 'set'}` shows it" in said
+    assert re.search(r"\d+ videos in 2 classes, [\d.]+ kB", caplog.text)
+    assert explain_note("whole: why").endswith("`fastvid shard` makes them fast)")
+    assert explain_note("size") != explain_note("sizeless") == "sizeless"
+
+
 @pytest.fixture(scope="module")
 def unfinished(folder, tmp_path_factory):
     """A job that was killed after two sources."""
@@ -256,7 +269,7 @@ def test_annotation_columns_reach_the_dataset_and_missing_files_the_ledger(folde
         [str(folder)], out=str(tmp_path / "out"), annotations=f"csv:{table}", profile=SMALL, workers=1
     )
     assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
-    assert sum(count for kind, count in report.ignored.items() if "without annotation (jump/v1" in kind) == 10
+    assert sum(count for kind, count in report.ignored.items() if "without annotation (" in kind) == 10
     dataset = Dataset(str(tmp_path / "out"), split="test")
     assert dataset.keys.to_pylist() == ["jump/v9_00000100_00000400"]
     assert dataset.classes[int(dataset.labels[0])] == "right"

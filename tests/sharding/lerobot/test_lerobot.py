@@ -75,6 +75,18 @@ def test_items_in_place_are_those_of_lerobot(indexed):
     assert differences(loader(dataset)) == []
 
 
+def test_commands_count_episodes_and_name_cameras_and_signals(indexed, tmp_path, capsys, caplog):
+    with caplog.at_level("INFO"):
+        assert main(["index", f"lerobot:{V3}", "--out", str(tmp_path / "set")]) == 0
+    assert "6 episodes of 2 cameras" in caplog.text
+    assert "12 packed: 6 episodes of 2 cameras" in capsys.readouterr().out
+    assert main(["inspect", str(indexed)]) == 0
+    said = capsys.readouterr().out
+    assert "episodes    6 in " in said
+    assert "cameras     observation.images.top, observation.images.wrist" in said
+    assert "signals     action [2], " in said
+
+
 def test_items_of_version_2_are_those_of_version_3(tmp_path):
     index_lerobot(f"lerobot:{as_version_2(tmp_path / 'old')}", tmp_path / "set", workers=1)
     assert differences(loader(fastvid.open(tmp_path / "set"))) == []

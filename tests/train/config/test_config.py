@@ -117,6 +117,9 @@ def test_an_unknown_key_lists_the_known_ones(config: Config) -> None:
     with pytest.raises(UsageError) as error:
         overrides.apply(config, ["optim.base_rl=1"])
     hint = error.value.hint or ""
+    with pytest.raises(UsageError, match="lr is not a setting") as short:
+        overrides.apply(config, ["lr=1"])
+    assert short.value.hint == "did you mean optim.base_lr? `fastvid train RECIPE --show` lists all"
     assert hint.startswith("did you mean optim.base_lr?")
     assert all(f"optim.{field.name}" in hint for field in dataclasses.fields(OptimConfig))
     with pytest.raises(UsageError) as error:

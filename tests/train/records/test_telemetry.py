@@ -75,18 +75,19 @@ def test_efficiency_is_relative_to_the_smallest_world(tmp_path: Path) -> None:
 def test_report_shows_one_run_or_compares_two(tmp_path: Path) -> None:
     one, two = (write_run(tmp_path / name, ((1, 10.0), (2, 19.0))) for name in ("one", "two"))
     text = report.page([one])
-    assert text.count("<figure>") == 6
+    assert text.count("<figure>") == 7
     assert text.count('class="bars"') == 1
     # A step takes 50 ms, of which 10 % is waiting for data and 4 % communication.
     assert [f'class="value">{value} ms<' in text for value in ("43", "5", "2")] == [True] * 3
     assert "waiting for other ranks" in text
     assert "efficiency" in text
+    assert text.index("training loss") < text.index("held-out loss")
     assert "http" not in text.replace("http-equiv", "")
     both = report.page([one, two])
-    assert both.count("<figure>") == 6
+    assert both.count("<figure>") == 7
     assert 'class="bars"' not in both
     for name in ("one", "two"):
         assert f"<td>{name}</td>" in both
-        assert both.count(f'<th class="num">{name}</th>') == 6
+        assert both.count(f'<th class="num">{name}</th>') == 7
     with pytest.raises(UsageError, match="does not contain a run"):
         report.page([tmp_path / "none"])

@@ -30,12 +30,13 @@ def test_a_state_of_the_last_batch_resumes_in_its_epoch_without_batches(restart)
     assert [rows(batch) for batch in loader] == expected
 
 
-def test_an_epoch_of_few_steps_has_a_row_of_metrics_unless_set_otherwise(tmp_path):
+def test_a_run_of_few_steps_has_rows_for_a_curve_unless_set_otherwise(tmp_path):
     steps = toy.NUM_SAMPLES // toy.BATCH
     assert steps < 20
-    for every, expected in ((None, [steps, 2 * steps]), (20, [20])):
-        config = toy.toy_config(tmp_path / str(every), log_every_steps=every, epochs=2)
+    for every, epochs, expected in ((None, 2, 1), (None, 10, 2), (20, 2, 20)):
+        out = tmp_path / f"{every}-{epochs}"
+        config = toy.toy_config(out, log_every_steps=every, epochs=epochs)
         member = Member(World(), torch.device("cpu"))
         assert toy.fit(toy.trainer(config, member), member)["over"]
-        found = metrics.curve(metrics.read(tmp_path / str(every) / "metrics.jsonl"))
-        assert [row["step"] for row in found] == expected
+        found = metrics.curve(metrics.read(out / "metrics.jsonl"))
+        assert [row["step"] for row in found] == list(range(expected, epochs * steps + 1, expected))

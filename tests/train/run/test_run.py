@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -21,7 +22,7 @@ from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import read_head, swap_head
 from fastvid.models import zoo
-from fastvid.runtime.processes import World
+from fastvid.runtime.processes import World, available_cores
 from fastvid.sharding.change.edit import remove_samples
 from fastvid.storage import LocalStorage
 from fastvid.train.config import config as recipes
@@ -116,8 +117,23 @@ def test_a_finished_run_keeps_its_record(
     assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
     assert "optim.base_lr is 0.001, but was 0.02 in the checkpoint" in caplog.text
     assert launch.train(recipes.load(str(folder / "recipe.py"), [*changes, "run.epochs=3"])) == 0
-    assert json.loads((out / "config.json").read_text())["optim"]["base_lr"] == 0.001
+    for name, rate in (("config.json", 0.001), ("config-001.json", 0.02), ("config-002.json", 0.001)):
+        assert json.loads((out / name).read_text())["optim"]["base_lr"] == rate
     assert json.loads((out / "summary.json").read_text())["samples"] == 3 * TRAIN
+
+
+@pytest.mark.parametrize(
+    ("given", "torchrun", "is_set"), [(None, False, True), ("1", True, True), ("1", False, False), ("4", True, False)]
+)
+def test_torch_has_the_cores_of_a_rank_unless_told_otherwise(given, torchrun, is_set, monkeypatch):
+    for name, value in (("OMP_NUM_THREADS", given), ("TORCHELASTIC_RUN_ID", "x" if torchrun else None)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    asked = []
+    monkeypatch.setattr("torch.set_num_threads", asked.append)
+    monkeypatch.setattr(launch, "strategy_of", lambda _: SimpleNamespace(start=lambda *_: 0))
+    assert launch.start([None]) == 0
+    assert asked == [available_cores()] * is_set
 
 
 @pytest.mark.parametrize(
