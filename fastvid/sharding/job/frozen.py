@@ -68,7 +68,9 @@ def start_work(
             return make(found)
         work = make(gather())
         if isinstance(work, ShardWork) and staging.job() is None and not storage.exists(DATASET_JSON):
-            _freeze(storage, work, given)
+            # A query may be a signature, which is a secret, and expires.
+            if not any("?" in source.path and is_remote(source.path) for source in work.found.sources):
+                _freeze(storage, work, given)
             work.is_begun = staging.begin(work.identity) is None
         return work
 

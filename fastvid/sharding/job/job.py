@@ -138,7 +138,7 @@ def run(
             if how.mine is None:
                 lease.end()  # a run that was killed when all was done left its record
             return work
-        tell_sources(work, how)
+        tell_sources(work)
         job, blocked = Job(work, how, home=storage), read_blocked(storage)
         if work.storage.exists(DATASET_JSON):
             # A job that was killed after its commit only has to delete its files.
@@ -155,13 +155,12 @@ def run(
     return JobReport(storage.url, ledger, work.found.ignored)
 
 
-def tell_sources(work: ShardWork, how: How) -> None:
-    """Log what a job, or its part, was given, before it works for hours."""
+def tell_sources(work: ShardWork) -> None:
+    """Log what a job was given, before it works for hours."""
     found, cameras = work.found, work.sources_per_sample
     number = things(len(found.sources) // cameras, "video" if cameras == 1 else "episode")
-    of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes"
-    part = f" for part {how.mine}" if how.mine else ""
-    _LOG.info("%s%s%s, %s", number, of, part, size(sum(source.size for source in found.sources)))
+    of = f" of {cameras} cameras" if cameras > 1 else f" in {count(len(found.classes))} classes" * bool(found.classes)
+    _LOG.info("%s%s, %s", number, of, size(sum(source.size for source in found.sources)))
 
 
 def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:

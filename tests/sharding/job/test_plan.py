@@ -61,12 +61,13 @@ def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
     found = SourceList((*listed, broken), ("0", "1"), {"hidden file": 2})
     build = find_ffmpeg()
 
-    def make(found):
-        how = Settings(PROFILES["compact"], build, Limits(), 600.0)
-        return EncodeShards(LocalStorage(tmp_path), found, how, samples_per_shard=4)
+    def start(part, listing=None, given="a", folder=tmp_path):
+        store, how = LocalStorage(folder), Settings(PROFILES["compact"], build, Limits(), 600.0)
 
-    def start(part, listing=None, given="a"):
-        return start_work(LocalStorage(tmp_path), {"given": given}, part, lambda: listing or pytest.fail(given), make)
+        def make(found):
+            return EncodeShards(store, found, how, samples_per_shard=4)
+
+        return start_work(store, {"given": given}, part, lambda: listing or pytest.fail(given), make)
 
     whole = start(JobPart(0, 3), found)
     again = start(JobPart(1, 3))
@@ -76,6 +77,10 @@ def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
     assert {one.id for one in again.found.sources} == {one.id for shard in again.shards for one in shard}
     fewer = replace(found, sources=found.sources[1:])
     assert len(start(None, fewer).found.sources) == 51
+    (tmp_path / "signed").mkdir()
+    signed = SourceList((Source("a.mp4", "https://host/a.mp4?signature=1", key="a"),), (), {})
+    start(None, signed, folder=tmp_path / "signed")
+    assert not list(tmp_path.glob("signed/**/*.sources")), "signatures are secrets, and expire"
     assert len(start(JobPart(1, 3), fewer, "b").found.sources) == 50, "another list is read anew"
 
 
