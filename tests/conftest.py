@@ -1,7 +1,5 @@
 """Fixtures shared by several test files."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -6,8 +6,6 @@ assert not cuda.races                 # accesses of one block of memory that not
 assert not cuda.syncs                 # what made the host wait for a device
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

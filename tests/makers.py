@@ -5,8 +5,6 @@ a texture that moves in every frame, so that a missing reference is visible. Cli
 without the code under test.
 """
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import dataclass
 from functools import cache, cached_property

@@ -1,7 +1,5 @@
 """Fixtures: servers, one of each per session, and environment variables that point to them."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.storage.ceph import ceph_gateway, missing_programs

@@ -1,7 +1,5 @@
 """Videos with painted frame numbers and a track of clicks: a click marks the start of some frames, to the sample."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`ClipLoader(audio=...)`: the sound of exactly the frames, the same for every world, worker and resume."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

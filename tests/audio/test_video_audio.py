@@ -1,7 +1,5 @@
 """`Video.audio`: exact windows at any rate, silence outside the track, and errors for damaged bytes."""
 
-from __future__ import annotations
-
 import zlib
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """A job for the benchmarks' workers. Worker processes import only this file of the tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

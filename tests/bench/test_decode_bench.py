@@ -1,7 +1,5 @@
 """The decode benchmark: all contenders do the same work, deliver the right frames, and use their best settings."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from importlib.metadata import version

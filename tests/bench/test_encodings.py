@@ -1,7 +1,5 @@
 """Encodings of equal quality: the search for a CRF, and the complete procedure on one short video."""
 
-from __future__ import annotations
-
 import pytest
 
 import fastvid

@@ -1,7 +1,5 @@
 """Footage for benchmarks: sizes, lengths and encodings of a kind, made of real files once."""
 
-from __future__ import annotations
-
 import subprocess
 
 import numpy as np

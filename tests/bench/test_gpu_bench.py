@@ -1,7 +1,5 @@
 """The GPU benchmark: a rehearsal on a CPU runs every section, and what it proves can fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The comparison of the same job in several libraries: what the page says is what was measured."""
 
-from __future__ import annotations
-
 from bench import report
 from bench.common.harness import RESULTS
 from bench.load.loop_programs import PROGRAMS

@@ -1,7 +1,5 @@
 """The lineage that a run of the benchmark must have."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Rivals: the newest versions, which results are measured with, and goals against the best of them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The README's picture shows the actual plan."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

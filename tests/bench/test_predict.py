@@ -1,7 +1,5 @@
 """Model files, predictions and their comparison with measured runs."""
 
-from __future__ import annotations
-
 import argparse
 import copy
 import json

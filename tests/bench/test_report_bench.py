@@ -1,7 +1,5 @@
 """The report: every result is drawn, several machines are compared, and the README matches the results."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Properties that the scaling model must have for all inputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

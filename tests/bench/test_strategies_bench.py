@@ -1,7 +1,5 @@
 """The benchmarks of strategies: their simulated network, counted time, judgement and tables."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Images and launch files: pinned and unprivileged, valid commands, clean linters."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """demux and bitstream compared with FFmpeg's demuxers and decoders, on files of other muxers."""
 
-from __future__ import annotations
-
 import subprocess
 from fractions import Fraction
 

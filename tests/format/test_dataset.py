@@ -1,7 +1,5 @@
 """Shards, sidecars, generations and selections on disk."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

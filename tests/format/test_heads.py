@@ -1,7 +1,5 @@
 """Flags read from the first bytes of packets never claim more than those read from whole packets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

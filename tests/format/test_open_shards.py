@@ -1,7 +1,5 @@
 """Open shards stay within a limit of memory, and are the same shards when they are opened again."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """Arrow tables as Parquet bytes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

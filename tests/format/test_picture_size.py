@@ -1,7 +1,5 @@
 """declared_size compared with the sizes that ffmpeg encoded."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastvid.errors import FormatError

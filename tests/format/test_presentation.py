@@ -1,7 +1,5 @@
 """Times of frames that are read from a file which may be damaged or made to do harm."""
 
-from __future__ import annotations
-
 import tracemalloc
 import zlib
 from fractions import Fraction

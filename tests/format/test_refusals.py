@@ -4,8 +4,6 @@ Tampering at random is in tests/load/test_tampering_soak.py; here fields get oth
 what is behind the checksums is reached.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import warnings

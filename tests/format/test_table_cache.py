@@ -1,7 +1,5 @@
 """The packet tables that a process keeps."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fastvid.format.packets import PacketTable, TableCache, packet_records

@@ -6,8 +6,6 @@ Without names, records all except `corpus` (every real video with every profile,
 that depend on a build of ffmpeg or PyAV are stored beside those of other builds.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -5,8 +5,6 @@ bit-identical frames (ITU-T H.264, 7.3.5 and 8.4.1.1). The display order is I b 
 reference the following P. So packets are not in display order, and some can be dropped.
 """
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Literal

@@ -1,7 +1,5 @@
 """Read, compare and write the recorded digests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping

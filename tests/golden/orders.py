@@ -1,7 +1,5 @@
 """Digests of the samples, frames and crops that a loader visits, taken with a decoder that records its requests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Values are rounded to grey levels and pixels of flow, so that they do not depend
 Nothing is resized.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Recorded from the trainer. Crops are compared as a set: their average does not d
 and `fastvid.Views` order five and ten crops differently.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 ``python -m tests.golden.ranks WORLD RUN...``, where each RUN is a JSON list of arguments of ``fastvid train``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ torch's kernels, which may differ in the last bit between builds: all bits are c
 kernels, and twelve digits otherwise.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Everything that the golden digests use from inside fastvid; if a module moves, only this file changes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -5,8 +5,6 @@ that `copy` packs unchanged and the results of `index` are the same on every mac
 encoder's build, so those digests are stored by build; videos that `copy` remuxes depend on PyAV's muxer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Loader states as readable text, part by part: states that users have saved must still load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path

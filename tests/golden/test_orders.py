@@ -1,7 +1,5 @@
 """Samples, frames and crops are as recorded: 10,000 positions with five samplers, and all kinds of order."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, orders

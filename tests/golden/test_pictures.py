@@ -1,7 +1,5 @@
 """Batches contain the recorded frames and flow, in every form: threads, processes, views, clips per video."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, pictures

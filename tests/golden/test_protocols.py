@@ -1,7 +1,5 @@
 """Evaluation protocols use the recorded clips and crops, in the trainer and in `fastvid.Views`."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, protocols

@@ -1,7 +1,5 @@
 """Real runs have the recorded losses: 50 steps in float64 on one rank and on two, and the evaluations afterwards."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, runs

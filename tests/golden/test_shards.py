@@ -1,7 +1,5 @@
 """Tars, sidecars and tables are as recorded: encoded ones with a known build of ffmpeg, others with every build."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, shards

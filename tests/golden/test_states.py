@@ -1,7 +1,5 @@
 """Saved states stay valid: a loader's state is as recorded, part by part."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.golden import golden, states

@@ -4,8 +4,6 @@ A packet contains the numbers of its sample and frame, which the decoder writes 
 visible. Pixels depend on sample, frame, crop and flip.
 """
 
-from __future__ import annotations
-
 import struct
 import threading
 import time

@@ -1,7 +1,5 @@
 """Decoders that leave frames on the fake GPU, right ones and spoiled ones."""
 
-from __future__ import annotations
-
 import threading
 from typing import ClassVar
 

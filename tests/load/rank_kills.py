@@ -5,8 +5,6 @@ process per rank. It is killed twice and resumes with another world size; checkp
 the end of each epoch, at least 20 steps apart. Every rank records each row that it gets. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

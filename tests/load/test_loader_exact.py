@@ -1,7 +1,5 @@
 """ClipLoader over a dataset in memory: exact epochs, elastic resume, batches for any world size."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

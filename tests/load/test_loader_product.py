@@ -1,7 +1,5 @@
 """Batches of ClipLoader: pixels, dtypes, layouts, memory; and refused arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """A loader whose batch size changes while it runs."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

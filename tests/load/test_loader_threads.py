@@ -1,7 +1,5 @@
 """ClipLoader's threads: bounded, stopped however the loop ends, and detected as missing after a fork."""
 
-from __future__ import annotations
-
 import gc
 import os
 import signal

@@ -1,7 +1,5 @@
 """ClipLoader over real shards: painted frame numbers, real processes, real damage."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where epoch follows epoch, the first batches of the next one are prefetched: none is lost, doubled or stale."""
 
-from __future__ import annotations
-
 import gc
 import os
 

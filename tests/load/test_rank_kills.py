@@ -4,8 +4,6 @@ After any number of kills, and with any world size after them, the final weights
 undisturbed run, in the same order. Started by ``make soak``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@
 A short slice always runs; `make soak` runs 1,000 and writes bench/results/tampering.json.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter

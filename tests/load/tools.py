@@ -1,7 +1,5 @@
 """Make loaders over a dataset in memory, and convert their batches to comparable rows."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -3,8 +3,6 @@
 In each world that includes this rank, it stops after a batch, resumes, and runs a second epoch.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

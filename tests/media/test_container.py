@@ -1,7 +1,5 @@
 """What a container declares against what is there, as sources, in tars and in place: whole files are whole."""
 
-from __future__ import annotations
-
 import struct
 
 import pytest

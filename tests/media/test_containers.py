@@ -1,7 +1,5 @@
 """Which files are accepted, and which demuxer opens them."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

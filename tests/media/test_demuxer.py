@@ -1,7 +1,5 @@
 """Files that plain PyAV rejects: tags in any encoding, spatial videos, unknown types of side data."""
 
-from __future__ import annotations
-
 import tarfile
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Probing a source from its file alone."""
 
-from __future__ import annotations
-
 import os
 import struct
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Temporal inflation and the inflated nets."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -6,8 +6,6 @@ at 0dee6be), whose numbers are exact; READMEs of 1.x (tsm, i3d, slowonly, tsn), 
 ``tools/analysis_tools/get_flops.py`` at a86c84e on the features without the last layer, for 1.x.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """A square that moves left or right around a ring: both directions show the same frames, in opposite order."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Activation checkpointing changes only memory use."""
 
-from __future__ import annotations
-
 import copy
 from contextlib import nullcontext
 

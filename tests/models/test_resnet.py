@@ -1,7 +1,5 @@
 """The ResNet itself: its initial state, its options, its errors."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

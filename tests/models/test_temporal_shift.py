@@ -1,7 +1,5 @@
 """The shift operator, its gradients, and in-place safety."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

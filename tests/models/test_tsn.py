@@ -1,7 +1,5 @@
 """TSN and TSM average the logits of frames."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Two-stream nets: initialisation across modalities, fusion, and what each kind of fusion can learn."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812

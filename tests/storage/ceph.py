@@ -1,7 +1,5 @@
 """A Ceph cluster of three processes in a folder, with its S3 gateway: one monitor, one store in memory, no copies."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

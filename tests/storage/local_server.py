@@ -1,7 +1,5 @@
 """An HTTP server in a thread of the test process, for servers that tests make up."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

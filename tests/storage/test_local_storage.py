@@ -1,7 +1,5 @@
 """Local storage besides the contract of all: atomic writes, bounded handles, what is no file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

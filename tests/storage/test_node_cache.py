@@ -1,7 +1,5 @@
 """The node-local cache of mapped files: one fetch per node, a bounded folder, crash safety."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

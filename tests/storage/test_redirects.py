@@ -1,7 +1,5 @@
 """Where redirects of web servers may lead."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer

@@ -1,7 +1,5 @@
 """A dataset in an object store and on a web server: the clips of the local one, from only the planned bytes."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reading from faulty servers: the right bytes or an error that names the cause, never a hang."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random

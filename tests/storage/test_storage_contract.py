@@ -1,7 +1,5 @@
 """All storages fulfil the same contract."""
 
-from __future__ import annotations
-
 import itertools
 import os
 

@@ -1,7 +1,5 @@
 """The node's cache of videos: each byte is fetched once, a wrong or lost copy is fetched again, the limit holds."""
 
-from __future__ import annotations
-
 import os
 import threading
 

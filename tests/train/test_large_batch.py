@@ -1,7 +1,5 @@
 """The large-batch recipe, with all its parts, trains the same model in worlds of 1, 2, 3 and 5 ranks."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

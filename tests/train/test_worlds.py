@@ -1,7 +1,5 @@
 """The same run in worlds of 1, 2 and 3 processes, also stopped or killed and resumed."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path

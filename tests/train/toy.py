@@ -3,8 +3,6 @@
 Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each scenario leaves FOLDER/SCENARIO.pt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys

@@ -1,7 +1,5 @@
 """The parts of the large-batch recipe on a toy, 200 steps in float64; see `tests.train.toy` for how it is started."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Random access to frames by key, as in a notebook."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle

@@ -1,7 +1,5 @@
 """Callables of other libraries in `after=`: called clip by clip, seeded, and checked."""
 
-from __future__ import annotations
-
 import functools
 import random
 

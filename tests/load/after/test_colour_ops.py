@@ -1,7 +1,5 @@
 """Operations of the transforms against the same formulas written independently, in double precision."""
 
-from __future__ import annotations
-
 import colorsys
 import math
 

@@ -1,7 +1,5 @@
 """Transforms in a loader: the same batches for any world, worker kind and resume, and no change without transforms."""
 
-from __future__ import annotations
-
 import json
 import threading
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Transforms of `after=`: what they draw, and that it is the same for all frames of a clip."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

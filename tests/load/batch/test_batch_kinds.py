@@ -1,7 +1,5 @@
 """Texts, multi-hot labels, several clips of a video and mixtures are the same for every world, worker and resume."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Crops are inside the video at even pixels, have the specified shapes, and follow their sources."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Sizes that follow the video or a bucket."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Samplers compared with literal transcriptions of the formulas they cite."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

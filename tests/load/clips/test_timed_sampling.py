@@ -1,7 +1,5 @@
 """Samplers in seconds compared with exact arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Samplers that count in seconds, of videos whose frames last differently: the frames shown at their instants."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

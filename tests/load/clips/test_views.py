@@ -1,7 +1,5 @@
 """Views and several clips of a video, decoded together, equal clips decoded separately."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

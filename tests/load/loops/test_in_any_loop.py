@@ -1,7 +1,5 @@
 """A ClipLoader inside the loops of others: nothing is doubled, lost or silently empty."""
 
-from __future__ import annotations
-
 import json
 import pickle
 

@@ -1,7 +1,5 @@
 """What every plan of batches of varying shape promises, checked over all ranks and worlds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fastvid.load.order.buckets import ClipSizes

@@ -1,7 +1,5 @@
 """Epochs are split into global batches and ranks without loss or duplicates, for any world size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

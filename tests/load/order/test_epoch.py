@@ -1,7 +1,5 @@
 """Block shuffle, mixtures, balanced classes, clips per video: exact, resumable, and how well they mix."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

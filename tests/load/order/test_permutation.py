@@ -1,7 +1,5 @@
 """The order of an epoch is a permutation with random access that never changes between machines or versions."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """Random numbers depend only on their key: seed, epoch, position, purpose and index."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

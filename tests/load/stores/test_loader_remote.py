@@ -1,7 +1,5 @@
 """ClipLoader over a slow, failing, stalling or wrong web server: the same clips, a clear error, or a counted skip."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter, deque

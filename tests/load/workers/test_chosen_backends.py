@@ -1,7 +1,5 @@
 """Choice of decoders: "auto", several back-ends on one queue, and frames that stay on a device."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys

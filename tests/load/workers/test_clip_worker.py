@@ -1,7 +1,5 @@
 """The clip worker, called as threads and processes call it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Reading a clip's packets: the right bytes, few reads, and all damage detected."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 

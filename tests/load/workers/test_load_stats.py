@@ -1,7 +1,5 @@
 """Loader statistics, and the reuse of memory."""
 
-from __future__ import annotations
-
 import gc
 import json
 import logging

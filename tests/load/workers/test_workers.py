@@ -1,7 +1,5 @@
 """Worker processes: the same batches as threads, and a clip that hangs or crashes affects no other clip."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

@@ -1,7 +1,5 @@
 """Changes of a dataset: removal, new labels, compaction, garbage collection, and concurrent changes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

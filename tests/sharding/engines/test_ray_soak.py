@@ -1,7 +1,5 @@
 """Nodes and heads of a Ray cluster killed at random times during a job. Run by ``make soak``, results recorded."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Datasets that list videos where they are: right frames, changed files, moved files, and all commands of a dataset."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tarfile

@@ -1,7 +1,5 @@
 """Videos in place in object stores and on web servers: indexed and read by ranges, never downloaded."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

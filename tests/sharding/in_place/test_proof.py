@@ -1,7 +1,5 @@
 """What `index` finds out about a file with each proof: what it packs can be read, what cannot be read it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 import fastvid

@@ -4,8 +4,6 @@ Each attack has a canary and a control: the same file, given to ffmpeg without t
 forced format and without a limit on protocols, does the harm.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import struct

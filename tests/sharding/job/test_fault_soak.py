@@ -3,8 +3,6 @@
 A short slice always runs; `make soak` runs 200 faults and writes bench/results/faults.json.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

@@ -1,7 +1,5 @@
 """The whole command: verdicts, exit codes, parts, and resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

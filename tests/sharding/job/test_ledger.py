@@ -1,7 +1,5 @@
 """The ledger says of every source what became of it, and its parts say enough to resume."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Assignment of sources to shards."""
 
-from __future__ import annotations
-
 from itertools import groupby, pairwise
 
 from hypothesis import given

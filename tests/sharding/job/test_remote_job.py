@@ -1,7 +1,5 @@
 """Jobs with sources or datasets in an object store or on a web server."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

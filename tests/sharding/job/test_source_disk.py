@@ -1,7 +1,5 @@
 """A disk that does not deliver sources is no verdict on them: the job stops, and resumes to the same bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """LeRobot datasets, where they are and encoded: every item is the one that LeRobot's own loader delivers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

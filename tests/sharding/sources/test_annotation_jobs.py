@@ -1,7 +1,5 @@
 """Annotations from the file to the dataset and the batch: classes, splits, clips, captions and several labels."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 

@@ -1,7 +1,5 @@
 """Videos that are no files: in cells of Parquet tables, and as pictures in folders and tars."""
 
-from __future__ import annotations
-
 import json
 import os
 

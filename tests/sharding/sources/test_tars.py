@@ -1,7 +1,5 @@
 """Members of tars that belong to one video: by their names up to the last dot, or by their webdataset key."""
 
-from __future__ import annotations
-
 import pytest
 
 import fastvid

@@ -1,7 +1,5 @@
 """`fastvid verify`: each check detects its kind of damage, and a clean dataset passes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

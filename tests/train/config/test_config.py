@@ -1,7 +1,5 @@
 """Configurations, key=value overrides, recipes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The recipes that come with fastvid: their docstrings match their configurations."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

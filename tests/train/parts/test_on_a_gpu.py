@@ -1,7 +1,5 @@
 """What the trainer does differently on a GPU, shown without one: kernels, memory format, devices, events."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Parameter groups."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Parts of a recipe, each by itself: LARS, LAMB, averages, mixing, freezing, ghost batch norm."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The learning rate against tables worked out by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastvid.errors import UsageError

@@ -1,7 +1,5 @@
 """Runs with an average of the weights: ``python -m tests.train.plugins.averages FOLDER SCENARIO...`` on every rank."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs of the toy with a callback on every rank: ``python -m tests.train.plugins.ranks FOLDER SCENARIO...``."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The moving average of the weights with strategies that average models in rounds, and per model of a sweep."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path

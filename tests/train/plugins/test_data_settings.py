@@ -1,7 +1,5 @@
 """Settings of the data that a run passes on to its loader: order, balance, repeats, columns, types."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

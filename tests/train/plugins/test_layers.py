@@ -1,7 +1,5 @@
 """Rates by layer and heads of several streams, against multipliers computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

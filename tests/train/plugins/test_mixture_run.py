@@ -1,7 +1,5 @@
 """A run that trains on several datasets: shares, classes, generations, other ranks, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace

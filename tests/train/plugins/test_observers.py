@@ -1,7 +1,5 @@
 """Loggers and callbacks: what they receive, and what happens when one fails."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import struct

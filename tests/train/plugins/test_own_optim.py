@@ -1,7 +1,5 @@
 """Optimizers and schedules that a user names as module:name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

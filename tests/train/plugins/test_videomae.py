@@ -1,7 +1,5 @@
 """Fine-tuning a vision transformer of transformers by the recipe: it learns, resumes, and is evaluated."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

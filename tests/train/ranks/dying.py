@@ -3,8 +3,6 @@
 The other ranks leave the error in FOLDER/RANK.txt.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

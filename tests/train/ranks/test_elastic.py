@@ -1,7 +1,5 @@
 """Detection of unsafe elastic jobs, and stop signals."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The end of a rank is named on the others; ranks end with torchrun's agent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

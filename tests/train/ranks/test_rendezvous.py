@@ -1,7 +1,5 @@
 """Rendezvous of the ranks of one attempt, in a store with leftovers of dead attempts."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 

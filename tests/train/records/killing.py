@@ -3,8 +3,6 @@
 Prints one JSON object: how often the kill fell inside a write, and what could be loaded after each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

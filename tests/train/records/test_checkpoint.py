@@ -1,7 +1,5 @@
 """Checkpoints: written atomically, verified, and loadable with plain torch."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,7 +1,5 @@
 """Metrics files, lineage, the table of strategies, micro-batches, seeds."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource

@@ -1,7 +1,5 @@
 """Speed metrics of a run, and the report page."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Ranks that read different data, or have other settings, refuse to train together; two runs share no folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

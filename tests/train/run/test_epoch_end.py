@@ -1,7 +1,5 @@
 """The end of an epoch: what is left after its last batch is its evaluation, and a short epoch has a row of metrics."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

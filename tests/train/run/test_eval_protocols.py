@@ -1,7 +1,5 @@
 """Evaluation protocols: which clips and crops, and what is made of their probabilities."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A run whose loss or weights are not finite fails, and keeps its last good checkpoint."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whole runs on real clips: torchrun, killed workers, signals, evaluation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

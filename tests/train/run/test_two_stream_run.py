@@ -1,7 +1,5 @@
 """Runs of two streams: from raw videos through the trainer to fused scores."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Runs all scenarios once, grouped by world, because a process takes seconds to start; also once for all workers of
 pytest-xdist."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil

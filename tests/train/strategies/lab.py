@@ -1,7 +1,5 @@
 """Runs for the strategies: the toy of `tests.train.toy` and a quadratic objective, under the real trainer."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace

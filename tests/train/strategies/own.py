@@ -1,7 +1,5 @@
 """Runs with the tutorial's asynchronous strategy, a file outside the package: ``python -m ... FOLDER SCENARIO...``."""
 
-from __future__ import annotations
-
 import functools
 import time
 from dataclasses import replace

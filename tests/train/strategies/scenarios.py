@@ -4,8 +4,6 @@ Started as ``python -m tests.train.strategies.scenarios FOLDER SCENARIO...`` on 
 FOLDER/SCENARIO-RANK.pt.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

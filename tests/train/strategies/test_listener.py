@@ -1,7 +1,5 @@
 """Servers of strategies: where they listen, and what a stranger, a wrong token and a NaN achieve."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """User-defined strategies can do everything that the built-in ones can; tests those of the documentation."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

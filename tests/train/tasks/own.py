@@ -3,8 +3,6 @@
 Started as ``python -m tests.train.tasks.own FOLDER SCENARIO...`` on every rank. FOLDER/shards is the dataset of `make`.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Each task learns what it should, alike on any number of ranks; one's own is trained, resumed and evaluated."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

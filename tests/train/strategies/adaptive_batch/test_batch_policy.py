@@ -1,7 +1,5 @@
 """Growing batches: decisions, their equality on all ranks, and exact samples and rates."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Growing batches from a real loader."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,8 +5,6 @@ or ``python -m tests.train.strategies.asgd.jobs FOLDER job NAME PORT ALL...`` fo
 NAME is "server", else a client of it. It takes its first step when all that are named are about to.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Servers and clients in threads of one process, over real connections."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

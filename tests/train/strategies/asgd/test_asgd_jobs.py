@@ -1,7 +1,5 @@
 """``sync=asgd`` with jobs of their own that die and join, and with a rank that stands still."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from pathlib import Path

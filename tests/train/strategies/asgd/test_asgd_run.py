@@ -1,7 +1,5 @@
 """``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with clients that die."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

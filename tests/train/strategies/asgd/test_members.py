@@ -1,7 +1,5 @@
 """Clients that join, leave and die, their leases, and a server that resumes from its checkpoint."""
 
-from __future__ import annotations
-
 import functools
 import threading
 import time

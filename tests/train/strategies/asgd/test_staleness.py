@@ -1,7 +1,5 @@
 """Effects of staleness with the real server: stability limit and histograms."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter, deque
 

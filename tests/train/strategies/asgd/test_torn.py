@@ -1,7 +1,5 @@
 """A fetched vector is one committed version, even during pushes."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading

@@ -1,7 +1,5 @@
 """A model as a flat vector: what is copied where, on the CPU and from a GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

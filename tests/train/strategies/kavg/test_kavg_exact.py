@@ -1,7 +1,5 @@
 """K-step averaging in cases with a known exact result: K = 1, quadratics, integers, the outer optimizer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

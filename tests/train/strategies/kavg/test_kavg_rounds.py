@@ -1,7 +1,5 @@
 """K-step averaging: when ranks communicate, what they send, and what an average contains."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

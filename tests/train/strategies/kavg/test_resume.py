@@ -1,7 +1,5 @@
 """Runs with local steps that are stopped or killed and resumed, in the same world and in others."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastvid.train.records import records as metrics

@@ -1,7 +1,5 @@
 """Partitions of a dataset, whose bytes are read only once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

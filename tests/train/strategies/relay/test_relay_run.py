@@ -1,7 +1,5 @@
 """Whole sweeps on real clips, by the command that users type: three models, two stages, and stages that are killed."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The schedule of visits, from the real scheduler with a simulated clock."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

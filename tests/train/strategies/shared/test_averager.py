@@ -1,7 +1,5 @@
 """What an average is made of, and averages of integers: error feedback loses nothing, and ranks get the same bits."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 
