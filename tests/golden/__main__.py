@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import FOOTAGE
-from tests.golden import golden, orders, pictures, protocols, runs, shards, states
+from tests.golden import golden, orders, runs, shards, states
 from tests.golden.seams import encoder
 
-AREAS = {area.NAME: area for area in (orders, states, protocols, pictures, runs, shards)}
+AREAS = {area.NAME: area for area in (orders, states, runs, shards)}
 OF_BUILDS = ("encoded", "corpus")
 
 

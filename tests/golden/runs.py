@@ -7,8 +7,6 @@ kernels, and twelve digits otherwise.
 """
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.golden import ranks
+from tests import forks
 from tests.golden.films import GREY_LEVELS, GREYS, film
 from tests.golden.seams import RECIPE_IMPORTS, command, losses, pack
 
 NAME = "runs"
 
-ROOT = Path(__file__).parents[2]
 CLASSES, TRAIN, HELD_OUT = 3, 40, 14
 STEPS = 50
 # Runs with two ranks, and their overrides of the recipe.
@@ -142,12 +139,10 @@ def alone(recipe: Path) -> str:
 
 
 def together(recipe: Path, which: str) -> str:
-    """Return the losses of a run with two ranks. The first call executes all such runs."""
-    if not (recipe.parent / which).exists():
-        words = [[str(recipe), f"run.out={recipe.parent / name}", *changes] for name, changes in TOGETHER.items()]
-        command = [sys.executable, "-m", ranks.__name__, "2", *map(json.dumps, words)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr
+    """Return the losses of a run with two ranks."""
+    words = (recipe, f"run.out={recipe.parent / which}", *TOGETHER[which])
+    done = forks.ranks(2, "fastvid.train", *words, folder=recipe.parent)
+    assert [rank.returncode for rank in done] == [0, 0], done
     return text(losses(recipe.parent / which))
 
 

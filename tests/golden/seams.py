@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -18,14 +17,10 @@ from fastvid.decode.request import EncodedClip, Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.load.clips.crops import Spatial
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.arrays import IntArray
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.records import curve, read
-from fastvid.train.run.scoring import views as trainers
 from tests import datasets
-from tests.load.tools import video
 
 __all__ = ["PROFILES"]
 
@@ -106,31 +101,3 @@ def losses(run: Path) -> list[float]:
 
 
 RECIPE_IMPORTS = "from fastvid.train import Classification, Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
-
-
-# Views of a video, by the trainer and by `fastvid.Views`: the frames of the clips, int64 [N, T], and the crops (y, x,
-# height, width, flip) of each clip.
-
-
-def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """Return the clips' frames of the trainer's protocol for each video length."""
-    asked = trainers(protocol.partition("x")[0])
-    return [np.stack(asked.clips(sampler, video(length))) for length in lengths]
-
-
-def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width: int) -> list[tuple[int, ...]]:
-    """Return the crops of the trainer's protocol for a video of this size."""
-    asked = trainers("1x" + (protocol.partition("x")[2] or "1"))
-    other = crop if size is None else fastvid.CenterCrop(size, crop.short_side)
-    return loader_crops(asked, other, height, width)
-
-
-def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """Return the clips' frames of the loader's views for each video length."""
-    return [sampler.spread(video(length), views.num_clips) for length in lengths]
-
-
-def loader_crops(views: fastvid.Views, crop: Any, height: int, width: int) -> list[tuple[int, ...]]:
-    """Return the crops of the loader's views for a video of this size."""
-    cuts = views.cuts(Spatial.of(crop), height, width)
-    return [(cut.box.y, cut.box.x, cut.box.height, cut.box.width, int(cut.flip)) for cut in cuts]

@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import fastvid
 from fastvid.errors import UsageError
 from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grayscale, RandAugment
 from fastvid.load.after.chain import TransformChain
@@ -209,8 +208,3 @@ def test_equal_settings_have_equal_reprs():
     assert repr(Erasing(value=1)) == repr(Erasing(value=(1.0, 1, 1), scale=[0.02, 0.33]))
     assert TransformChain.of([], ("rgb",)) is None
     assert TransformChain.of([RandAugment(geometric=False)], ("rgb", "flow"))
-
-
-def test_transforms_are_public():
-    for transform in TRANSFORMS:
-        assert getattr(fastvid, type(transform).__name__) is type(transform)

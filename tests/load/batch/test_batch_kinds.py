@@ -288,20 +288,6 @@ def test_classes_do_not_depend_on_split_or_filter(tmp_path):
         assert MultiHotLabels(MultiHot("labels"), whole).labels.classes == ("b", "a")
 
 
-def test_states_with_other_texts_or_labels_are_refused():
-    data = dataset(20)
-    made = {
-        "text": [{"text": Text("captions")}, {"text": Text("captions", drop=0.5)}, {}],
-        "labels": [{"labels": MultiHot("tags")}, {"labels": MultiHot("tags", ["c", "b", "a"])}, {}],
-    }
-    for part, (first, *others) in made.items():
-        state = json.loads(json.dumps(make(data, **first).state_dict()))
-        make(data, **first).load_state_dict(state)
-        for other in others:
-            with pytest.raises(StateError, match=f"another {part}"):
-                make(data, **other).load_state_dict(state)
-
-
 def test_rows_of_a_mixture_say_their_dataset():
     mixture = Mixture({"kinetics": FakeDataset(4), "mine": FakeDataset(5)}, weights={"mine": 3, "kinetics": 1})
     assert mixture.weights == (1, 3)
