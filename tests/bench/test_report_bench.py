@@ -1,7 +1,8 @@
-"""The report: every result is drawn, several machines are compared, and the README matches the results."""
+"""Reports: every result is drawn, and the README and the pages show what was measured."""
 
 import copy
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from bench import __main__ as command
 from bench import report
 from bench.common.harness import RESULTS
+from bench.decode import plan_picture
+from bench.load.loop_programs import PROGRAMS
+from bench.load.loops import lines_of
+from bench.report import BEGIN
 from fastvid.errors import UsageError
+from fastvid.load.clips.sampling import Segments
+from tests.datasets import REPOSITORY
+from tests.load.tools import video
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -62,3 +70,38 @@ def test_an_unreadable_result_is_named(tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     assert command.main(["report", str(tmp_path / "list.json")]) == 1
     assert "expected a JSON object" in capsys.readouterr().err
+
+
+def test_the_programs_have_the_lines_that_the_result_says():
+    for row in report.load(RESULTS / "loops.json")["rows"]:
+        assert row["lines"] == lines_of(PROGRAMS[row["program"]])
+
+
+def test_docstrings_and_blank_lines_are_not_counted():
+    def program():
+        """Two lines
+        of text."""
+        first = [1]
+
+        first.append(2)
+
+    assert lines_of(program) == 2
+
+
+FILE = "docs/images/plan.svg"
+
+
+@pytest.mark.parametrize(("theme", "file"), [("light", FILE), ("dark", "docs/images/plan-dark.svg")])
+def test_the_picture_shows_the_planned_packets(theme, file):
+    drawn = (REPOSITORY / file).read_text()
+    assert drawn == plan_picture.svg(theme)
+    wanted = Segments(8, jitter=False).spread(video(plan_picture.NUM_FRAMES), 1)[0]
+    plan = plan_picture.table().plan(wanted)
+    assert re.findall(r">(\d+) of 96 packets<", drawn) == [str(plan.packets_from_keys), str(len(plan.packets))]
+
+
+def test_the_readme_shows_picture_example_and_measured_table_before_the_commands():
+    text = (REPOSITORY / "README.md").read_text()
+    places = [text.index(part) for part in (f"]({FILE})", "```bash", "```python", BEGIN, "## Commands")]
+    assert places == sorted(places)
+    assert f"![84 of 96 packets without a plan, 22 with it]({FILE})" in text

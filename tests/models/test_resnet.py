@@ -1,12 +1,16 @@
-"""The ResNet itself: its initial state, its options, its errors."""
+"""ResNets, TSN over them, and their inflation to 3D nets."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
 from fastvid.errors import UsageError
-from fastvid.models.i3d import I3D_3X3X3, i3d
+from fastvid.models.i3d import I3D_3X1X1, I3D_3X3X3, SLOW_ONLY, i3d, inflate
 from fastvid.models.resnet import ResNet
+from fastvid.models.tsn import FrameAverage, fold_frames
+from fastvid.models.zoo import build
 
 
 @pytest.mark.parametrize(
@@ -64,3 +68,124 @@ def test_dropout_is_active_only_in_training():
 def test_invalid_resnet_options_raise_clear_errors(make, message):
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_fold_frames_keeps_frames_of_a_clip_together():
+    video = torch.arange(2 * 3 * 4).reshape(2, 3, 4, 1, 1)
+    frames = fold_frames(video)
+    for b in range(2):
+        for t in range(4):
+            assert torch.equal(frames[b * 4 + t], video[b, :, t])
+
+
+def test_channels_last_3d_clips_fold_without_a_copy():
+    video = torch.randn(2, 3, 4, 8, 8).contiguous(memory_format=torch.channels_last_3d)
+    frames = fold_frames(video)
+    assert frames.data_ptr() == video.data_ptr()
+    assert frames.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_tsn_averages_logits_over_frames():
+    class Red(nn.Module):
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            return frames[:, 0].mean((1, 2)).unsqueeze(1)
+
+    video = torch.rand(2, 3, 5, 4, 4)
+    out = FrameAverage(Red(), num_frames=5, any_length=False)(video)
+    torch.testing.assert_close(out, video[:, 0].mean((1, 2, 3)).unsqueeze(1))
+
+
+def test_tsn_accepts_any_number_of_frames_and_tsm_only_its_own():
+    assert build("tsn-r18", 3, 8, width=8)(torch.randn(1, 3, 25, 32, 32)).shape == (1, 3)
+    with pytest.raises(UsageError, match=r"built for clips of 8 frames, not 16[\s\S]*num_frames=16"):
+        build("tsm-r18", 3, 8, width=8)(torch.randn(1, 3, 16, 32, 32))
+    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\], not \[8, 3, 32, 32\]"):
+        build("tsm-r18", 3, 8, width=8)(torch.randn(8, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["tsm-r18", "tsn-r50"])
+def test_the_last_layer_starts_small_and_dropout_is_half(name):
+    model = build(name, 1000, 8)
+    head = model.backbone.get_submodule(model.backbone.head_name)
+    assert head.weight.std().item() == pytest.approx(0.001, rel=0.05)
+    assert not head.bias.any()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5]
+
+
+def test_inflated_net_equals_the_2d_net_on_a_repeated_frame():
+    # SlowOnly has no temporal stride; with 9 inflated kernels of 3, padding affects 9 frames at both ends.
+    net = ResNet(50, width=4, num_classes=3).double().train()
+    with torch.no_grad():
+        net(torch.randn(8, 3, 32, 32, dtype=torch.float64))  # makes the running statistics non-trivial
+    net.eval()
+    deep = inflate(copy.deepcopy(net), SLOW_ONLY)
+    assert deep.state_dict().keys() == net.state_dict().keys()
+    frame = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    seen = []
+    deep.avgpool.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0]))
+    flat = []
+    net.avgpool.register_forward_hook(lambda module, inputs, out: flat.append(inputs[0]))
+    with torch.no_grad():
+        deep(torch.stack([frame] * 21, dim=2))
+        net(frame)
+    assert seen[0].shape[2] == 21
+    for t in (9, 10, 11):
+        torch.testing.assert_close(seen[0][:, :, t], flat[0])
+    assert not torch.allclose(seen[0][:, :, 0], flat[0])
+
+
+def kernels(net: nn.Module) -> dict[str, tuple[int, ...]]:
+    convs = {name: module for name, module in net.named_modules() if isinstance(module, nn.Conv3d)}
+    return {name: tuple(conv.kernel_size) for name, conv in convs.items() if conv.kernel_size[0] > 1}
+
+
+def test_inflated_kernels_are_those_of_mmaction2():
+    # configs/_base_/models/i3d_r50.py: inflate=((1, 1, 1), (1, 0, 1, 0), (1, 0, 1, 0, 1, 0), (0, 1, 0))
+    blocks = ["1.0", "1.1", "1.2", "2.0", "2.2", "3.0", "3.2", "3.4", "4.1"]
+    options = {"num_classes": 2, "num_frames": 8, "width": 4}
+    thin = kernels(i3d(50, I3D_3X1X1, **options).backbone)
+    assert thin == {"conv1": (5, 7, 7)} | {f"layer{block}.conv1": (3, 1, 1) for block in blocks}
+    cube = kernels(i3d(50, I3D_3X3X3, **options).backbone)
+    assert cube == {"conv1": (5, 7, 7)} | {f"layer{block}.conv2": (3, 3, 3) for block in blocks}
+    slow = kernels(i3d(50, SLOW_ONLY, **options).backbone)
+    assert slow == {f"layer{s}.{b}.conv1": (3, 1, 1) for s, count in ((3, 6), (4, 3)) for b in range(count)}
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "left"), [("i3d-r50", 32, 4), ("i3d-r50-heavy", 32, 16), ("slowonly-r50", 8, 8)]
+)
+def test_last_stage_has_the_expected_number_of_frames(name, frames, left):
+    with torch.device("meta"):
+        model = build(name, 2, frames, width=8)
+    shapes = []
+    model.backbone.layer4.register_forward_hook(lambda module, inputs, out: shapes.append(out.shape))
+    assert model(torch.empty(2, 3, frames, 64, 64, device="meta")).shape == (2, 2)
+    assert shapes[0][2] == left
+
+
+def test_new_3d_kernels_are_not_constant_in_time():
+    kernel = build("i3d-r18", 2, 8, width=8).backbone.conv1.weight
+    assert not torch.equal(kernel[:, :, 0], kernel[:, :, 1])
+    fan_out = kernel.shape[0] * 5 * 7 * 7
+    assert kernel.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+
+
+def test_channels_last_3d_gives_the_same_logits():
+    model = build("i3d-r18", 3, 8, width=8).eval()
+    video = torch.randn(1, 3, 8, 32, 32)
+    with torch.no_grad():
+        expected = model(video)
+        model.to(memory_format=torch.channels_last_3d)
+        out = model(video.contiguous(memory_format=torch.channels_last_3d))
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_invalid_clips_and_inflations_raise_clear_errors():
+    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs at least 8"):
+        build("i3d-r18", 2, 4)
+    with pytest.raises(UsageError, match="a clip of 7 frames is too short"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(1, 3, 7, 32, 32))
+    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\]"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(8, 3, 32, 32))
+    with pytest.raises(UsageError, match="ResNet-18 has no 1x1 convolution to inflate to 3x1x1"):
+        i3d(18, I3D_3X1X1, num_classes=2, num_frames=8)

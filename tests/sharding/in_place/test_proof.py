@@ -12,7 +12,7 @@ from fastvid.media.index_video import Proof, index_in_place
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.media.test_container import trimmed
+from tests.media.test_containers import trimmed
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, make
 

@@ -1,4 +1,4 @@
-"""Growing batches: decisions, their equality on all ranks, and exact samples and rates."""
+"""Batches that grow while a run trains: when, by how much, and the same samples as with fixed ones."""
 
 import math
 from itertools import pairwise
@@ -7,19 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, make_policy
+from fastvid.train.strategies.adaptive_batch import Noise, Plateau, ResizingLoader, Scheduled, make_policy
 from fastvid.train.strategies.average import NoiseMeter
+from tests.load.fakes import FakeDataset
+from tests.load.tools import make, rows
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
-from tests.train.strategies.kavg.test_kavg_exact import difference
+from tests.train.strategies.kavg.test_kavg import difference
 
 EPOCH = lab.STEPS * toy.BATCH
 
@@ -231,3 +233,27 @@ def test_conflicting_options_are_refused() -> None:
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):
         make_policy("plateau", largest=4).begin(8, EPOCH, ())
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.integers(8, 90),
+    last=st.sampled_from(["drop", "mask", "keep"]),
+    growths=st.lists(st.integers(1, 90), max_size=4),
+)
+def test_growing_batches_deliver_the_same_samples_as_fixed_ones(size, last, growths):
+    dataset = FakeDataset(size)
+    fixed = [row for batch in make(dataset, last=last, global_batch_size=4) for row in rows(batch)]
+    loader, seen = make(dataset, last=last, global_batch_size=4), []
+    feed = ResizingLoader(
+        loader,
+        lambda: 4 * 2 ** sum(loader.position >= place for place in growths),
+        lambda batch: seen.append(batch.start),
+    )
+    batches = list(feed)
+    assert [row for batch in batches for row in rows(batch)] == fixed
+    assert seen == [batch.start for batch in batches]
+    assert all(batch.num_rows % 4 == 0 for batch in batches[:-1])
+    # The epoch has ended, and the next one is complete.
+    assert (loader.epoch, loader.position) == (1, 0)
+    assert sum(batch.stop - batch.start for batch in feed) == len(fixed)
