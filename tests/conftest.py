@@ -13,11 +13,11 @@ from hypothesis import settings
 from fastvid.runtime.processes import available_cores
 from fastvid.storage import urls
 from tests.makers import Videos
-from tests.server_fixtures import ceph, obstore, s3, web
+from tests.server_fixtures import obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
-    "ceph", "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
+    "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
 ]  # fmt: skip
 
 # One core per worker of pytest-xdist; torch reads the variable when it is imported. OpenMP threads wait by spinning,
@@ -48,7 +48,6 @@ LONG = (
     "test_video_audio.py",
     "test_decode_bench.py",
     "test_in_place.py",
-    "test_fault_soak.py",
     "test_interrupted.py",
     "test_snippets.py",
     "test_pyav.py",
