@@ -11,7 +11,6 @@ import pytest
 from bench import __main__ as command
 from bench import report
 from bench.common.footage import SAMPLINGS
-from bench.common.harness import machine_facts
 from bench.decode import contest, decode
 from bench.decode.goals import best_rival
 from bench.decode.rivals import KNOBS, library_of, rival
@@ -19,14 +18,11 @@ from fastvid.tune.measure import (
     Contender,
     Corpus,
     FastvidRunner,
-    RoundTimes,
     fastvid,
     measure,
     parse_sampling,
-    ratio,
     sample_frames,
 )
-from tests.bench.recording_job import RecordingJob
 from tests.datasets import pack
 
 

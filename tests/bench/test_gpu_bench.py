@@ -11,7 +11,6 @@ from bench import __main__ as command
 from bench.gpu import gpu, pack
 from bench.gpu.conformance import _wanted, clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
 from bench.gpu.gpu import PROOFS, judge
-from bench.gpu.measuring import medians
 from bench.gpu.settings import MANIFEST, REFERENCE, Settings
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import UsageError

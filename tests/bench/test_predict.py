@@ -21,7 +21,7 @@ from bench.scaling.model import (
     predict_step,
     ring,
 )
-from bench.scaling.model_file import Quantity, load_model
+from bench.scaling.model_file import load_model
 from fastvid.errors import UsageError
 
 MODELS = Path(predict.__file__).parent / "models"

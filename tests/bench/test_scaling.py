@@ -21,13 +21,10 @@ from bench.scaling.model import (
     Workload,
     all_reduce_seconds,
     calibrate,
-    efficiency,
-    expected_maximum,
     fit_link,
     predict_step,
     ring,
     train_seconds,
-    tree,
 )
 from fastvid.errors import UsageError
 

@@ -1,6 +1,5 @@
 """Texts, multi-hot labels, several clips of a video and mixtures are the same for every world, worker and resume."""
 
-import json
 from collections import Counter
 
 import numpy as np
@@ -21,7 +20,7 @@ from fastvid.load.order.epoch import MASKED
 from fastvid.load.order.mixture import Mixture
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make
+from tests.load.tools import make, walk
 
 WORLDS = (1, 2, 3, 5, 7)
 TAGS = [["b", "a"], [], None, ["c", None, "a"], ["c"]]
@@ -90,23 +89,7 @@ def test_batches_are_the_same_for_any_world_and_resume(kind, size, seed, epoch, 
     alone = make(data, global_batch_size=6, **options)
     alone.set_epoch(epoch)
     expected = [row for batch in alone for row in entries(batch)]
-    state, delivered = json.dumps(make(data, global_batch_size=6, **options).state_dict() | {"epoch": epoch}), []
-    for number, (world, more, steps) in enumerate(legs):
-        options["global_batch_size"] = clips * (world + more)
-        ranks = [make(data, rank=rank, world_size=world, **options) for rank in range(world)]
-        for rank in ranks:
-            rank.load_state_dict(json.loads(state))
-        iterators = [iter(rank) for rank in ranks]
-        for step, batches in enumerate(zip(*iterators, strict=True)):
-            if step == steps and number < len(legs) - 1:
-                break
-            assert all(len(batch.key) % clips == 0 for batch in batches)
-            delivered += [row for batch in batches for row in entries(batch)]
-            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
-        for iterator in iterators:
-            iterator.close()
-        if len(delivered) == len(expected):
-            break
+    delivered = walk(data, legs, epoch=epoch, unit=clips, of=entries, **options)
     assert delivered == expected
     assert sorted(row["position"] for row in delivered) == list(range(len(expected)))
 

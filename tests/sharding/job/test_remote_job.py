@@ -24,9 +24,7 @@ from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
-from tests import forks
 from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
-from tests.storage.gcs import GcsServer
 from tests.storage.lossy import LossyProxy
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -144,22 +142,6 @@ def test_killed_job_resumes_from_its_scratch_folder(bucket, folder, undisturbed,
     assert command(*arguments).returncode == 3
     same(url, undisturbed, tmp_path / "copy")
     assert os.listdir(tmp_path / "tmp") == []
-
-
-def test_parts_run_in_parallel_on_an_object_store(bucket, folder, undisturbed, tmp_path):
-    url = f"s3://{bucket}/set"
-    parts = [
-        forks.start_fastvid(
-            "shard", folder, "--out", url, *OPTIONS, "--part", f"{part}/2", TMPDIR=str(tmp_path / f"tmp{part}")
-        )
-        for part in range(2)
-        if (tmp_path / f"tmp{part}").mkdir() is None
-    ]
-    said = [part.communicate()[1] for part in parts]
-    assert sorted(part.returncode for part in parts) in ([0, 3], [3, 3]), said
-    assert not open_storage(url).exists("dataset.json")
-    assert command(folder, "--out", url, *OPTIONS).returncode == 3
-    same(url, undisturbed, tmp_path / "copy")
 
 
 def test_leases_exclude_a_second_job_and_end_with_their_owner(bucket, monkeypatch):
@@ -327,24 +309,6 @@ def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_p
     # A space in a name breaks the log's columns; the test needs only the range requests.
     assert re.search(r"^GET /raw/jump/e#1\?\.mp4 206 ", web.log.read_text(), re.MULTILINE)
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
-
-
-def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
-    (web.folder / "one").mkdir()
-    shutil.copy(folder / "jump" / "f.mp4", web.folder / "one" / "f.mp4")
-    report = run_job(f"{web.url}/one/f.mp4", str(tmp_path / "out"), **ARGUMENTS)
-    assert (report.packed, report.ledger["source_id"].to_pylist()) == (1, ["f.mp4"])
-    with pytest.raises(UsageError, match="source does not exist"):
-        run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
-
-
-def test_job_reads_and_writes_google_buckets(folder, undisturbed, tmp_path, monkeypatch):
-    with GcsServer() as server:
-        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.account(tmp_path / "account.json")))
-        upload(folder, "gs://some-bucket/raw")
-        done = command("gs://some-bucket/raw", "--out", "gs://some-bucket/set", *OPTIONS)
-        assert done.returncode == 3, done.stderr
-        assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
 
 
 class WholeFiles(SimpleHTTPRequestHandler):

@@ -53,19 +53,6 @@ def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
     assert set(found) - undecayed == {id(shared.weight)}
 
 
-def test_the_heads_rate_is_multiplied() -> None:
-    model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
-    plain = {group["name"]: group["lr_mult"] for group in groups_of(model, "plain", 10.0)}
-    assert plain == {"weight": 1.0, "norm": 1.0, "head_weight": 10.0, "head_bias": 10.0}
-    tsm = {group["name"]: group["lr_mult"] for group in groups_of(model, "tsm", 0.5)}
-    assert (tsm["head_weight"], tsm["head_bias"]) == (2.5, 5.0)
-
-
-def test_conv_bias_learns_twice_as_fast_in_tsm_groups() -> None:
-    model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.Flatten(), nn.Linear(4, 2))
-    assert numbers(groups_of(model, "tsm"))["bias"] == (1, 2.0, 0.0)
-
-
 def test_tsm_groups_need_a_head() -> None:
     with pytest.raises(UsageError, match="no linear layer"):
         groups_of(nn.Conv3d(3, 4, 1), "tsm")

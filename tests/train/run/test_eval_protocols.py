@@ -46,19 +46,6 @@ def test_one_view_equals_the_recipes_evaluation() -> None:
     assert [views(name).num_views for name in ("1", "1x1", "10x3", "twicex3")] == [1, 1, 30, 6]
 
 
-def test_twice_sample_is_the_middle_and_the_start_of_each_segment() -> None:
-    # TSM: tick = 10 / 4 = 2.5; int(1.25 + 2.5 i) and int(2.5 i).
-    assert frames("twice", SEGMENTS, 10) == [[1, 3, 6, 8], [0, 2, 5, 7]]
-
-
-def test_ten_crops_are_center_corners_and_their_mirror_images() -> None:
-    found = cuts("1x10", 256, 340, spatial=(CenterCrop(224), HorizontalFlip()))
-    places = {(16, 58), (0, 0), (0, 116), (32, 0), (32, 116)}
-    for flip in (False, True):
-        assert {(cut.box.y, cut.box.x) for cut in found if cut.flip is flip} == places
-    assert len(found) == 10
-
-
 @pytest.mark.parametrize(("clips", "sampler"), [("1", DENSE), ("2", DENSE), ("10", DENSE), ("7", SEGMENTS)])
 def test_clips_of_all_views_match_the_formulas_of_single_views(clips: str, sampler: Any) -> None:
     """The trainer once placed each view by formulas of its own; scores must stay comparable."""

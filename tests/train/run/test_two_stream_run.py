@@ -1,6 +1,5 @@
 """Runs of two streams: from raw videos through the trainer to fused scores."""
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -62,7 +62,6 @@ CASES = {
     # Growing batches.
     "batch-ddp": Case({"batch": "schedule"}, sync="ddp", optim=MOMENTUM | HALVING),
     "batch-kavg": Case({"batch": "schedule", "period": 3}, optim=MOMENTUM | HALVING),
-    "batch-capped": Case({"batch": "schedule", "batch_max": 16, "period": 3}, optim=MOMENTUM | HALVING),
     "batch-plateau": Case(
         {"batch": "plateau", "batch_patience": 1, "batch_threshold": 0.2, "batch_max": 64, "period": 3},
         optim=MOMENTUM,

@@ -229,22 +229,6 @@ def test_values_that_are_not_finite_are_refused_by_name(value: float, caplog: py
         assert other.push(ones(), 1.0) == 0
 
 
-@pytest.mark.parametrize("rate", [float("nan"), float("inf")])
-def test_a_rate_that_is_not_finite_is_refused(rate: float) -> None:
-    with serving(SIZE) as server, client_of(server) as client:
-        client.join(ones())
-        with pytest.raises(FastvidError, match="not finite"):
-            client.push(ones(), rate)
-        assert torch.equal(weights_of(server), ones())
-
-
-def test_initial_weights_that_are_not_finite_are_refused() -> None:
-    with serving(SIZE) as server, client_of(server) as client:
-        with pytest.raises(FastvidError, match="not finite"):
-            client.join(ones() * float("nan"))
-        assert not server.weights.initialized
-
-
 def test_the_token_of_the_environment_is_not_sent_to_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
     made = Address("127.0.0.1", 7, listener.token_of_job())

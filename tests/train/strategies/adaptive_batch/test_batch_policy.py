@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.strategies.adaptive_batch import Noise, Plateau, ResizingLoader, Scheduled, make_policy
+from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, make_policy
 from fastvid.train.strategies.average import NoiseMeter
-from tests.load.fakes import FakeDataset
-from tests.load.tools import make, rows
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
@@ -66,14 +64,6 @@ def test_growing_batches_give_the_same_result_for_any_world_size(outcomes: Outco
     for world in (2, 3):
         for rank in outcomes(world, "batch-ddp"):
             assert difference(one, rank) < 1e-9
-
-
-def test_growth_stops_at_the_maximum(outcomes: Outcomes) -> None:
-    ranks = outcomes(2, "batch-capped")
-    for rank in ranks:
-        assert sizes(rank) == expected((1.0, 2.5), largest=16)
-        # Where the batch may not grow, the rate decreases, so that the ratio still follows the schedule.
-        assert rank["trace"]["lr"][-1] == pytest.approx(0.05 * 0.5, rel=1e-14)
 
 
 def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes) -> None:
@@ -177,18 +167,6 @@ def test_a_plateau_grows_only_after_its_patience() -> None:
     assert found == [8, 8, 8, 8, 16, 16, 32, 32, 32, 64, 64]
 
 
-def test_a_policy_resumes_from_its_state() -> None:
-    first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
-    for policy in (first, second):
-        policy.begin(8, EPOCH, ())
-    for loss in (1.0, 1.0):
-        first.observe_loss(loss, 0)
-    second.load_state_dict(first.state_dict())
-    for policy in (first, second):
-        policy.observe_loss(1.0, 0)
-    assert first.size(0) == second.size(0) == 16
-
-
 def test_batch_at_is_parsed_as_epochs() -> None:
     policy = Scheduled(2, None, at="1,2.5")
     policy.begin(8, 88, (7,))
@@ -233,27 +211,3 @@ def test_conflicting_options_are_refused() -> None:
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):
         make_policy("plateau", largest=4).begin(8, EPOCH, ())
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    size=st.integers(8, 90),
-    last=st.sampled_from(["drop", "mask", "keep"]),
-    growths=st.lists(st.integers(1, 90), max_size=4),
-)
-def test_growing_batches_deliver_the_same_samples_as_fixed_ones(size, last, growths):
-    dataset = FakeDataset(size)
-    fixed = [row for batch in make(dataset, last=last, global_batch_size=4) for row in rows(batch)]
-    loader, seen = make(dataset, last=last, global_batch_size=4), []
-    feed = ResizingLoader(
-        loader,
-        lambda: 4 * 2 ** sum(loader.position >= place for place in growths),
-        lambda batch: seen.append(batch.start),
-    )
-    batches = list(feed)
-    assert [row for batch in batches for row in rows(batch)] == fixed
-    assert seen == [batch.start for batch in batches]
-    assert all(batch.num_rows % 4 == 0 for batch in batches[:-1])
-    # The epoch has ended, and the next one is complete.
-    assert (loader.epoch, loader.position) == (1, 0)
-    assert sum(batch.stop - batch.start for batch in feed) == len(fixed)

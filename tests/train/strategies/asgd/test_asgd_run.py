@@ -131,17 +131,6 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
     assert max(row.get("staleness_mean", 0.0) for row in rows) > 1
 
 
-def test_the_checkpoint_contains_the_servers_statistics(folder: Path) -> None:
-    first, second, _ = lab.results(folder, "plain", RANKS)
-    saved = newest(folder / "plain")
-    values = saved["strategy"]["state"]["servers"][0]["shard"]["values"]
-    kept = [saved["replica"]["model"][f"1.running_{name}"] for name in ("mean", "var")]
-    assert torch.equal(values[-8:], torch.cat(kept))
-    assert all(torch.equal(first["weights"][name], value) for name, value in saved["replica"]["model"].items())
-    # A client keeps its own statistics.
-    assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
-
-
 def test_conflicting_options_are_refused(tmp_path: Path) -> None:
     for options, message in (
         ({"n_push": 8}, "no option 'n_push'"),

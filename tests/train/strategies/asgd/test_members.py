@@ -1,18 +1,15 @@
 """Clients that join, leave and die, their leases, and a server that resumes from its checkpoint."""
 
-import functools
 import threading
 import time
 
 import pytest
 import torch
 from torch import Tensor
-from torch.optim import SGD
 
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.server import Server
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
@@ -59,21 +56,6 @@ def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
             gone.leave()
             joined.join(20)
             assert torch.equal(weights_of(server), ones() * 7)
-
-
-def test_a_late_client_starts_from_the_current_version() -> None:
-    with serving(SIZE) as server, client_of(server) as early:
-        early.join(ones())
-        for _ in range(4):
-            early.push(ones(), 0.5)
-        with client_of(server) as late:
-            late.join(torch.zeros(SIZE, dtype=torch.float64))
-            assert late.version == 4
-            assert torch.equal(late.weights, -ones())
-            assert late.push(ones(), 0.5) == 0
-            # The weights fetched before are now one version old, and two after the next push.
-            assert early.push(ones(), 0.5, 4) == 1
-            assert early.push(ones(), 0.5, 4) == 2
 
 
 def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
@@ -138,43 +120,6 @@ def test_a_client_waits_for_leases_that_may_be_returned() -> None:
         waiting.join(10)
         assert got
         assert got[0] is not None
-
-
-def test_a_server_resumes_from_its_checkpoint() -> None:
-    rule = functools.partial(SGD, lr=0.0, momentum=0.9)
-
-    def push(server: Server, last: int) -> None:
-        with client_of(server) as client:
-            client.join(ones())
-            while (lease := client.lease()) is not None:
-                for position in range(lease.start, lease.stop):
-                    if position == last:
-                        return
-                    client.push(
-                        client.weights * (position + 1), 0.01, progress=LeaseProgress(lease.number, position + 1)
-                    )
-                    client.fetch()
-
-    with serving(SIZE, rule=rule, leases=Leases(20, 1, 6)) as server:
-        push(server, 20)
-        whole = weights_of(server)
-    with serving(SIZE, rule=rule, leases=Leases(20, 1, 6)) as server:
-        push(server, 9)
-        state = server.state_dict()
-        before = weights_of(server)
-    again = Leases(20, 1, 6)
-    with serving(SIZE, rule=rule, leases=again, state=state) as server:
-        assert torch.equal(weights_of(server), before)
-        assert server.clients[1].pushes == 9
-        push(server, 20)
-        assert torch.equal(weights_of(server), whole)
-        assert server.weights.version == 20
-        # A client of the previous run is not mistaken for one of this run.
-        assert len(server.clients) == 2
-        assert server.staleness == {0: 20}
-    assert again.over
-    with pytest.raises(StateError):
-        Leases(21, 1, 6).load_state_dict(state["leases"])
 
 
 def test_a_lease_is_acknowledged_by_its_holder_only() -> None:

@@ -8,8 +8,6 @@ from fastvid.errors import StateError, UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.ranks import Member
-from fastvid.train.records import records as metrics
-from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.average import Averager
 from fastvid.train.strategies.kavg import OuterMomentum
 from tests.train import toy
@@ -281,13 +279,3 @@ def test_another_world_resumes_with_the_same_samples_after_a_kill(outcomes: Outc
         assert rank["trace"]["lr"] == undisturbed["trace"]["lr"][-steps:]
     # The last average before the kill, in the second epoch.
     assert 88 < ranks[0]["trace"]["samples"][0] < 2 * 88
-
-
-def test_the_checkpoint_after_a_kill_is_an_average(outcomes: Outcomes) -> None:
-    folder = outcomes.killed()
-    found = Checkpoints(str(folder / "checkpoints")).newest()
-    assert found is not None
-    state = decode(found.data, found.name)
-    rows = metrics.read(folder / metrics.METRICS_FILE)
-    assert state["replica"]["samples"] == rows[-1]["samples"]
-    assert state["world_size"] == 2

@@ -61,17 +61,6 @@ def simulate(
         free.sort()
 
 
-def ring_makespan(models: int, partitions: int, epochs: int) -> int:
-    """Return the makespan of a ring in which every visit takes 1.
-
-    With at least as many models as stages, the first stage never waits, and the last model finishes S - 1 later. With
-    fewer, no model ever waits, and the last one starts M - 1 later than the first.
-    """
-    if models >= partitions:
-        return models * epochs + partitions - 1
-    return epochs * partitions + models - 1
-
-
 def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) -> None:
     """Check that every unit runs once, models and stages run one unit at a time, and epochs are in order."""
     keys = [(visit.unit.model, visit.unit.epoch, visit.unit.partition) for visit in visits]
@@ -98,41 +87,8 @@ def test_every_unit_is_trained_once_and_never_in_parallel(order: Order, sizes: t
     check(simulate(Scheduler(*sizes, order=order), lambda unit: speed[unit.model]), *sizes)
 
 
-@given(sizes=SIZES)
-def test_ring_makespan_equals_the_formula(sizes: tuple[int, int, int]) -> None:
-    models, partitions, epochs = sizes
-    visits = simulate(Scheduler(*sizes, order="ring"), lambda _: 1.0)
-    assert visits[-1].end == ring_makespan(*sizes)
-    if models >= partitions:
-        assert visits[-1].end == models * epochs + partitions - 1
-        # No bubble: a stage is busy from its first to its last unit.
-        for stage in range(partitions):
-            mine = [visit for visit in visits if visit.stage == stage]
-            assert mine[-1].end - mine[0].start == len(mine) == models * epochs
-
-
 def test_hopper_keeps_all_stages_busy_from_the_start() -> None:
     assert simulate(Scheduler(6, 3, 4, order="hopper"), lambda _: 1.0)[-1].end == 6 * 4
-
-
-def test_hopper_beats_ring_when_speeds_differ() -> None:
-    models, partitions, epochs = 8, 4, 5
-    gains = []
-    for seed in range(30):
-        draw = random.Random(seed)
-        speed = [draw.uniform(1, 8) for _ in range(models)]
-        ends = {
-            order: simulate(
-                Scheduler(models, partitions, epochs, order=order), lambda unit, speed=speed: speed[unit.model]
-            )[-1].end
-            for order in ORDERS
-        }
-        # Nothing can be faster than the slowest model alone, or than all work spread evenly.
-        bound = max(epochs * partitions * max(speed), epochs * sum(speed))
-        assert bound <= ends["hopper"] < ends["ring"]
-        assert ends["hopper"] <= 1.25 * bound
-        gains.append(ends["ring"] / ends["hopper"])
-    assert sum(gains) / len(gains) > 1.05
 
 
 def test_a_lost_unit_is_repeated_first_and_a_failed_model_is_dropped() -> None:
