@@ -1,9 +1,4 @@
-"""Write H.264 in MP4 bit by bit, without an encoder, so that the files are the same on every machine.
-
-Macroblocks are raw samples, the mean of their neighbours, or copies of the previous frame, so that every decoder yields
-bit-identical frames (ITU-T H.264, 7.3.5 and 8.4.1.1). The display order is I b P b P ...; b frames are unreferenced and
-reference the following P. So packets are not in display order, and some can be dropped.
-"""
+"""Write H.264 in MP4 bit by bit, without an encoder, so that the files are the same on every machine."""
 
 import random
 import struct
@@ -63,17 +58,7 @@ class _Bits:
 
 
 def film(frames: int, width: int, height: int, *, seed: int = 0, key_every: int = 12, kind: Kind = "moving") -> bytes:
-    """Return an H.264 video in MP4.
-
-    Args:
-        frames: Number of frames, >= 1, at 25 fps.
-        width: A multiple of 16.
-        height: A multiple of 16.
-        seed: Seed of the contents.
-        key_every: Frames from one key frame to the next.
-        kind: "moving": every frame differs from the previous one. "grey": as "moving", with `GREYS` levels only.
-            "still": only key frames differ, and the file is small.
-    """
+    """Return an H.264 video in MP4."""
     columns, rows = width // MB, height // MB
     draw = random.Random(f"{seed} {width} {height}")
     packets: list[tuple[int, bytes]] = []  # display place, NAL unit

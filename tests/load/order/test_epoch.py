@@ -210,18 +210,7 @@ def test_invalid_or_contradictory_arguments_are_refused(call, message):
 
 
 def mixing(order, shards, classes, batch):
-    """Measure how well an order mixes.
-
-    Args:
-        order: The order.
-        shards: Shard of each sample.
-        classes: Class of each sample, 0 or 1, half each.
-        batch: Samples per batch.
-
-    Returns:
-        Mean distance of neighbours and variance of classes between batches, both 1.0 for a uniform order, and the mean
-        number of shards per batch.
-    """
+    """Measure how well an order mixes."""
     ids = all_ids(order)
     whole = ids[: len(ids) // batch * batch].reshape(-1, batch)
     distance = np.abs(np.diff(ids)).mean() / (len(ids) / 3)

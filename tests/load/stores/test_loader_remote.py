@@ -14,6 +14,7 @@ from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.epoch import BlockShuffle
+from fastvid.load.order.mixture import Mixture
 from fastvid.storage import RemoteOptions, open_storage, requests
 from tests.datasets import make_clip, pack
 from tests.load.loaders import clip_loader
@@ -205,6 +206,16 @@ def test_a_shard_deleted_replaced_or_truncated_while_open_is_skipped_and_counted
     expected.set_epoch(1)
     assert found == [row for row in clips(expected) if row[2] not in lost]
     assert loader.stats.total.skips == {error: 8}
+
+
+def test_a_mixture_reads_local_and_remote_datasets_alike(server, local):
+    mixture = Mixture([Dataset(local.url), Dataset(server.url)], weights=[1, 1], num_samples=32)
+    options = {"frames": Segments(4), "spatial": CenterCrop(64), "global_batch_size": 8, "dtype": torch.uint8}
+    loader = clip_loader(mixture, decoder="pyav", rank=0, world_size=1, **options)
+    found = clips(loader)
+    here = Mixture([Dataset(local.url), Dataset(local.url)], weights=[1, 1], num_samples=32)
+    assert found == clips(clip_loader(here, decoder="pyav", rank=0, world_size=1, **options))
+    assert sum(row[1] < 24 for row in found) == 16
 
 
 def test_clips_that_are_neighbours_are_read_together(server, local, monkeypatch):

@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 
@@ -25,6 +26,7 @@ from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
+from tests.storage.local_server import LocalServer
 from tests.storage.lossy import LossyProxy
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -311,27 +313,13 @@ def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_p
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 
 
-class WholeFiles(SimpleHTTPRequestHandler):
-    """Ignores range requests."""
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: WholeFiles(*a, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/jump/f.mp4"
+def test_a_server_without_ranges_is_read_whole(folder):
+    with LocalServer(partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+        url = f"{server.endpoint}/jump/f.mp4"
         outcome = outcome_of(url)
         assert (outcome.reason, outcome.bytes_in) == (None, (folder / "jump" / "f.mp4").stat().st_size)
         assert outcome_of(url, source_bytes=100).reason is Reason.TOO_LARGE
         assert outcome_of(url.replace("f.mp4", "g.mp4")).reason is Reason.MISSING
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_commands_work_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):

@@ -35,10 +35,7 @@ def simulate(
     score: Callable[[Unit], float] = lambda _: 0.0,
     stages: Sequence[Sequence[int]] | None = None,
 ) -> list[Visit]:
-    """Simulate a sweep.
-
-    Returns all visits in the order of their ends; the last end is the makespan.
-    """
+    """Simulate a sweep."""
     kept = stages if stages is not None else [[partition] for partition in range(scheduler.num_partitions)]
     now, free, visits = 0.0, list(range(len(kept))), list[Visit]()
     busy: list[tuple[float, int, Visit]] = []
