@@ -4,16 +4,14 @@ import contextlib
 import hashlib
 import io
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 import fastvid
 from fastvid.cli.main import main
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, Rgb
+from fastvid.decode.request import Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
@@ -36,29 +34,27 @@ class Recorder:
     max_clips = 1
     outputs = frozenset({Rgb})
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Rgb]) -> list[None]:
+    def decode(self, clips, outputs):
         for clip, output in zip(clips, outputs, strict=True):
             request, box = clip.request, clip.request.box
             asked = np.array([box.y, box.x, box.height, box.width, *request.size, request.flip], REQUEST)
             output.data[0, 0, 0, : asked.nbytes] = asked.view(np.uint8)
         return [None] * len(clips)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 RECORDER = Backend("recorder", f"{__name__}:Recorder", "cpu", frozenset(Codec), "nothing")
 
 
-def pack(
-    folder: Path, shards: list[list[tuple[str, bytes, int]]], classes: tuple[str, ...], **columns: list[object]
-) -> fastvid.VideoDataset:
+def pack(folder, shards, classes, **columns):
     """Create a dataset with the id "made" from keys, MP4s and labels for each shard."""
     datasets.pack(folder, shards, classes=classes, columns=columns)
     return fastvid.open(folder)
 
 
-def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.VideoDataset:
+def pack_flow(folder, samples):
     """Create a dataset of samples with RGB and flow with the bound `FLOW_BOUND`."""
     storage = datasets.pack(folder, [[(key, picture, 0) for key, picture, _ in samples]])
     meta = {"conforms": True, "flow": {"bound": FLOW_BOUND}}
@@ -73,7 +69,7 @@ def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.
     return fastvid.open(folder)
 
 
-def command(*words: object) -> str:
+def command(*words):
     """Run a ``fastvid`` command and return its stdout.
 
     Raises:
@@ -86,7 +82,7 @@ def command(*words: object) -> str:
     return said.getvalue()
 
 
-def encoder() -> tuple[str, str]:
+def encoder():
     """Return the encoding ffmpeg build as a digest of everything that determines its bytes, and as a readable name."""
     build = find_ffmpeg()
     # Use only ffmpeg's own output, so that the digest does not depend on what fastvid records about a build.
@@ -95,7 +91,7 @@ def encoder() -> tuple[str, str]:
     return word, f"ffmpeg {build.version}, x264 {build.x264 or 'absent'}"
 
 
-def losses(run: Path) -> list[float]:
+def losses(run):
     """Return the training losses of a run, step by step."""
     return [row["loss"] for row in curve(read(run / "metrics.jsonl"))]
 

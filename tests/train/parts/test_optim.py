@@ -1,7 +1,6 @@
 """Parameter groups, learning rates and their schedule."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +14,16 @@ from fastvid.train.parts.optim import Schedule, make_optimizer, parameter_groups
 DECAY = 1e-4
 
 
-def groups_of(model: nn.Module, kind: str, head_lr_mult: float = 1.0) -> list[dict[str, Any]]:
-    config = OptimConfig(base_lr=0.1, base_batch_size=1, weight_decay=DECAY, groups=kind, head_lr_mult=head_lr_mult)  # type: ignore[arg-type]
+def groups_of(model, kind, head_lr_mult=1.0):
+    config = OptimConfig(base_lr=0.1, base_batch_size=1, weight_decay=DECAY, groups=kind, head_lr_mult=head_lr_mult)
     return parameter_groups(model, config)
 
 
-def numbers(groups: list[dict[str, Any]]) -> dict[str, tuple[int, float, float]]:
+def numbers(groups):
     return {group["name"]: (len(group["params"]), group["lr_mult"], group["weight_decay"]) for group in groups}
 
 
-def test_tsm_groups_of_a_resnet_18_have_the_published_multipliers() -> None:
+def test_tsm_groups_of_a_resnet_18_have_the_published_multipliers():
     model = zoo.build("tsm-r18", num_classes=10, num_frames=8, width=8)
     # 20 convolutions without bias: stem, 16 in blocks, 3 downsamples; a norm with weight and bias after each.
     assert numbers(groups_of(model, "tsm")) == {
@@ -41,7 +40,7 @@ def test_tsm_groups_of_a_resnet_18_have_the_published_multipliers() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "tsm"])
-def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
+def test_every_trainable_parameter_is_in_one_group(kind):
     shared = nn.Linear(4, 4)
     model = nn.Sequential(nn.Conv3d(3, 4, 1), nn.GroupNorm(2, 4), nn.LayerNorm(4), shared, shared, nn.PReLU())
     model[0].weight.requires_grad_(False)
@@ -53,12 +52,12 @@ def test_every_trainable_parameter_is_in_one_group(kind: str) -> None:
     assert set(found) - undecayed == {id(shared.weight)}
 
 
-def test_tsm_groups_need_a_head() -> None:
+def test_tsm_groups_need_a_head():
     with pytest.raises(UsageError, match="no linear layer"):
         groups_of(nn.Conv3d(3, 4, 1), "tsm")
 
 
-def test_the_rate_is_multiplied_by_lr_mult_per_group() -> None:
+def test_the_rate_is_multiplied_by_lr_mult_per_group():
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2, bias=False)).double()
     config = OptimConfig(base_lr=0.1, base_batch_size=1, momentum=0.0, weight_decay=0.0, groups="tsm")
     optimizer = make_optimizer(model, config)
@@ -73,7 +72,7 @@ def test_the_rate_is_multiplied_by_lr_mult_per_group() -> None:
 class Tokens(nn.Module):
     """A transformer's parameters: tokens, positions, a table that the model itself exempts, and a matrix."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, 4))
         self.pos_embed = nn.Parameter(torch.zeros(1, 5, 4))
@@ -81,17 +80,17 @@ class Tokens(nn.Module):
         self.table = nn.Parameter(torch.zeros(3, 4))
         self.my_pos_embed_matrix = nn.Linear(4, 4, bias=False)
 
-    def no_weight_decay(self) -> set[str]:
+    def no_weight_decay(self):
         return {"table", "my_pos_embed_matrix"}  # the second names a module, not a parameter
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
-def test_tokens_and_positions_of_a_transformer_have_no_weight_decay(name: str) -> None:
+def test_tokens_and_positions_of_a_transformer_have_no_weight_decay(name):
     model = nn.Sequential(Tokens(), nn.Linear(4, 2))
-    config = OptimConfig(base_lr=0.1, base_batch_size=4, name=name, weight_decay=DECAY)  # type: ignore[arg-type]
+    config = OptimConfig(base_lr=0.1, base_batch_size=4, name=name, weight_decay=DECAY)
     names = {id(parameter): full for full, parameter in model.named_parameters()}
 
-    def decayed(changed: OptimConfig) -> set[str]:
+    def decayed(changed):
         groups = make_optimizer(model, changed).param_groups
         assert sum(len(group["params"]) for group in groups) == len(names)
         return {names[id(one)] for group in groups if group["weight_decay"] for one in group["params"]}
@@ -120,39 +119,39 @@ COSINE = {
 }  # fmt: skip
 
 
-def optim(**changes: object) -> OptimConfig:
+def optim(**changes):
     values = {"base_lr": 0.02, "base_batch_size": 128, "warmup_epochs": 2.0, "milestones": (5.0, 8.0)} | changes
-    return OptimConfig(**values)  # type: ignore[arg-type]
+    return OptimConfig(**values)
 
 
-def schedule(config: OptimConfig) -> Schedule:
+def schedule(config):
     return Schedule(config, epochs=10, samples_per_epoch=1000, global_batch_size=256)
 
 
 @pytest.mark.parametrize(("changes", "table"), [({}, STEP), ({"decay": "cosine", "final": 0.1}, COSINE)])
-def test_schedules_match_the_table(changes: dict[str, object], table: dict[int, float]) -> None:
+def test_schedules_match_the_table(changes, table):
     made = schedule(optim(**changes))
     assert {samples: made.lr(samples) for samples in table} == pytest.approx(table, rel=1e-12)
 
 
-def test_constant_schedule_without_warmup() -> None:
+def test_constant_schedule_without_warmup():
     flat = schedule(optim(decay="constant", warmup_epochs=0.0))
     assert {flat.lr(samples) for samples in (0, 1, 5000, 99_999)} == {0.04}
 
 
-def test_a_milestone_during_warmup_applies() -> None:
+def test_a_milestone_during_warmup_applies():
     early = schedule(optim(milestones=(1.0,)))
     assert early.lr(1000) == pytest.approx(0.0022, rel=1e-12)
     assert early.lr(2000) == pytest.approx(0.004, rel=1e-12)
 
 
-def test_rate_scales_linearly_for_the_summit_run() -> None:
+def test_rate_scales_linearly_for_the_summit_run():
     # 0.02 at 128 clips gives 1.92 at 12,288.
     config = OptimConfig(base_lr=0.02, base_batch_size=128)
     large = Schedule(config, epochs=1, samples_per_epoch=234_619, global_batch_size=12_288)
     assert large.lr(0) == pytest.approx(1.92, rel=1e-12)
 
 
-def test_warmup_longer_than_the_run_is_refused() -> None:
+def test_warmup_longer_than_the_run_is_refused():
     with pytest.raises(UsageError, match="the run has 10 epochs"):
         schedule(optim(warmup_epochs=11.0))

@@ -14,7 +14,7 @@ from tests.train import toy
 from tests.train.plugins.test_observers import Seen
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     try:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,15 +40,13 @@ LINE = f"export {UNSHARED_STORE}=1"
         ("", {}, True),
     ],
 )
-def test_an_elastic_worker_without_the_variable_fails_with_the_line_to_add(
-    command: str, environment: dict[str, str], *, safe: bool
-) -> None:
+def test_an_elastic_worker_without_the_variable_fails_with_the_line_to_add(command, environment, *, safe):
     with contextlib.nullcontext() if safe else pytest.raises(UsageError) as error:
         check_rendezvous(environment, command.split())
     assert safe or LINE in (error.value.hint or "")
 
 
-def test_node_range_and_variable_are_detected_under_torchrun(tmp_path: Path) -> None:
+def test_node_range_and_variable_are_detected_under_torchrun(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(
         "import os\n"
@@ -75,7 +73,7 @@ def test_node_range_and_variable_are_detected_under_torchrun(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_is_recorded_and_handlers_are_restored(number: signal.Signals) -> None:
+def test_a_signal_is_recorded_and_handlers_are_restored(number):
     before = {s: signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGINT)}
     with StopSignal() as stop:
         assert not stop.requested
@@ -94,7 +92,7 @@ ROOT = Path(__file__).parents[3]
     ("how", "said"),
     [("kill", "has died"), ("raise", "failed with LookupError: the shelf is empty"), ("stop", "is stopped")],
 )
-def test_a_rank_that_ends_is_named_on_every_other_rank(tmp_path: Path, how: str, said: str) -> None:
+def test_a_rank_that_ends_is_named_on_every_other_rank(tmp_path, how, said):
     world = 3
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)}
@@ -115,10 +113,10 @@ def test_a_rank_that_ends_is_named_on_every_other_rank(tmp_path: Path, how: str,
 class _Store:
     """A job's store, where a rank tells why it ends, and ends, just after it has been asked for the first time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], key: str, told: bytes) -> None:
+    def __init__(self, process, key, told):
         self._process, self._key, self._told, self.values = process, key, told, dict[str, bytes]()
 
-    def check(self, keys: list[str]) -> bool:
+    def check(self, keys):
         found = all(key in self.values for key in keys)
         if keys == [self._key] and not found:
             self.values[self._key] = self._told
@@ -126,14 +124,14 @@ class _Store:
             self._process.wait()
         return found
 
-    def get(self, key: str) -> bytes:
+    def get(self, key):
         return self.values[key]
 
-    def set(self, key: str, value: str) -> None:
+    def set(self, key, value):
         self.values[key] = value.encode()
 
 
-def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause() -> None:
+def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause():
     victim, witness = (subprocess.Popen(["sleep", "600"]) for _ in range(2))
     try:
         victim.kill()
@@ -142,7 +140,7 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause() -> None:
         records = [json.dumps(here | {"pid": pid}).encode() for pid in (os.getpid(), witness.pid, victim.pid)]
         told = json.dumps({"lost": {"2": "rank 2 has died"}}).encode()
         store = _Store(witness, "fastvid/ended/1", told)
-        error = Peers(0, records, store).explain(RuntimeError("gloo: connection closed by peer"))  # type: ignore[arg-type]
+        error = Peers(0, records, store).explain(RuntimeError("gloo: connection closed by peer"))
         assert "rank 1" not in str(error)
         assert "see what rank 2 printed" in str(error)
     finally:
@@ -174,14 +172,14 @@ with join(60) as member:
 """
 
 
-def runs(pid: int) -> bool:
+def runs(pid):
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
 
 
-def test_ranks_end_when_torchruns_agent_is_killed(tmp_path: Path) -> None:
+def test_ranks_end_when_torchruns_agent_is_killed(tmp_path):
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -209,41 +207,41 @@ def test_ranks_end_when_torchruns_agent_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def agent() -> TCPStore:
+def agent():
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def client(agent: TCPStore) -> TCPStore:
+def client(agent):
     return TCPStore("127.0.0.1", agent.port, is_master=False)
 
 
 def attempt(
-    agent: TCPStore,
-    world: int,
+    agent,
+    world,
     *,
-    missing: tuple[int, ...] = (),
-    patience: float = 30.0,
-    delays: dict[int, float] | None = None,
-) -> list[str]:
+    missing=(),
+    patience=30.0,
+    delays=None,
+):
     """Run ranks in threads; each writes its name and reads the others'. Return what each of ranks 0..N-1 read."""
 
-    def rank(number: int) -> str:
+    def rank(number):
         threading.Event().wait((delays or {}).get(number, 0.0))
         store = fresh_store(client(agent), World(number, world), patience)
         store.set(f"name/{number}", f"{number}")
         return "".join(store.get(f"name/{other}").decode() for other in range(world))
 
     with ThreadPoolExecutor(world) as pool:
-        futures: list[Future[str]] = [pool.submit(rank, number) for number in range(world) if number not in missing]
+        futures = [pool.submit(rank, number) for number in range(world) if number not in missing]
         return [future.result() for future in futures]
 
 
-def test_all_ranks_share_an_unused_prefix(agent: TCPStore) -> None:
+def test_all_ranks_share_an_unused_prefix(agent):
     for _ in range(3):
         assert attempt(agent, 3) == ["012"] * 3
 
 
-def test_leftovers_of_failed_attempts_are_ignored(agent: TCPStore) -> None:
+def test_leftovers_of_failed_attempts_are_ignored(agent):
     assert attempt(agent, 3) == ["012"] * 3
     # Attempts in which one rank never arrives: the others time out.
     for missing in (0, 1, 2):
@@ -257,7 +255,7 @@ def test_leftovers_of_failed_attempts_are_ignored(agent: TCPStore) -> None:
     assert attempt(agent, 4) == ["0123"] * 4
 
 
-def test_without_the_rendezvous_a_new_attempt_reads_dead_predecessors(agent: TCPStore) -> None:
+def test_without_the_rendezvous_a_new_attempt_reads_dead_predecessors(agent):
     # The failure that the rendezvous prevents: every attempt uses the same keys.
     client(agent).set("name/1", "dead")
     assert client(agent).get("name/1") == b"dead"

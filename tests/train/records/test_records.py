@@ -4,10 +4,7 @@ import json
 import math
 import resource
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
 import torch
 
 from fastvid.load.batch.batch import Batch
@@ -20,7 +17,7 @@ from fastvid.train.records import records as metrics
 from tests.train import toy
 
 
-def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> None:
+def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = metrics.Recorder(path)
     first.write("train", samples=8, loss=1.0)
@@ -36,9 +33,7 @@ def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> 
     ]
 
 
-def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     recorder = metrics.Recorder(path)
     recorder.write("train", samples=8)
@@ -59,8 +54,8 @@ def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(
     assert [json.loads(line)["samples"] for line in path.read_text().splitlines()] == [8, 16, 24, 32]
 
 
-def test_numbers_that_are_not_finite_are_null_in_json() -> None:
-    def refuse(literal: str) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json():
+    def refuse(literal):
         raise AssertionError(literal)
 
     value = {"eval": {"loss": math.nan, "rows": [(1.5, -math.inf)]}, "over": True, "name": "NaN", "samples": 3}
@@ -71,23 +66,23 @@ def test_numbers_that_are_not_finite_are_null_in_json() -> None:
 class Waiting(Strategy):
     """A strategy with a time limit of its own."""
 
-    def __init__(self, member: Member, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, member, *, timeout_s=60.0):
         super().__init__(member)
         self.timeout_s = timeout_s
 
 
-def test_a_strategy_waits_as_long_as_the_run_unless_its_option_says_otherwise() -> None:
+def test_a_strategy_waits_as_long_as_the_run_unless_its_option_says_otherwise():
     alone = Member(World(), torch.device("cpu"))
     name = f"{__name__}:Waiting"
-    assert [
-        build_strategy(name, alone, options, timeout_s=20.0).timeout_s  # type: ignore[attr-defined]
-        for options in ({}, {"timeout_s": 7.0})
-    ] == [20.0, 7.0]
+    assert [build_strategy(name, alone, options, timeout_s=20.0).timeout_s for options in ({}, {"timeout_s": 7.0})] == [
+        20.0,
+        7.0,
+    ]
     build_strategy("ddp", alone, {}, timeout_s=20.0)
 
 
-def test_curve_excludes_lost_work() -> None:
-    def train(samples: int, loss: float) -> dict[str, object]:
+def test_curve_excludes_lost_work():
+    def train(samples, loss):
         return {"kind": "train", "samples": samples, "loss": loss}
 
     rows = [
@@ -98,12 +93,12 @@ def test_curve_excludes_lost_work() -> None:
     assert metrics.curve(rows, "eval") == [{"kind": "eval", "samples": 8}]
 
 
-def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     watch = metrics.Stopwatch()
 
-    def slow() -> Iterator[int]:
+    def slow():
         nonlocal now
         for _ in range(2):
             now += 0.75
@@ -117,7 +112,7 @@ def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.Monk
     assert watch.numbers() == {"clips_per_s": 8.0, "step_ms": 1000.0, "wait_percent": 75.0}
 
 
-def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
+def test_lineage_can_be_summed_over_ranks_and_steps():
     one, parts = Lineage(), Lineage()
     for batch in toy.ToyLoader(World()):
         one.add(0, *Lineage.of(batch))
@@ -130,9 +125,9 @@ def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
     assert restored.state_dict() == one.state_dict()
 
 
-def test_lineage_differs_for_different_positions() -> None:
+def test_lineage_differs_for_different_positions():
     class Swapped(toy.ToyLoader):
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self):
 
             for batch in super().__iter__():
                 yield Batch(batch, key=tuple(reversed(batch.key)))

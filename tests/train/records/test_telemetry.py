@@ -1,7 +1,5 @@
 """Speed metrics of a run, and the report page."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from fastvid.train.run import run_report as report
 from tests.train import toy
 
 
-def test_speed_is_per_rank_and_against_the_peak() -> None:
+def test_speed_is_per_rank_and_against_the_peak():
     found = Telemetry(4, torch.device("cpu"), flops_per_clip=2_000_000_000_000, peak=100.0).numbers(
         {"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5
     )
@@ -25,14 +23,14 @@ def test_speed_is_per_rank_and_against_the_peak() -> None:
     assert found["memory_gib"] > 0
 
 
-def test_flops_of_a_toy_model_are_counted(tmp_path: Path) -> None:
+def test_flops_of_a_toy_model_are_counted(tmp_path):
     model = toy.net()
     telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)
     # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
     assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
 
 
-def test_exposed_time_starts_after_the_last_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exposed_time_starts_after_the_last_gradient(monkeypatch):
     now = iter([10.0, 10.25, 20.0, 21.0])
     monkeypatch.setattr("fastvid.train.records.records.time.perf_counter", lambda: next(now))
     model = toy.net()
@@ -45,7 +43,7 @@ def test_exposed_time_starts_after_the_last_gradient(monkeypatch: pytest.MonkeyP
     assert exposure.take() == 0.0
 
 
-def write_run(folder: Path, worlds: tuple[tuple[int, float], ...]) -> Path:
+def write_run(folder, worlds):
     recorder = Recorder(folder / METRICS_FILE)
     samples = 0
     for world, speed in worlds:
@@ -61,7 +59,7 @@ def write_run(folder: Path, worlds: tuple[tuple[int, float], ...]) -> Path:
     return folder
 
 
-def test_efficiency_is_relative_to_the_smallest_world(tmp_path: Path) -> None:
+def test_efficiency_is_relative_to_the_smallest_world(tmp_path):
     run = report.RunMetrics.read(write_run(tmp_path, ((2, 99.0), (8, 319.0))))
     rows = report.efficiency([run])
     assert [row[0] for row in rows] == [2, 8]
@@ -70,7 +68,7 @@ def test_efficiency_is_relative_to_the_smallest_world(tmp_path: Path) -> None:
     assert [row[3] for row in rows] == [100.0, 80.0]
 
 
-def test_report_shows_one_run_or_compares_two(tmp_path: Path) -> None:
+def test_report_shows_one_run_or_compares_two(tmp_path):
     one, two = (write_run(tmp_path / name, ((1, 10.0), (2, 19.0))) for name in ("one", "two"))
     text = report.page([one])
     assert text.count("<figure>") == 6

@@ -2,8 +2,6 @@
 
 import signal
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +20,7 @@ from tests.train.strategies.asgd.test_asgd_run import newest
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_what_a_server_cannot_train_is_refused(tmp_path: Path) -> None:
+def test_what_a_server_cannot_train_is_refused(tmp_path):
     config = lab.config_of(lab.Case(sync="asgd"), tmp_path)
     strategy_of(config)
     for changed, what in (
@@ -35,11 +33,11 @@ def test_what_a_server_cannot_train_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(tmp_path_factory):
     return lab.run(lab.Case(sync="ddp"), tmp_path_factory.mktemp("ddp"), jobs.ALONE)
 
 
-def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
+def run_jobs(folder, **faults):
     """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
     is to kill it, or nothing."""
     for old in folder.glob("*.steps"):
@@ -54,7 +52,7 @@ def run_jobs(folder: Path, **faults: str) -> dict[str, int]:
         return {name: forks.wait(process) for name, process in running.items()}
 
 
-def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path, expected):
     """Server and clients are separate jobs; one client dies in its third push."""
     codes = run_jobs(tmp_path, server="", steady="", doomed="payload-push:3")
     assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
@@ -71,7 +69,7 @@ def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path: P
     assert steady["score"] is None
 
 
-def test_a_killed_server_resumes_from_its_checkpoint(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_killed_server_resumes_from_its_checkpoint(tmp_path, expected):
     codes = run_jobs(tmp_path, server="step:9", client="")
     assert codes["server"] == -signal.SIGKILL
     # The client reports that the server is gone.
@@ -87,7 +85,7 @@ def test_a_killed_server_resumes_from_its_checkpoint(tmp_path: Path, expected: d
     assert [row["samples"] for row in starts] == [0, done]
 
 
-def test_a_client_of_another_job_joins_in_the_middle(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_client_of_another_job_joins_in_the_middle(tmp_path, expected):
     """The server is in a step of its own until the new client is in its first one."""
     with reserved_port() as port:
         server = forks.start(jobs.__name__, tmp_path, "job", "server", port, "late", FASTVID_TOKEN=TOKEN)
@@ -107,7 +105,7 @@ def test_a_client_of_another_job_joins_in_the_middle(tmp_path: Path, expected: d
     assert rows[-1]["lost"] == rows[-1]["returned"] == 0
 
 
-def test_a_rank_that_stands_still_stops_no_other(tmp_path: Path, expected: dict[str, Any]) -> None:
+def test_a_rank_that_stands_still_stops_no_other(tmp_path, expected):
     """Of three ranks the last one stands in its second step until the first has done many."""
     assert toy.spawn(3, tmp_path, "standing", module=jobs.__name__) == [0, 0, 0]
     first, second, standing = lab.results(tmp_path, "standing", 3)

@@ -1,14 +1,10 @@
 """``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with clients that die."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
-from fastvid.train.loop.loop import Trainer
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.weights import WeightRange, Weights
@@ -21,15 +17,15 @@ RANKS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def case(**changes: Any) -> lab.Case:
+def case(**changes):
     return lab.Case(sync="asgd", **changes)
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def same(a, b):
     return all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
 
 
-def newest(folder: Path) -> dict[str, Any]:
+def newest(folder):
     found = Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None
     return decode(found.data, found.name)
@@ -40,9 +36,9 @@ def newest(folder: Path) -> dict[str, Any]:
     [{"groups": "tsm", "nesterov": True}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}],
     ids=lambda o: str(o),
 )
-def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None:
+def test_one_rank_trains_like_ddp(tmp_path, optim):
     """Equal bit for bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
-    shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
+    shared = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
     runs = {
         name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, jobs.ALONE)
         for name, options in (("ddp", {}), ("asgd", {"push": "gradients", "lease_batches": 2}))
@@ -58,11 +54,11 @@ def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None
         assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
 
 
-def in_a_row(made: Trainer) -> None:
+def in_a_row(made):
     place_on_devices(made.replica.model, [torch.device("cpu")] * 2, 2)
 
 
-def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
+def test_a_replica_may_span_several_devices(tmp_path):
     """With a pipeline of blocks and two micro-batches, the server receives the gradient of the whole batch."""
     runs = {
         "whole": lab.run(case(options=jobs.GRADIENTS), tmp_path / "whole", jobs.ALONE),
@@ -78,7 +74,7 @@ def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
     assert 0 < max(differences) < 1e-12
 
 
-def test_a_stopped_run_resumes(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes(tmp_path):
     made = case(options=jobs.GRADIENTS, norm=True)
     whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
     stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
@@ -91,7 +87,7 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     assert same(whole, again)
 
 
-def test_server_statistics_are_the_running_average_of_the_clients() -> None:
+def test_server_statistics_are_the_running_average_of_the_clients():
     shard = Weights(4, SGD_RULE, [WeightRange(0, 2), WeightRange(2, 4, averaged=True)], dtype=torch.float64)
     shard.initialize(torch.tensor([1.0, 1.0, 5.0, 5.0]))
     shard.step(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0.5)
@@ -102,7 +98,7 @@ def test_server_statistics_are_the_running_average_of_the_clients() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return the folder with the results of three ranks of one job."""
     folder = tmp_path_factory.mktemp("asgd")
     assert toy.spawn(RANKS, folder, "plain", module=jobs.__name__) == [0] * RANKS
@@ -110,11 +106,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(tmp_path_factory):
     return lab.run(lab.Case(sync="ddp"), tmp_path_factory.mktemp("ddp"), jobs.ALONE)
 
 
-def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]) -> None:
+def test_ranks_train_on_every_sample_once(folder, expected):
     first, *_ = lab.results(folder, "plain", RANKS)
     assert first["over"]
     # The same samples at the same positions of the same epochs as with ddp, each acknowledged once.
@@ -131,7 +127,7 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
     assert max(row.get("staleness_mean", 0.0) for row in rows) > 1
 
 
-def test_conflicting_options_are_refused(tmp_path: Path) -> None:
+def test_conflicting_options_are_refused(tmp_path):
     for options, message in (
         ({"n_push": 8}, "no option 'n_push'"),
         ({"push": "deltas"}, "push is 'deltas'"),

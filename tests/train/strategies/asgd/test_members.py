@@ -5,7 +5,6 @@ import time
 
 import pytest
 import torch
-from torch import Tensor
 
 from fastvid.errors import UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
@@ -17,14 +16,14 @@ pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or tw
 SIZE = 5
 
 
-def ones(size: int = SIZE) -> Tensor:
+def ones(size=SIZE):
     return torch.ones(size, dtype=torch.float64)
 
 
-def test_the_first_client_initializes_the_weights() -> None:
+def test_the_first_client_initializes_the_weights():
     with serving(SIZE) as server:
 
-        def work(index: int) -> tuple[Tensor, int]:
+        def work(index):
             with client_of(server) as client:
                 client.join(ones() * (index + 1))
                 return client.weights, client.version
@@ -37,7 +36,7 @@ def test_the_first_client_initializes_the_weights() -> None:
         assert all(torch.equal(weights, first) and version == 0 for weights, version in found)
 
 
-def test_requests_before_initialization_are_rejected() -> None:
+def test_requests_before_initialization_are_rejected():
     with serving(SIZE) as server, client_of(server) as client:
         client.weights = ones()
         for ask in (client.fetch, lambda: client.push(ones(), 1.0, 0), client.lease):
@@ -45,7 +44,7 @@ def test_requests_before_initialization_are_rejected() -> None:
                 ask()
 
 
-def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
+def test_another_client_initializes_the_weights_if_the_first_leaves():
     with serving(SIZE) as server:
         gone = ParameterClient(server.address, timeout_s=20.0)
         # It is chosen to initialize the weights, but leaves instead.
@@ -58,7 +57,7 @@ def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
             assert torch.equal(weights_of(server), ones() * 7)
 
 
-def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
+def test_a_warm_start_admits_other_clients_after_the_warm_up():
     with serving(SIZE, warm_up=6) as server, client_of(server) as first:
         first.join(ones())
         with client_of(server) as second:
@@ -72,12 +71,12 @@ def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
             assert second.version == 6
 
 
-def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
+def test_positions_are_acknowledged_once_when_clients_join_and_leave():
     leases = Leases(samples_per_epoch=50, epochs=3, size=8)
-    done: list[tuple[int, int]] = []
+    done = []
     with serving(SIZE, leases=leases) as server:
 
-        def work(index: int) -> None:
+        def work(index):
             taken = 0
             while True:
                 with client_of(server) as client:
@@ -104,14 +103,14 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
         assert server.lost == 0
 
 
-def test_a_client_waits_for_leases_that_may_be_returned() -> None:
+def test_a_client_waits_for_leases_that_may_be_returned():
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
     with noted_waits() as told, serving(SIZE, leases=leases, timeout_s=8.0) as server, client_of(server) as second:
         first = ParameterClient(server.address)
         first.join(ones())
         second.join(ones())
         assert first.lease() is not None
-        got: list[object] = []
+        got = []
         waiting = threading.Thread(target=lambda: got.append(second.lease()))
         waiting.start()
         until(lambda: bool(told))
@@ -122,7 +121,7 @@ def test_a_client_waits_for_leases_that_may_be_returned() -> None:
         assert got[0] is not None
 
 
-def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
+def test_a_lease_is_acknowledged_by_its_holder_only():
     leases = Leases(10, 1, 4)
     lease = leases.take(1)
     assert lease is not None

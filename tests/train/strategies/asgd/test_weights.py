@@ -4,12 +4,11 @@ import contextlib
 import functools
 import math
 import threading
-from collections import Counter, deque
-from collections.abc import Iterator
+from collections import deque
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import SGD, Adam
 
 from fastvid.errors import ChecksumError
@@ -22,7 +21,7 @@ pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or tw
 RATE = 0.5
 
 
-def descend(curvature: Tensor, delay: int, steps: int) -> tuple[Tensor, Counter[int]]:
+def descend(curvature, delay, steps):
     """Descent on ``curvature * w**2 / 2`` from 1, each gradient being pushed `delay` pushes after its weights were
     fetched. Returns the largest weights of the first and of the last quarter of the steps, and the staleness."""
     size = curvature.numel()
@@ -30,7 +29,7 @@ def descend(curvature: Tensor, delay: int, steps: int) -> tuple[Tensor, Counter[
         with client_of(server) as client:
             weights = torch.ones(size, dtype=torch.float64)
             client.join(weights)
-            late: deque[tuple[Tensor, int]] = deque()
+            late = deque()
             path = []
             for _ in range(steps):
                 late.append((curvature * weights, client.version))
@@ -46,7 +45,7 @@ def descend(curvature: Tensor, delay: int, steps: int) -> tuple[Tensor, Counter[
 
 
 @pytest.mark.parametrize("delay", [0, 1, 2, 3, 7, 15])
-def test_delayed_descent_is_stable_exactly_below_the_limit(delay: int) -> None:
+def test_delayed_descent_is_stable_exactly_below_the_limit(delay):
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
     factors = torch.tensor([0.5, 0.95, 1.05, 1.5], dtype=torch.float64)
     (first, last), staleness = descend(factors * limit, delay, 60 + 25 * delay)
@@ -66,7 +65,7 @@ class Unlocked(Weights):
     made, as it is in the real one."""
 
     @torch.no_grad()
-    def step(self, gradient: Tensor, rate: float, share: float = 1.0) -> int:
+    def step(self, gradient, rate, share=1.0):
         for part in self._values.chunk(50):
             part -= rate
         self._version += 1
@@ -75,18 +74,18 @@ class Unlocked(Weights):
         return self._version
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[Snapshot]:
+    def reading(self):
         yield self._made if self._version else Snapshot(0, self._values)
 
 
-def readings(kind: type[Weights]) -> tuple[int, int, int]:
+def readings(kind):
     """Every push changes all weights by one, so a version is a constant vector; returns how many fetched vectors were
     constant, how many were not, and how many the checksum refused."""
     counts = {"whole": 0, "torn": 0, "refused": 0}
     lock, over, joined = threading.Lock(), threading.Event(), threading.Barrier(WRITERS + READERS)
     with serving(SIZE, kind=kind) as server:
 
-        def work(index: int) -> None:
+        def work(index):
             with client_of(server) as client:
                 weights = torch.zeros(SIZE, dtype=torch.float64)
                 client.join(weights)
@@ -112,13 +111,13 @@ def readings(kind: type[Weights]) -> tuple[int, int, int]:
     return counts["whole"], counts["torn"], counts["refused"]
 
 
-def test_snapshots_are_never_torn() -> None:
+def test_snapshots_are_never_torn():
     whole, torn, refused = readings(Weights)
     assert whole > 5
     assert torn == refused == 0
 
 
-def test_tearing_is_detected_without_the_lock() -> None:
+def test_tearing_is_detected_without_the_lock():
     """Positive control of the test above: without snapshots, the oracle and the checksum detect torn vectors."""
     torn = refused = attempts = 0
     # Tearing depends on timing: on a busy machine, one attempt in five sees none.
@@ -129,7 +128,7 @@ def test_tearing_is_detected_without_the_lock() -> None:
     assert refused > 0
 
 
-def test_a_step_leaves_the_weights_to_their_readers() -> None:
+def test_a_step_leaves_the_weights_to_their_readers():
     """Each version that is read stays what it was, whatever the optimizer; two buffers are enough for one reader."""
     rule = functools.partial(Adam, lr=0.0)
     shard, alone = (Weights(6, rule, dtype=torch.float64) for _ in range(2))
@@ -160,7 +159,7 @@ CUDA = pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available
 DEVICES = pytest.mark.parametrize("device", ["cpu", CUDA])
 
 
-def made(device: str) -> tuple[nn.Module, Vector]:
+def made(device):
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Conv3d(3, 8, 3), nn.BatchNorm3d(8), nn.Flatten(), nn.Linear(8, 5))
     # Strides that are not those of the vector, and half precision.
@@ -172,16 +171,16 @@ def made(device: str) -> tuple[nn.Module, Vector]:
     return net, Vector(SGD(groups, lr=0.1), net)
 
 
-def in_order(net: nn.Module, *, gradients: bool = False) -> Tensor:
+def in_order(net, *, gradients=False):
     """Return parameters or gradients by group, then statistics, element by element."""
-    order = [*net[0].parameters(), net[3].weight, *net[1].parameters(), net[3].bias]  # type: ignore[index]
+    order = [*net[0].parameters(), net[3].weight, *net[1].parameters(), net[3].bias]
     values = [parameter.grad if gradients else parameter.detach() for parameter in order]
     parts = [torch.zeros_like(p) if value is None else value for p, value in zip(order, values, strict=True)]
     return torch.cat([part.float().cpu().contiguous().reshape(-1) for part in [*parts, *statistics(net)]])
 
 
 @DEVICES
-def test_a_model_and_its_vector_are_copies_of_each_other(device: str) -> None:
+def test_a_model_and_its_vector_are_copies_of_each_other(device):
     net, vector = made(device)
     values = vector.collect(vector.buffer())
     assert torch.equal(values, in_order(net))
@@ -197,16 +196,16 @@ def test_a_model_and_its_vector_are_copies_of_each_other(device: str) -> None:
 
 
 @DEVICES
-def test_gradients_are_copied_with_zeros_where_there_are_none(device: str) -> None:
+def test_gradients_are_copied_with_zeros_where_there_are_none(device):
     net, vector = made(device)
-    for parameter in [*net[0].parameters(), *net[1].parameters()]:  # type: ignore[index]
+    for parameter in [*net[0].parameters(), *net[1].parameters()]:
         parameter.grad = torch.randn_like(parameter)
     into = vector.buffer().fill_(7)
     assert torch.equal(vector.gradients(into), in_order(net, gradients=True))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_vectors_of_a_gpu_are_pinned() -> None:
+def test_vectors_of_a_gpu_are_pinned():
     _, vector = made("cuda")
     assert vector.buffer().is_pinned()
     assert vector.collect(vector.buffer()).device.type == "cpu"

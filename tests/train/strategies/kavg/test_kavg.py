@@ -12,24 +12,24 @@ from fastvid.train.strategies.average import Averager
 from fastvid.train.strategies.kavg import OuterMomentum
 from tests.train import toy
 from tests.train.strategies import lab, scenarios
-from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
+from tests.train.strategies.conftest import ALONE
 
 PARAMETERS = sum(parameter.numel() for parameter in toy.net().parameters())
 WORDS = 2  # stop and save
 
 
-def difference(a: Outcome, b: Outcome) -> float:
+def difference(a, b):
     """Return the largest difference of the final weights."""
     return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
 
 
-def apart(a: Outcome, b: Outcome, step: int) -> float:
+def apart(a, b, step):
     """Return the largest difference of the weights after a step, counted from 1."""
     return float((a["trace"]["weights"][step - 1] - b["trace"]["weights"][step - 1]).abs().max())
 
 
 @pytest.mark.parametrize("name", ["sgd", "momentum"])
-def test_one_step_is_sgd_on_the_whole_batch(outcomes: Outcomes, name: str) -> None:
+def test_one_step_is_sgd_on_the_whole_batch(outcomes, name):
     whole = outcomes(1, f"ddp-{name}")[0]
     assert whole["trace"]["lr"][0] != whole["trace"]["lr"][-1]
     for rank in outcomes(2, f"k1-{name}"):
@@ -37,7 +37,7 @@ def test_one_step_is_sgd_on_the_whole_batch(outcomes: Outcomes, name: str) -> No
         assert difference(whole, rank) < 1e-15
 
 
-def test_one_step_is_sgd_also_in_uneven_and_masked_shares(outcomes: Outcomes) -> None:
+def test_one_step_is_sgd_also_in_uneven_and_masked_shares(outcomes):
     # Shares of 2, 3 and 3; and an epoch whose last batch has 2 samples for 3 ranks.
     for name in ("momentum", "masked"):
         whole = outcomes(1, f"ddp-{name}")[0]
@@ -45,14 +45,14 @@ def test_one_step_is_sgd_also_in_uneven_and_masked_shares(outcomes: Outcomes) ->
             assert difference(whole, rank) < 1e-15
 
 
-def test_one_step_of_adam_is_not_adam_on_the_whole_batch(outcomes: Outcomes) -> None:
+def test_one_step_of_adam_is_not_adam_on_the_whole_batch(outcomes):
     whole, ranks = outcomes(1, "ddp-adam")[0], outcomes(2, "k1-adam")
     assert difference(*ranks) == 0
     assert difference(whole, ranks[0]) > 5e-3
 
 
 @pytest.mark.parametrize("k", [3, 7, 11])
-def test_with_additive_noise_every_average_is_synchronous_sgd(outcomes: Outcomes, k: int) -> None:
+def test_with_additive_noise_every_average_is_synchronous_sgd(outcomes, k):
     whole, ranks = outcomes(1, "ddp-noise")[0], outcomes(4, f"noise-k{k}")
     steps = range(1, toy.EPOCHS * lab.STEPS + 1)
     averaged = [step for step in steps if (step - 1) % lab.STEPS % k == k - 1]
@@ -66,14 +66,14 @@ def test_with_additive_noise_every_average_is_synchronous_sgd(outcomes: Outcomes
     assert min(apart(whole, rank, step) for step in between for rank in ranks) > 1e-3
 
 
-def test_iterates_match_the_closed_form_without_noise(outcomes: Outcomes) -> None:
+def test_iterates_match_the_closed_form_without_noise(outcomes):
     for rank in outcomes(4, "still-k11"):
         for step, weights in enumerate(rank["trace"]["weights"], start=1):
             known = (1 - lab.RATE * lab.CURVATURE) ** step * lab.START
             assert float((weights - known).abs().max()) < 1e-14
 
 
-def test_an_outer_step_with_nesterov_momentum_is_that_of_torch() -> None:
+def test_an_outer_step_with_nesterov_momentum_is_that_of_torch():
     torch.manual_seed(0)
     anchor = torch.randn(7, dtype=torch.float64)
     theirs = nn.Parameter(anchor.clone())
@@ -89,7 +89,7 @@ def test_an_outer_step_with_nesterov_momentum_is_that_of_torch() -> None:
 
 
 @pytest.mark.parametrize(("name", "share"), [("int8", 1.0), ("int4", 0.5)])
-def test_integers_take_a_byte_or_half_a_byte_and_ranks_agree(outcomes: Outcomes, name: str, share: float) -> None:
+def test_integers_take_a_byte_or_half_a_byte_and_ranks_agree(outcomes, name, share):
     ranks, exact = outcomes(2, f"count-{name}"), outcomes(2, "count-k11")
     blocks = 1  # the toy net has one, so the first rank owns nothing and the second one all of it
     for rank in ranks:
@@ -100,7 +100,7 @@ def test_integers_take_a_byte_or_half_a_byte_and_ranks_agree(outcomes: Outcomes,
     assert 0 < difference(ranks[0], exact[0]) < 0.05
 
 
-def test_what_compression_withheld_is_in_every_checkpoint(outcomes: Outcomes) -> None:
+def test_what_compression_withheld_is_in_every_checkpoint(outcomes):
     # K is an epoch; the average at its end is followed by what it withheld, in full precision: nothing is lost.
     for name in ("count-int8", "count-int4"):
         for rank in outcomes(2, name):
@@ -108,7 +108,7 @@ def test_what_compression_withheld_is_in_every_checkpoint(outcomes: Outcomes) ->
             assert difference(rank, outcomes(2, "count-k11")[0]) < 1e-12
 
 
-def test_states_of_earlier_versions_load_and_those_of_several_fragments_are_refused() -> None:
+def test_states_of_earlier_versions_load_and_those_of_several_fragments_are_refused():
     made = build_strategy("kavg", ALONE, {"outer": "nesterov"})
     velocity = torch.arange(3.0)
     former = {"period": {"first": None, "factor": 1.0, "looked": 0.0}, "loss": {"gathered": [0.0, 0.0]}}
@@ -122,12 +122,12 @@ def test_states_of_earlier_versions_load_and_those_of_several_fragments_are_refu
 STEPS = toy.EPOCHS * lab.STEPS
 
 
-def said(rank: Outcome, numbers: int) -> list[tuple[int, str]]:
+def said(rank, numbers):
     """Return the steps done before each all-reduce of that many elements, and its dtype."""
     return [(done, dtype) for done, size, dtype in rank["trace"]["reduced"] if size == numbers]
 
 
-def test_ranks_average_after_k_steps_and_never_before(outcomes: Outcomes) -> None:
+def test_ranks_average_after_k_steps_and_never_before(outcomes):
     first, second = outcomes(2, "k4")
     met = [step for step in range(1, STEPS + 1) if apart(first, second, step) == 0]
     assert met == [epoch * lab.STEPS + step for epoch in range(toy.EPOCHS) for step in (4, 8)]
@@ -135,7 +135,7 @@ def test_ranks_average_after_k_steps_and_never_before(outcomes: Outcomes) -> Non
     assert difference(first, second) == 0
 
 
-def test_there_is_one_all_reduce_per_round(outcomes: Outcomes) -> None:
+def test_there_is_one_all_reduce_per_round(outcomes):
     for rank in outcomes(2, "count-k11"):
         # floor(steps / K) messages of the model's size.
         ends = [epoch * lab.STEPS for epoch in range(1, toy.EPOCHS + 1)]
@@ -149,7 +149,7 @@ def test_there_is_one_all_reduce_per_round(outcomes: Outcomes) -> None:
         assert rank["traffic"].keys() == {"average", "control"}
 
 
-def test_an_epoch_that_k_does_not_divide_ends_with_one_more_average(outcomes: Outcomes) -> None:
+def test_an_epoch_that_k_does_not_divide_ends_with_one_more_average(outcomes):
     for rank in outcomes(2, "count-k5"):
         rounds = [epoch * lab.STEPS + step for epoch in range(toy.EPOCHS) for step in (4, 9, 11)]
         assert [done for done, _ in said(rank, PARAMETERS + WORDS)] == rounds
@@ -158,7 +158,7 @@ def test_an_epoch_that_k_does_not_divide_ends_with_one_more_average(outcomes: Ou
         assert rank["traffic"]["settle"]["calls"] == toy.EPOCHS
 
 
-def test_statistics_of_norms_are_the_mean_of_the_ranks(outcomes: Outcomes) -> None:
+def test_statistics_of_norms_are_the_mean_of_the_ranks(outcomes):
     first, second = outcomes(2, "k4-norm")
     one, other = first["trace"]["buffers"], second["trace"]["buffers"]
     for step in range(1, lab.STEPS):
@@ -169,18 +169,18 @@ def test_statistics_of_norms_are_the_mean_of_the_ranks(outcomes: Outcomes) -> No
     assert first["score"] == second["score"]
 
 
-def test_moments_stay_local(outcomes: Outcomes) -> None:
+def test_moments_stay_local(outcomes):
     for step in (4, 8):
         first, second = (rank["trace"]["moments"][step - 1] for rank in outcomes(2, "k4"))
         assert not torch.equal(first, second)
 
 
-def test_parameters_stay_where_they_are(outcomes: Outcomes) -> None:
+def test_parameters_stay_where_they_are(outcomes):
     for name in ("k4", "count-int8", "k4-nesterov"):
         assert not any(rank["moved"] for rank in outcomes(2, name))
 
 
-def test_an_average_holds_what_has_no_gradient_and_any_layout() -> None:
+def test_an_average_holds_what_has_no_gradient_and_any_layout():
     torch.manual_seed(0)
     frozen = nn.Parameter(torch.randn(3), requires_grad=False)
     last = nn.Parameter(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
@@ -196,7 +196,7 @@ def test_an_average_holds_what_has_no_gradient_and_any_layout() -> None:
     assert len(averager.parameters) == 3 + 120
 
 
-def test_sync_first_local_later(outcomes: Outcomes) -> None:
+def test_sync_first_local_later(outcomes):
     ddp, ranks = outcomes(2, "ddp-plain"), outcomes(2, "post-local")
     switch = 2 * lab.STEPS
     for step in range(1, switch + 1):
@@ -223,18 +223,18 @@ def test_sync_first_local_later(outcomes: Outcomes) -> None:
         ({"k": 8}, "no option 'k'"),
     ],
 )
-def test_an_invalid_option_names_the_allowed_values(options: dict[str, object], message: str) -> None:
+def test_an_invalid_option_names_the_allowed_values(options, message):
     with pytest.raises(UsageError, match=message):
         build_strategy("kavg", Member(World(1, 4), torch.device("cpu")), options)
 
 
-def test_none_on_the_command_line_is_the_name_none() -> None:
+def test_none_on_the_command_line_is_the_name_none():
     made = build_strategy("kavg", ALONE, {"outer": None, "compress": None})
     assert made.state_dict() == build_strategy("kavg", ALONE, {}).state_dict()
 
 
 @pytest.mark.parametrize("name", scenarios.STATEFUL)
-def test_a_resumed_run_equals_an_uninterrupted_run(outcomes: Outcomes, name: str) -> None:
+def test_a_resumed_run_equals_an_uninterrupted_run(outcomes, name):
     whole, again = outcomes(2, f"whole-{name}"), outcomes(2, f"again-{name}")
     for mine, undisturbed in zip(again, whole, strict=True):
         # It stopped inside an epoch.
@@ -250,13 +250,13 @@ def test_a_resumed_run_equals_an_uninterrupted_run(outcomes: Outcomes, name: str
         assert mine["trace"]["lr"] == undisturbed["trace"]["lr"][-steps:]
 
 
-def test_a_stop_takes_effect_at_the_next_average(outcomes: Outcomes) -> None:
+def test_a_stop_takes_effect_at_the_next_average(outcomes):
     # Requested after 12 steps; K is 4 and an epoch has 11 steps, so the next average is after 11 + 4.
     for rank in outcomes(2, "again-k4"):
         assert rank["stopped_at"] == 15 * toy.BATCH
 
 
-def test_checkpoints_are_written_only_at_averages(outcomes: Outcomes) -> None:
+def test_checkpoints_are_written_only_at_averages(outcomes):
     rank = outcomes(2, "whole-k4")[0]
     # Local momentum is averaged right before each.
     saved = [
@@ -266,7 +266,7 @@ def test_checkpoints_are_written_only_at_averages(outcomes: Outcomes) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 3])
-def test_another_world_resumes_with_the_same_samples_after_a_kill(outcomes: Outcomes, world: int) -> None:
+def test_another_world_resumes_with_the_same_samples_after_a_kill(outcomes, world):
     undisturbed, ranks = outcomes(2, "batch-kavg")[0], outcomes(world, "resumed")
     fixed = outcomes(2, "k4")[0]
     for rank in ranks:

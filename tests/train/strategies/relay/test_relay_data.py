@@ -1,7 +1,5 @@
 """Partitions of a dataset, whose bytes are read only once."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -22,17 +20,17 @@ SAMPLES = 12
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
     clips = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(2)]
     samples = [(f"clip{n:02d}", clips[n % 2], n % 2) for n in range(SAMPLES)]
-    columns: dict[str, list[object]] = {"split": ["train"] * (SAMPLES - 2) + ["val"] * 2}
+    columns = {"split": ["train"] * (SAMPLES - 2) + ["val"] * 2}
     datasets.pack(folder / "shards", [samples[:5], samples[5:8], samples[8:]], columns=columns)
     return folder
 
 
 @given(samples=st.lists(st.integers(0, 9), max_size=12), partitions=st.integers(1, 4))
-def test_shards_are_assigned_once_and_evenly(samples: list[int], partitions: int) -> None:
+def test_shards_are_assigned_once_and_evenly(samples, partitions):
     useful = [shard for shard, count in enumerate(samples) if count]
     if len(useful) < partitions:
         with pytest.raises(UsageError, match=f"fewer than {partitions} partitions"):
@@ -44,7 +42,7 @@ def test_shards_are_assigned_once_and_evenly(samples: list[int], partitions: int
     assert max(sizes) - min(sizes) <= max(samples)
 
 
-def test_the_union_of_partitions_is_the_split(folder: Path) -> None:
+def test_the_union_of_partitions_is_the_split(folder):
     whole = Dataset(str(folder / "shards"), split="train")
     counts = samples_by_shard(whole)
     assert counts == [5, 3, 2]
@@ -56,7 +54,7 @@ def test_the_union_of_partitions_is_the_split(folder: Path) -> None:
     assert np.concatenate([part.labels for part in parts]).tolist() == whole.labels.tolist()
 
 
-def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
+def clips(dataset, epoch):
     loader = clip_loader(
         dataset, frames=Segments(2), spatial=CenterCrop(32), global_batch_size=2, num_threads=1, seed=3, rank=0,
         world_size=1,
@@ -67,7 +65,7 @@ def clips(dataset: Dataset, epoch: int) -> torch.Tensor:
     return video
 
 
-def test_a_remote_partition_is_read_once(folder: Path) -> None:
+def test_a_remote_partition_is_read_once(folder):
     local = Dataset(str(folder / "shards"), split="train")
     with slow_server(folder / "shards", 0) as (url, _):
         whole = Dataset(url, split="train")
@@ -83,7 +81,7 @@ def test_a_remote_partition_is_read_once(folder: Path) -> None:
             assert (totals(url)["bytes"] == before) == copied
 
 
-def test_partitions_are_reassigned_when_stages_join_and_leave() -> None:
+def test_partitions_are_reassigned_when_stages_join_and_leave():
     owners = Ownership(3, start_s=10.0, adopt_s=5.0)
     owners.join(0)
     owners.join(1)

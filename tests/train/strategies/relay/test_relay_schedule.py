@@ -4,7 +4,6 @@ import heapq
 import itertools
 import random
 from collections import defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -12,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastvid.errors import StateError
-from fastvid.train.strategies.relay.scheduler import Order, Scheduler, Unit
+from fastvid.train.strategies.relay.scheduler import Scheduler, Unit
 
 SIZES = st.tuples(st.integers(1, 7), st.integers(1, 4), st.integers(1, 4))
-ORDERS: tuple[Order, ...] = ("ring", "hopper")
+ORDERS = ("ring", "hopper")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +28,16 @@ class Visit:
 
 
 def simulate(
-    scheduler: Scheduler,
-    duration: Callable[[Unit], float],
+    scheduler,
+    duration,
     *,
-    score: Callable[[Unit], float] = lambda _: 0.0,
-    stages: Sequence[Sequence[int]] | None = None,
-) -> list[Visit]:
+    score=lambda _: 0.0,
+    stages=None,
+):
     """Simulate a sweep."""
     kept = stages if stages is not None else [[partition] for partition in range(scheduler.num_partitions)]
     now, free, visits = 0.0, list(range(len(kept))), list[Visit]()
-    busy: list[tuple[float, int, Visit]] = []
+    busy = []
     while True:
         for stage in list(free):
             unit = scheduler.take(kept[stage])
@@ -58,12 +57,12 @@ def simulate(
         free.sort()
 
 
-def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) -> None:
+def check(visits, models, partitions, epochs):
     """Check that every unit runs once, models and stages run one unit at a time, and epochs are in order."""
     keys = [(visit.unit.model, visit.unit.epoch, visit.unit.partition) for visit in visits]
     wanted = [(m, e, s) for m in range(models) for e in range(epochs) for s in range(partitions)]
     assert sorted(keys) == wanted
-    lanes: dict[tuple[str, int], list[Visit]] = defaultdict(list)
+    lanes = defaultdict(list)
     for visit in visits:
         lanes["model", visit.unit.model].append(visit)
         lanes["stage", visit.stage].append(visit)
@@ -78,17 +77,17 @@ def check(visits: Sequence[Visit], models: int, partitions: int, epochs: int) ->
 
 @pytest.mark.parametrize("order", ORDERS)
 @given(sizes=SIZES, seed=st.integers(0, 99))
-def test_every_unit_is_trained_once_and_never_in_parallel(order: Order, sizes: tuple[int, int, int], seed: int) -> None:
+def test_every_unit_is_trained_once_and_never_in_parallel(order, sizes, seed):
     draw = random.Random(seed)
     speed = [draw.uniform(1, 8) for _ in range(sizes[0])]
     check(simulate(Scheduler(*sizes, order=order), lambda unit: speed[unit.model]), *sizes)
 
 
-def test_hopper_keeps_all_stages_busy_from_the_start() -> None:
+def test_hopper_keeps_all_stages_busy_from_the_start():
     assert simulate(Scheduler(6, 3, 4, order="hopper"), lambda _: 1.0)[-1].end == 6 * 4
 
 
-def test_a_lost_unit_is_repeated_first_and_a_failed_model_is_dropped() -> None:
+def test_a_lost_unit_is_repeated_first_and_a_failed_model_is_dropped():
     scheduler = Scheduler(3, 2, 1, order="ring")
     lost = scheduler.take([0])
     assert lost == Unit(0, 0, 0)
@@ -102,7 +101,7 @@ def test_a_lost_unit_is_repeated_first_and_a_failed_model_is_dropped() -> None:
 
 
 @given(sizes=SIZES, seed=st.integers(0, 99), steps=st.integers(0, 30))
-def test_an_interrupted_sweep_resumes(sizes: tuple[int, int, int], seed: int, steps: int) -> None:
+def test_an_interrupted_sweep_resumes(sizes, seed, steps):
     draw = random.Random(seed)
     quality = [draw.random() for _ in range(sizes[0])]
     first = Scheduler(*sizes, order="hopper")
@@ -119,6 +118,6 @@ def test_an_interrupted_sweep_resumes(sizes: tuple[int, int, int], seed: int, st
     assert all(model.status == "over" for model in second.models)
 
 
-def test_records_of_other_sweeps_are_refused() -> None:
+def test_records_of_other_sweeps_are_refused():
     with pytest.raises(StateError, match="visited partition 1 in epoch 0"):
         Scheduler(1, 2, 1, order="ring").restore([[1]], [[]])
