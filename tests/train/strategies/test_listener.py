@@ -283,3 +283,10 @@ def test_a_server_refuses_a_port_without_a_token(monkeypatch):
     for option, value in (("port", 29600), ("server", "127.0.0.1:29600")):
         with pytest.raises(UsageError, match=f"sync option {option} needs a token"):
             Asgd(Member(World(), torch.device("cpu")), **{option: value})
+
+
+def test_initial_weights_that_are_not_finite_are_refused():
+    with serving(SIZE) as server, client_of(server) as client:
+        with pytest.raises(FastvidError, match="not finite"):
+            client.join(ones() * float("nan"))
+        assert not server.weights.initialized

@@ -210,3 +210,15 @@ def test_conflicting_options_are_refused():
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):
         make_policy("plateau", largest=4).begin(8, EPOCH, ())
+
+
+def test_a_policy_resumes_from_its_state():
+    first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
+    for policy in (first, second):
+        policy.begin(8, EPOCH, ())
+    for loss in (1.0, 1.0):
+        first.observe_loss(loss, 0)
+    second.load_state_dict(first.state_dict())
+    for policy in (first, second):
+        policy.observe_loss(1.0, 0)
+    assert first.size(0) == second.size(0) == 16
