@@ -313,6 +313,15 @@ def test_sources_of_the_web_are_named_by_a_table(web, folder, undisturbed, tmp_p
     assert verify_dataset(str(tmp_path / "out"), workers=1).ok
 
 
+def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
+    (web.folder / "one").mkdir()
+    shutil.copy(folder / "jump" / "f.mp4", web.folder / "one" / "f.mp4")
+    report = run_job(f"{web.url}/one/f.mp4", str(tmp_path / "out"), **ARGUMENTS)
+    assert (report.packed, report.ledger["source_id"].to_pylist()) == (1, ["f.mp4"])
+    with pytest.raises(UsageError, match="source does not exist"):
+        run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
+
+
 def test_a_server_without_ranges_is_read_whole(folder):
     with LocalServer(partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
         url = f"{server.endpoint}/jump/f.mp4"
