@@ -16,8 +16,6 @@ from fastvid.train.strategies.asgd.weights import Snapshot, Vector, Weights
 from fastvid.train.strategies.average import statistics
 from tests.train.strategies.asgd.kit import client_of, serving, together
 
-pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
-
 RATE = 0.5
 
 
@@ -44,6 +42,7 @@ def descend(curvature, delay, steps):
     return torch.stack([first, last]), staleness
 
 
+@pytest.mark.soak  # hundreds of pushes
 @pytest.mark.parametrize("delay", [0, 1, 2, 3, 7, 15])
 def test_delayed_descent_is_stable_exactly_below_the_limit(delay):
     limit = 2 * math.sin(math.pi / (2 * (2 * delay + 1))) / RATE
