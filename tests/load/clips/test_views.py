@@ -167,12 +167,13 @@ def test_invalid_views_are_refused(options, message):
         make(FakeDataset(40), **standard | {"views": Views(2, 3)} | options)
 
 
-def test_views_out_of_range_are_refused():
+def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
     with pytest.raises(UsageError, match="num_crops is 4"):
         Views(1, 4)
     with pytest.raises(UsageError, match="num_clips is 0"):
         Views(0)
-    for places in ((0.5,), (0.5, 1.0), (-0.1, 0.5)):
+    assert repr(Views(2, 3)) != repr(Views(2, 3, places=(0.5, 0.0)))  # a part of states
+    for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5)):
         with pytest.raises(UsageError, match="places are"):
             Views(2, places=places)
 
