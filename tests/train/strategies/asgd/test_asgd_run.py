@@ -1,17 +1,23 @@
-"""``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with clients that die."""
+"""``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with jobs that die and join."""
+
+import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
+from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
+from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.weights import WeightRange, Weights
+from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE
+from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN, until
 
 RANKS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -149,3 +155,93 @@ def test_conflicting_options_are_refused(tmp_path):
         with pytest.raises(StateError, match=message):
             other.load_state_dict({**state, "strategy": {"name": "asgd", "state": {**own, **changes}}})
     other.recorder.close()
+
+
+def test_what_a_server_cannot_train_is_refused(tmp_path):
+    config = lab.config_of(lab.Case(sync="asgd"), tmp_path)
+    strategy_of(config)
+    for changed, what in (
+        (replace(config, run=replace(config.run, amp="fp16")), "run.amp=fp16"),
+        (replace(config, optim=replace(config.optim, name="lamb")), "optim.name=lamb"),
+        (replace(config, optim=replace(config.optim, freeze=("0",))), "optim.freeze"),
+    ):
+        with pytest.raises(UsageError, match=f"sync=asgd does not support {what}"):
+            strategy_of(changed)
+
+
+def run_jobs(folder, **faults):
+    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
+    is to kill it, or nothing."""
+    for old in folder.glob("*.steps"):
+        old.unlink()
+    with reserved_port() as port:
+        running = {
+            name: forks.start(
+                jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN
+            )
+            for name, fault in faults.items()
+        }
+        return {name: forks.wait(process) for name, process in running.items()}
+
+
+def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path, expected):
+    """Server and clients are separate jobs; one client dies in its third push."""
+    codes = run_jobs(tmp_path, server="", steady="", doomed="payload-push:3")
+    assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
+    server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
+    assert server["over"]
+    assert server["lineage"] == expected["lineage"]
+    last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
+    assert last["lost"] == 1
+    # Two of the three batches of its first lease were acknowledged.
+    assert last["returned"] == (jobs.PERIOD - 2) * toy.BATCH
+    assert sum(entry["samples"] for entry in steady["lineage"]) > 0
+    # A client of another job writes no checkpoint and scores nothing.
+    assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))
+    assert steady["score"] is None
+
+
+def test_a_killed_server_resumes_from_its_checkpoint(tmp_path, expected):
+    codes = run_jobs(tmp_path, server="step:9", client="")
+    assert codes["server"] == -signal.SIGKILL
+    # The client reports that the server is gone.
+    assert codes["client"] == 1
+    before = newest(tmp_path / "server")
+    done = sum(entry["samples"] for entry in before["lineage"])
+    # It saves after its own pushes.
+    assert 8 * toy.BATCH <= done < expected["samples"]
+    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
+    result = torch.load(tmp_path / "server.pt")
+    assert result["lineage"] == expected["lineage"]
+    starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]
+    assert [row["samples"] for row in starts] == [0, done]
+
+
+def test_a_client_of_another_job_joins_in_the_middle(tmp_path, expected):
+    """The server is in a step of its own until the new client is in its first one."""
+    with reserved_port() as port:
+        server = forks.start(jobs.__name__, tmp_path, "job", "server", port, "late", FASTVID_TOKEN=TOKEN)
+        until((tmp_path / "server.middle").exists, 250)
+        late = forks.start(jobs.__name__, tmp_path, "job", "late", port, FASTVID_TOKEN=TOKEN)
+        assert [forks.wait(job) for job in (server, late)] == [0, 0]
+    result, joined = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "late.pt")
+    assert result["lineage"] == expected["lineage"]
+    # What the server's rank had done before was not done again, and the new client's learning rate is as far.
+    assert 0 < sum(entry["samples"] for entry in joined["lineage"]) <= expected["samples"] - jobs.MIDDLE * toy.BATCH
+    assert joined["trace"]["samples"][0] >= (jobs.MIDDLE - 1) * toy.BATCH
+    # It started with the server's weights.
+    untrained = torch.cat([value.flatten() for value in toy.net().parameters()]).detach()
+    assert (joined["trace"]["weights"][0] - untrained).abs().max() > 0.01
+    rows = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))
+    assert max(row["clients"] for row in rows) == 2
+    assert rows[-1]["lost"] == rows[-1]["returned"] == 0
+
+
+def test_a_rank_that_stands_still_stops_no_other(tmp_path, expected):
+    """Of three ranks the last one stands in its second step until the first has done many."""
+    assert toy.spawn(3, tmp_path, "standing", module=jobs.__name__) == [0, 0, 0]
+    first, second, standing = lab.results(tmp_path, "standing", 3)
+    assert first["lineage"] == expected["lineage"]
+    assert len(first["trace"]["weights"]) >= jobs.AHEAD
+    assert len(second["trace"]["weights"]) > jobs.PERIOD
+    assert len(standing["trace"]["weights"]) < jobs.AHEAD
