@@ -1,7 +1,5 @@
 """Fixtures shared by several test files."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading
@@ -15,11 +13,11 @@ from hypothesis import settings
 from fastvid.runtime.processes import available_cores
 from fastvid.storage import urls
 from tests.makers import Videos
-from tests.server_fixtures import ceph, obstore, s3, web
+from tests.server_fixtures import obstore, s3, web
 from tests.skips import pytest_make_collect_report, pytest_runtest_makereport
 
 __all__ = [
-    "ceph", "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
+    "footage", "obstore", "pytest_make_collect_report", "pytest_runtest_makereport", "s3", "videos", "web",
 ]  # fmt: skip
 
 # One core per worker of pytest-xdist; torch reads the variable when it is imported. OpenMP threads wait by spinning,
@@ -44,13 +42,11 @@ LONG = (
     "test_salvage.py",
     "test_ray_engine.py",
     "test_job.py",
-    "test_loader_audio.py",
+    "test_sound.py",
     "test_loader_shapes.py",
     "test_doctor.py",
-    "test_video_audio.py",
     "test_decode_bench.py",
     "test_in_place.py",
-    "test_fault_soak.py",
     "test_interrupted.py",
     "test_snippets.py",
     "test_pyav.py",

@@ -1,7 +1,5 @@
 """Small datasets for tests: clips encoded by ffmpeg as the profiles do, packed into shards."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -3,8 +3,6 @@
 Usage: ``python -m tests.environment NAME junit.xml``
 """
 
-from __future__ import annotations
-
 import platform
 import sys
 import xml.etree.ElementTree as ET

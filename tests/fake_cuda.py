@@ -1,12 +1,4 @@
-"""Replaces torch's CUDA for tests on a CPU; see `tests.fake_cuda_state` for what it models.
-
-cuda = fake_cuda.install(monkeypatch)
-...                                   # torch.cuda.Stream, torch.empty(..., device="cuda:3"), tensor.to("cuda") work
-assert not cuda.races                 # accesses of one block of memory that nothing orders
-assert not cuda.syncs                 # what made the host wait for a device
-"""
-
-from __future__ import annotations
+"""Replaces torch's CUDA for tests on a CPU; see `tests.fake_cuda_state` for what it models."""
 
 from types import SimpleNamespace
 

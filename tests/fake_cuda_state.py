@@ -14,8 +14,6 @@ previous life. `record_stream` keeps a block until that stream has done what was
 Host memory counts as pinned if torch was asked for it. What makes the host wait for the device is entered in `syncs`.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import threading

@@ -3,8 +3,6 @@
 Each frame is an I field of its even lines, then a P field of its odd lines (ITU-T H.264, 7.3.3).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -4,8 +4,6 @@ Python's fork server imports the modules of training and of jobs once per test s
 module runs as with ``python -W error -m``, in its own environment and folder, and can be killed like any other.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import runpy

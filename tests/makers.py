@@ -1,11 +1,4 @@
-"""Make videos for tests, and clips of them.
-
-Painted videos show their frame number as ten black or white blocks in a row at the top, which survive compression, over
-a texture that moves in every frame, so that a missing reference is visible. Clips are assembled here packet by packet,
-without the code under test.
-"""
-
-from __future__ import annotations
+"""Make videos for tests, and clips of them."""
 
 import subprocess
 from dataclasses import dataclass

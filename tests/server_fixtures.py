@@ -1,10 +1,7 @@
 """Fixtures: servers, one of each per session, and environment variables that point to them."""
 
-from __future__ import annotations
-
 import pytest
 
-from tests.storage.ceph import ceph_gateway, missing_programs
 from tests.storage.servers import find_nginx, s3_server, web_server
 
 # nginx is widely used; aiohttp's server is installed with the development extras.
@@ -28,15 +25,6 @@ def s3(obstore, tmp_path_factory):
         patch.setenv("AWS_REGION", "us-east-1")
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield server
-
-
-@pytest.fixture(scope="session")
-def ceph(obstore, tmp_path_factory):
-    """The URL of Ceph's S3 gateway."""
-    if absent := missing_programs():
-        pytest.skip(f"Ceph is not installed ({', '.join(absent)}): apt-get install radosgw ceph-mon ceph-osd")
-    with ceph_gateway(tmp_path_factory.mktemp("ceph"), key="test", secret="test") as endpoint:
-        yield endpoint
 
 
 @pytest.fixture(scope="session", params=WEB_SERVERS)

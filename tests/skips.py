@@ -1,7 +1,5 @@
 """Which tests run: with CI=true a skip fails unless ``allowed_skips.txt`` lists its reason; ``make soak`` runs more."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Generator, Iterable

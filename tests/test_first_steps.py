@@ -1,7 +1,5 @@
 """The first steps of a user, command by command: doctor, shard, verify, index, look, load."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

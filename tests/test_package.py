@@ -1,7 +1,5 @@
 """The package as a whole: layers, public names, import cost, error messages."""
 
-from __future__ import annotations
-
 import ast
 import json
 import pickle

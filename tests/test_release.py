@@ -5,8 +5,6 @@ named in PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL. Packages are installed at the ve
 with only the environment's programs on PATH.
 """
 
-from __future__ import annotations
-
 import csv
 import functools
 import http.server

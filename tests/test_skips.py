@@ -1,7 +1,5 @@
 """With CI=true a skip is a failure unless its reason is in the list."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Datasets with sound, made once."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastvid.storage import LocalStorage

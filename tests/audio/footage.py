@@ -1,7 +1,5 @@
 """Videos with painted frame numbers and a track of clicks: a click marks the start of some frames, to the sample."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -68,13 +66,7 @@ def shard(sources: Path, out: Path, audio: str, max_seconds: float = 60.0) -> Vi
 
 
 def clicks_off(clip: AudioClip, first_frame: int, skip: float = 0.0) -> int:
-    """Return by how many samples the clicks of a clip are off at most.
-
-    Args:
-        clip: Sound that begins at the start of a frame.
-        first_frame: That frame.
-        skip: Seconds at the start of the clip in which clicks are not checked.
-    """
+    """Return by how many samples the clicks of a clip are off at most."""
     loud, worst = np.abs(clip.data[0]), 0
     per_frame = clip.rate / FPS
     for click in CLICKS:

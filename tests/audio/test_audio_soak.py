@@ -1,7 +1,5 @@
 """10,000 random windows of sound. Started by ``make soak``; results in bench/results/audio_windows.json."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The decode benchmark: all contenders do the same work, deliver the right frames, and use their best settings."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from importlib.metadata import version
@@ -13,7 +11,6 @@ import pytest
 from bench import __main__ as command
 from bench import report
 from bench.common.footage import SAMPLINGS
-from bench.common.harness import machine_facts
 from bench.decode import contest, decode
 from bench.decode.goals import best_rival
 from bench.decode.rivals import KNOBS, library_of, rival
@@ -21,14 +18,11 @@ from fastvid.tune.measure import (
     Contender,
     Corpus,
     FastvidRunner,
-    RoundTimes,
     fastvid,
     measure,
     parse_sampling,
-    ratio,
     sample_frames,
 )
-from tests.bench.recording_job import RecordingJob
 from tests.datasets import pack
 
 
@@ -75,17 +69,6 @@ def test_wrong_frames_are_detected(corpus):
     assert "wrong frame" in contest.check(late, corpus)
 
 
-@pytest.mark.parametrize("processes", [False, True])
-def test_workers_do_each_task_of_a_round_once(processes, tmp_path):
-    notes = {workers: tmp_path / f"{workers}" for workers in (1, 4)}
-    found = measure([Contender("noted", {}, partial(RecordingJob, notes[n]), n, processes) for n in notes], 12, 2)
-    for timing, path in zip(found, notes.values(), strict=True):
-        assert len(timing.rates) == len(timing.cpu_ms) == 2
-        done = list(map(int, path.read_text().split()))
-        # The first round is a warm-up.
-        assert [sorted(done[first : first + 12]) for first in range(0, len(done), 12)] == [list(range(12))] * 3
-
-
 def test_an_error_in_a_worker_ends_the_measurement():
     class Fails:
         def __call__(self, task, /):
@@ -93,20 +76,6 @@ def test_an_error_in_a_worker_ends_the_measurement():
 
     with pytest.raises(ValueError, match="task"):
         measure([Contender("fails", {}, Fails, 2)], 4, 1)
-
-
-def test_ratios_are_taken_round_by_round():
-    found = ratio(RoundTimes([100, 10, 30], [1, 1, 1]), RoundTimes([50, 5, 10], [2, 2, 4]))
-    assert found == {"wall": 2.0, "wall_min": 2.0, "wall_max": 3.0, "cpu": 2.0, "cpu_min": 2.0, "cpu_max": 4.0}
-
-
-def test_machine_facts_are_recorded_with_and_without_git(monkeypatch):
-    facts = machine_facts()
-    assert facts["cores"] >= 1
-    assert facts["packages"]["av"]
-    # A machine without git.
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert machine_facts()["commit"] is None
 
 
 @pytest.mark.parametrize("name", KNOBS)

@@ -1,7 +1,5 @@
 """The GPU benchmark: a rehearsal on a CPU runs every section, and what it proves can fail."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -13,7 +11,6 @@ from bench import __main__ as command
 from bench.gpu import gpu, pack
 from bench.gpu.conformance import _wanted, clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
 from bench.gpu.gpu import PROOFS, judge
-from bench.gpu.measuring import medians
 from bench.gpu.settings import MANIFEST, REFERENCE, Settings
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import UsageError
@@ -40,13 +37,6 @@ def test_a_pack_contains_odd_sizes_and_the_digests_of_every_frame(data: Path) ->
     for name, dataset in Settings(data).datasets().items():
         frames = sum(dataset[number].num_frames for number in range(len(dataset)))
         assert np.load(data / REFERENCE / f"{name}.npy").shape == (frames, 32)
-
-
-def test_the_standard_pack_has_sizes_that_decoders_pad() -> None:
-    sizes = [part.size for part in pack.parts(24, [256, 720]) if part.size is not None]
-    assert sizes == [(342, 256), (1920, 1080)]
-    # Neither is a multiple of 16 on both sides, as every encoded profile is.
-    assert all(width % 16 or height % 16 for width, height in sizes)
 
 
 @pytest.mark.soak
@@ -120,18 +110,6 @@ def test_a_number_that_was_not_measured_misses_its_bound() -> None:
     assert "not measured" in verdicts["host_cores"].line()
     assert verdicts["frames_per_s"].line().startswith("met        goal ")
     assert [verdict.met for verdict in judge(["lanes"], found, fake=True)] == [True, None, None, None]
-
-
-def test_utilisation_is_the_median_of_dmons_columns() -> None:
-    text = """# gpu     sm    mem    enc    dec    jpg    ofa
-# Idx      %      %      %      %      %      %
-    0     10      1      0     90      0      0
-    0     30      1      0    100      0      0
-# gpu     sm    mem    enc    dec    jpg    ofa
-    0     20      1      0     96      -      -
-"""
-    assert medians(text.splitlines()) == {"gpu_percent": 20.0, "nvdec_percent": 96.0}
-    assert medians(["# gpu     sm    mem    enc    dec", "    0      -      -      -      -"]) == {}
 
 
 @pytest.mark.soak

@@ -1,7 +1,5 @@
 """The launch benchmark: simulated hosts with their own names, emulated Slurm commands, failures, the verdict."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The quality benchmark: arms differ only in their encoding, and costs are paired by seed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,17 +1,29 @@
-"""The report: every result is drawn, several machines are compared, and the README matches the results."""
-
-from __future__ import annotations
+"""Reports and rivals: every result is drawn, of the newest versions, and told by the README and the pages."""
 
 import copy
 import json
+import os
+import re
+import sys
+from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 
 import pytest
 
 from bench import __main__ as command
 from bench import report
+from bench.common import newest
 from bench.common.harness import RESULTS
+from bench.common.newest import CHECKED, MAX_AGE, NEWEST, Rival, outdated
+from bench.decode import goals, plan_picture
+from bench.load.loop_programs import PROGRAMS
+from bench.load.loops import lines_of
+from bench.report import BEGIN
 from fastvid.errors import UsageError
+from fastvid.load.clips.sampling import Segments
+from tests.datasets import REPOSITORY
+from tests.load.tools import video
 
 README = Path(__file__).parents[2] / "README.md"
 
@@ -64,3 +76,103 @@ def test_an_unreadable_result_is_named(tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     assert command.main(["report", str(tmp_path / "list.json")]) == 1
     assert "expected a JSON object" in capsys.readouterr().err
+
+
+def test_the_programs_have_the_lines_that_the_result_says():
+    for row in report.load(RESULTS / "loops.json")["rows"]:
+        assert row["lines"] == lines_of(PROGRAMS[row["program"]])
+
+
+def test_docstrings_and_blank_lines_are_not_counted():
+    def program():
+        """Two lines
+        of text."""
+        first = [1]
+
+        first.append(2)
+
+    assert lines_of(program) == 2
+
+
+FILE = "docs/images/plan.svg"
+
+
+@pytest.mark.parametrize(("theme", "file"), [("light", FILE), ("dark", "docs/images/plan-dark.svg")])
+def test_the_picture_shows_the_planned_packets(theme, file):
+    drawn = (REPOSITORY / file).read_text()
+    assert drawn == plan_picture.svg(theme)
+    wanted = Segments(8, jitter=False).spread(video(plan_picture.NUM_FRAMES), 1)[0]
+    plan = plan_picture.table().plan(wanted)
+    assert re.findall(r">(\d+) of 96 packets<", drawn) == [str(plan.packets_from_keys), str(len(plan.packets))]
+
+
+def test_the_readme_shows_picture_example_and_measured_table_before_the_commands():
+    text = (REPOSITORY / "README.md").read_text()
+    places = [text.index(part) for part in (f"]({FILE})", "```bash", "```python", BEGIN, "## Commands")]
+    assert places == sorted(places)
+    assert f"![84 of 96 packets without a plan, 22 with it]({FILE})" in text
+
+
+CURRENT = {rival.package: rival.version for rival in NEWEST.values()}
+
+
+def test_the_readmes_rivals_are_the_newest_of_their_day():
+    record = report.load(RESULTS / "decode.json")
+    machine = record["machine"]
+    assert machine["packages"]["torchcodec"]
+    assert outdated(machine["packages"], date.fromisoformat(machine["time"][:10])) == []
+
+
+def test_a_result_with_an_older_rival_or_of_another_time_is_outdated():
+    assert outdated(CURRENT, CHECKED) == []
+    assert outdated(CURRENT, CHECKED + MAX_AGE) == []
+    assert "0.11.1 was measured" in outdated(CURRENT | {"torchcodec": "0.11.1"}, CHECKED)[0]
+    for day in (CHECKED + MAX_AGE + timedelta(1), CHECKED - MAX_AGE - timedelta(1)):
+        assert str(CHECKED) in outdated(CURRENT, day)[0]
+
+
+def test_the_check_of_the_versions_expires_for_developers(capsys):
+    assert newest.main(CHECKED + MAX_AGE) == 0
+    assert newest.main(CHECKED + MAX_AGE + timedelta(1)) == 1
+    assert "bench/common/newest.py" in capsys.readouterr().err
+
+
+def test_a_newer_version_comes_from_its_own_folder_here_and_in_children(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "elsewhere")
+    rival = Rival("pytest", "9999.0")
+    monkeypatch.setattr(newest, "NEWEST", {"pytest": rival, "same": replace(rival, version=pytest.__version__)})
+    folder = tmp_path / "rivals" / "pytest-9999.0"
+    facts = folder / "pytest-9999.0.dist-info"
+    facts.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest\nVersion: 9999.0\n")
+    newest.use_newest(["same", "unknown"], tmp_path)
+    assert newest.installed("pytest") == pytest.__version__
+    newest.use_newest(["pytest"], tmp_path)
+    assert newest.versions()["pytest"] == "9999.0"
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == [str(folder), "elsewhere"]
+
+
+def entry(name, cpu, times):
+    ratio = {"wall": times, "wall_min": times, "wall_max": times, "cpu": times, "cpu_min": times, "cpu_max": times}
+    one = {"name": name, "label": name, "rate": 1e3 / cpu, "cpu_ms": cpu}
+    return one | {"fastvid_is_faster_by": {goals.OURS: ratio}}
+
+
+@pytest.mark.parametrize("by", ["wall", "cpu"])
+def test_a_goal_is_met_against_the_best_rival_with_the_same_output_and_without_our_plan(by):
+    row = {"profile": {"name": "compact"}, "sampling": "tsn8", "dataset": "compact"}
+    row["contenders"] = [
+        entry("slow", 40.0, 4.0),
+        entry("quick", 28.0, 2.8),
+        *(entry(n, 1.0, 0.1) for n in goals.NOT_RIVALS),
+    ]
+    found = goals.verdict(row, by)
+    assert (found["rival"], found["wanted"], found["met"]) == ("quick", 2.8, True)
+    assert "goal met: 2.800x" in goals.sentence(found)
+    row["contenders"].append(entry("quicker", 27.0, 2.7))
+    assert not goals.verdict(row, by)["met"]
+    assert "MISSED" in goals.lines([row | {"goal": goals.verdict(row, by)}])[0]
+    # Other footage has no number to reach: it must be ahead.
+    assert goals.verdict(row | {"kind": "hour"}, by)["met"]
+    assert goals.verdict(row | {"contenders": row["contenders"][2:4]}, by) is None

@@ -1,7 +1,5 @@
 """The scale benchmark: real ranks, parts that add up to the step, merged files, hosts on a limited network."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Properties that the scaling model must have for all inputs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -23,13 +21,10 @@ from bench.scaling.model import (
     Workload,
     all_reduce_seconds,
     calibrate,
-    efficiency,
-    expected_maximum,
     fit_link,
     predict_step,
     ring,
     train_seconds,
-    tree,
 )
 from fastvid.errors import UsageError
 
@@ -108,13 +103,6 @@ def test_a_faster_part_never_makes_the_step_slower(cluster, gpus, strategy, algo
 
 
 @given(clusters(), gpu_counts, sync, algorithms)
-def test_free_links_and_storage_scale_perfectly(cluster, gpus, strategy, algorithm):
-    even = replace(cluster.compute, gpu_spread=0.0, step_jitter=0.0)
-    ideal = replace(cluster, compute=even, data=DataPath(), topology=Topology(4, FREE, FREE))
-    assert np.isclose(efficiency(ideal, gpus, 1, strategy, algorithm), 1.0, rtol=1e-12)
-
-
-@given(clusters(), gpu_counts, sync, algorithms)
 def test_the_parts_add_up_to_the_step(cluster, gpus, strategy, algorithm):
     step = predict_step(cluster, gpus, strategy, algorithm)
     assert np.isclose(step.compute + step.wait + step.exposed + step.data_stall, step.seconds, rtol=1e-12)
@@ -166,42 +154,10 @@ def test_a_ring_moves_two_n_minus_one_over_n_of_its_bytes(ranks, per_node, insid
     assert np.isclose(ring(ranks, 1e9, topology), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("ranks", "ring_steps", "tree_steps"), [(1, 0, 0), (2, 2, 2), (8, 14, 6), (1000, 1998, 20)])
-def test_latency_grows_with_the_ring_and_with_the_logarithm_of_the_tree(ranks, ring_steps, tree_steps):
-    topology = Topology(1, FREE, NetworkLink(math.inf, 1.0))
-    assert ring(ranks, 1e6, topology) == ring_steps
-    assert tree(ranks, 1e6, topology) == tree_steps
-
-
 def test_a_hierarchy_crosses_the_network_once_per_node_and_not_once_per_gpu():
     # 4 nodes of 8: inside, 2 * 7/8 of the bytes; between nodes, 2 * 3/4 of the bytes over the link that 8 GPUs share.
     topology = Topology(8, NetworkLink(8e9), NetworkLink(2e9))
     assert np.isclose(all_reduce_seconds(32, 1e9, topology, "hierarchical"), 2 * 7 / 8 / 8 + 2 * 3 / 4 / 2)
-
-
-@given(clusters(), gpu_counts, st.integers(1, 64), algorithms)
-def test_efficiency_of_local_steps_is_one_over_one_plus_communication_per_step(cluster, gpus, k, algorithm):
-    even = replace(cluster, data=DataPath(), compute=replace(cluster.compute, gpu_spread=0.0, step_jitter=0.0))
-    step = predict_step(even, gpus, SyncSpec("kavg", k), algorithm)
-    alone = even.compute.step_seconds(even.workload.clips_per_gpu)
-    round_seconds = all_reduce_seconds(gpus, even.gradients.averaged_bytes, even.topology, algorithm)
-    assert np.isclose(alone / step.seconds, 1 / (1 + round_seconds / (k * alone)), rtol=1e-12)
-
-
-def test_local_steps_average_out_jitter_but_not_slow_gpus():
-    def wait(**compute: float) -> list[float]:
-        return [float(Compute(1.0, 8, **compute).wait_fraction(64, k)) for k in (1, 16)]
-
-    one, sixteen = wait(step_jitter=0.1)
-    assert np.isclose(sixteen, one / 4)
-    one, sixteen = wait(gpu_spread=0.1)
-    assert sixteen == one
-
-
-@pytest.mark.parametrize("count", [1, 2, 6, 100, 1536])
-def test_the_expected_maximum_matches_simulation(count):
-    drawn = np.random.default_rng(count).standard_normal((4000, count)).max(axis=1)
-    assert abs(expected_maximum(count) - drawn.mean()) < 5 * drawn.std() / math.sqrt(4000)
 
 
 def test_all_buckets_except_the_last_overlap_the_backward_pass():
@@ -255,18 +211,6 @@ def test_calibration_recovers_the_computation_time(cluster, gpus, algorithm):
     assert np.isclose(found.compute.seconds, cluster.compute.seconds, rtol=1e-6)
 
 
-def test_a_measured_step_shorter_than_its_data_path_is_refused():
-    cluster = ClusterModel(
-        Workload(1e5, 1, clips_per_gpu=8),
-        Gradients(1000),
-        Compute(0.1, 8),
-        Topology(8, FREE, FREE),
-        DataPath(cores_per_node=1, clips_per_core_second=10.0),
-    )
-    with pytest.raises(UsageError, match=r"0\.1 s on 1 GPUs is shorter than the predicted data path \(0\.8 s\)"):
-        calibrate(cluster, 0.1, 1)
-
-
 @given(st.floats(1e8, 1e10), st.floats(0.0, 1e-4), st.integers(0, 2**32))
 def test_fitting_recovers_a_link_from_its_all_reduces(rate, delay, seed):
     topology = Topology(1, FREE, NetworkLink(rate, delay))
@@ -286,11 +230,6 @@ def test_fitting_recovers_a_link_from_its_all_reduces(rate, delay, seed):
     assert link.latency_seconds >= 0
     for point in points:
         assert abs(ring(point.ranks, point.size, Topology(1, FREE, link)) / point.seconds - 1) < 0.15
-
-
-def test_fitting_a_link_to_one_size_is_refused():
-    with pytest.raises(UsageError, match="do not determine latency and bandwidth"):
-        fit_link([AllReducePoint(2, 1e6, 0.1), AllReducePoint(4, 1e6, 0.2), AllReducePoint(1, 1e3, 0.0)])
 
 
 def test_a_fixed_global_batch_limits_the_number_of_gpus():

@@ -1,15 +1,22 @@
-"""The benchmarks of strategies: their simulated network, counted time, judgement and tables."""
-
-from __future__ import annotations
+"""Benchmarks of strategies: simulated network, counted time, judgement; the lineage that a run must have."""
 
 import math
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from bench.strategies.contest import Goal, interval, ratio
+from bench.strategies.motion_sync import lineage_of
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
+from fastvid.format.dataset import Dataset
+from fastvid.load.clips.crops import CenterCrop
+from fastvid.load.clips.sampling import Segments
+from fastvid.train.parts.replica import Lineage
+from tests import datasets
+from tests.load.loaders import clip_loader
 
 SLOW = SlowLink(0.2)
 
@@ -77,3 +84,24 @@ def test_intervals_are_those_of_student() -> None:
     assert interval([1.0, None]) is None
     assert ratio([1.0, 2.0], [3.0, 6.0]) == pytest.approx((3.0, 3.0, 3.0))
     assert ratio([1.0, None], [3.0, 6.0]) is None
+
+
+def test_the_lineage_computed_from_keys_equals_that_of_a_loader(tmp_path: Path) -> None:
+    clip = datasets.make_clip(tmp_path / "clip.mp4", frames=4, size="32x32")
+    datasets.pack(tmp_path / "shards", [[(f"clip{n}", clip, 0) for n in range(7)]])
+    data = SimpleNamespace(path=str(tmp_path / "shards"), split=None, global_batch_size=3)
+    config = SimpleNamespace(data=data, run=SimpleNamespace(epochs=2, seed=5))
+    loader = clip_loader(
+        Dataset(data.path), frames=Segments(1), spatial=CenterCrop(32), global_batch_size=3, num_threads=1, seed=5,
+        rank=0, world_size=1,
+    )  # fmt: skip
+    seen = Lineage()
+    for epoch in range(2):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            seen.add(epoch, *Lineage.of(batch))
+    loader.close()
+    assert lineage_of(config) == seen.state_dict()
+    config.run.seed = 6
+    assert [entry["samples"] for entry in lineage_of(config)] == [6, 6]
+    assert lineage_of(config) != seen.state_dict()

@@ -1,7 +1,5 @@
 """Tests for `bench.trace`."""
 
-from __future__ import annotations
-
 import json
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """In the demo's dataset a single frame does not reveal the direction, and its page needs no network."""
 
-from __future__ import annotations
-
 import csv
 import re
 

@@ -1,7 +1,5 @@
 """Images and launch files: pinned and unprivileged, valid commands, clean linters."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -161,23 +159,6 @@ def test_the_build_context_contains_only_files_that_images_copy():
     assert [file for file in context if not any(file == s or file.startswith(f"{s}/") for s in copied)] == []
     assert "fastvid/cli/main.py" in context
     assert [file for file in context if "__pycache__" in file or file.endswith(".pyc")] == []
-
-
-def test_the_last_matching_dockerignore_pattern_decides():
-    patterns = ["*", "!keep", "keep/secret", "**/__pycache__", "!keep/secret/but.this"]
-    kept = ["keep/a.py", "keep/deep/b.py", "keep/secret/but.this"]
-    left_out = ["other", "keep/secret", "keep/secret/x", "keep/__pycache__/a.pyc", "keep/deep/__pycache__/b.pyc"]
-    assert [path for path in kept + left_out if run_steps.ignored(path, patterns)] == left_out
-
-
-def test_a_dockerfile_is_split_into_instructions():
-    text = '# one\nFROM a AS b\n\nRUN first \\\n    # between\n    && second\nCMD ["x"]\n'
-    assert run_steps.instructions(text) == [
-        run_steps.Instruction("FROM", "a AS b", 2),
-        run_steps.Instruction("RUN", "first && second", 4),
-        run_steps.Instruction("CMD", '["x"]', 7),
-    ]
-    assert run_steps.substitute("${A}/$B/$C", {"A": "1", "B": "2"}) == "1/2/"
 
 
 def test_the_dependency_layer_installs_what_the_project_needs():

@@ -1,7 +1,5 @@
 """Helpers for the tests of the examples."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

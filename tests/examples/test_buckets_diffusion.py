@@ -1,7 +1,5 @@
 """The diffusion example trains on batches of several shapes, and a stopped run continues with the next batch."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

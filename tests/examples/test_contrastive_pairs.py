@@ -1,7 +1,5 @@
 """The contrastive example learns from pairs of clips of the same video."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

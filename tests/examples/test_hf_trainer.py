@@ -1,7 +1,5 @@
 """The Hugging Face Trainer example resumes in the middle and at the end of an epoch with the next batch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import zlib

@@ -1,7 +1,5 @@
 """The Lightning example resumes in the middle and at the end of an epoch with the next batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The examples of plain loops: two processes train on each clip once, and a run stopped in an epoch continues."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

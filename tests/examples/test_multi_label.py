@@ -1,7 +1,5 @@
 """The example of several labels learns them, continues when started again, and is evaluated by the command."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The whole idea in one file gives the product's very clips."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The StatefulDataLoader example resumes exactly where its state was saved."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.examples import kit

@@ -1,7 +1,5 @@
 """The example for video-language models makes what the model takes, and resumes in another world."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Samples are selected by a condition in SQL."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

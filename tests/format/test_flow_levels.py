@@ -1,7 +1,5 @@
 """Flow as levels: accuracy, clipping and layout."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

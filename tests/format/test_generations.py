@@ -1,7 +1,5 @@
 """Generations: records are what was committed, one of two rival commits wins, and damaged files are named."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Annotations that processes map from the node's cache behave like those in memory."""
 
-from __future__ import annotations
-
 import logging
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The minimal MP4 in PyAV, the ffmpeg program, DALI, and our own demuxer."""
 
-from __future__ import annotations
-
 import io
 import subprocess
 from dataclasses import replace

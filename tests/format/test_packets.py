@@ -1,7 +1,5 @@
 """plan() is sufficient and minimal for any reference structure."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

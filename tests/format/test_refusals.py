@@ -1,10 +1,4 @@
-"""Every refusal of a tampered dataset names the place and says what to do; no error of another library gets out.
-
-Tampering at random is in tests/load/test_tampering_soak.py; here fields get other values and the checksums fit, so that
-what is behind the checksums is reached.
-"""
-
-from __future__ import annotations
+"""Every refusal of a tampered dataset names the place and says what to do; no error of another library gets out."""
 
 import json
 import shutil

@@ -1,7 +1,5 @@
 """A dataset whose files were swapped, replaced, damaged or cut is an error that names the file, never another clip."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

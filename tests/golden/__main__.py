@@ -6,30 +6,26 @@ Without names, records all except `corpus` (every real video with every profile,
 that depend on a build of ffmpeg or PyAV are stored beside those of other builds.
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from tests.conftest import FOOTAGE
-from tests.golden import golden, orders, pictures, protocols, runs, shards, states
+from tests.golden import golden, orders, runs, shards, states
 from tests.golden.seams import encoder
 
-AREAS = {area.NAME: area for area in (orders, states, protocols, pictures, runs, shards)}
+AREAS = {area.NAME: area for area in (orders, states, runs, shards)}
 OF_BUILDS = ("encoded", "corpus")
 
 
-def measure(cases: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+def measure(cases):
     """Measure every case, in order."""
     return {name: case() for name, case in cases.items()}
 
 
-def measured(file: str, folder: Path, before: Mapping[str, Any]) -> dict[str, Any]:
+def measured(file, folder, before):
     """Return the current contents of a file of digests."""
     if file in AREAS:
         return measure(AREAS[file].cases(folder)) | ({"kernels": runs.kernels()} if file == runs.NAME else {})
@@ -43,7 +39,7 @@ def measured(file: str, folder: Path, before: Mapping[str, Any]) -> dict[str, An
     return after
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(prog="python -m tests.golden", description=__doc__)
     parser.add_argument("files", nargs="*", metavar="FILE", help=", ".join((*AREAS, *OF_BUILDS)))
     parser.add_argument("--dry-run", action="store_true", help="write nothing")

@@ -1,11 +1,4 @@
-"""Write H.264 in MP4 bit by bit, without an encoder, so that the files are the same on every machine.
-
-Macroblocks are raw samples, the mean of their neighbours, or copies of the previous frame, so that every decoder yields
-bit-identical frames (ITU-T H.264, 7.3.5 and 8.4.1.1). The display order is I b P b P ...; b frames are unreferenced and
-reference the following P. So packets are not in display order, and some can be dropped.
-"""
-
-from __future__ import annotations
+"""Write H.264 in MP4 bit by bit, without an encoder, so that the files are the same on every machine."""
 
 import random
 import struct
@@ -28,28 +21,28 @@ _TICKS = 512  # per frame
 
 
 class _Bits:
-    def __init__(self) -> None:
-        self._bits: list[str] = []
+    def __init__(self):
+        self._bits = []
 
-    def put(self, count: int, value: int) -> None:
+    def put(self, count, value):
         self._bits.append(f"{value:0{count}b}" if count else "")
 
-    def ue(self, *values: int) -> None:
+    def ue(self, *values):
         """Append unsigned Exp-Golomb codes (9.1)."""
         for value in values:
             code = f"{value + 1:b}"
             self._bits.append("0" * (len(code) - 1) + code)
 
-    def raw(self, data: bytes) -> None:
+    def raw(self, data):
         """Append bytes, aligned to the next byte."""
         self._align()
         self._bits.append("".join(f"{byte:08b}" for byte in data))
 
-    def _align(self) -> None:
+    def _align(self):
         self._bits = ["".join(self._bits)]
         self._bits.append("0" * (-len(self._bits[0]) % 8))
 
-    def end(self) -> bytes:
+    def end(self):
         """Return the bytes with the stop bit and emulation prevention bytes (7.4.1)."""
         self.put(1, 1)
         self._align()
@@ -64,21 +57,11 @@ class _Bits:
         return bytes(out)
 
 
-def film(frames: int, width: int, height: int, *, seed: int = 0, key_every: int = 12, kind: Kind = "moving") -> bytes:
-    """Return an H.264 video in MP4.
-
-    Args:
-        frames: Number of frames, >= 1, at 25 fps.
-        width: A multiple of 16.
-        height: A multiple of 16.
-        seed: Seed of the contents.
-        key_every: Frames from one key frame to the next.
-        kind: "moving": every frame differs from the previous one. "grey": as "moving", with `GREYS` levels only.
-            "still": only key frames differ, and the file is small.
-    """
+def film(frames, width, height, *, seed=0, key_every=12, kind="moving"):
+    """Return an H.264 video in MP4."""
     columns, rows = width // MB, height // MB
     draw = random.Random(f"{seed} {width} {height}")
-    packets: list[tuple[int, bytes]] = []  # display place, NAL unit
+    packets = []  # display place, NAL unit
     for first in range(0, frames, key_every):
         reference = 0
         for place in _decode_order(min(key_every, frames - first)):
@@ -90,14 +73,14 @@ def film(frames: int, width: int, height: int, *, seed: int = 0, key_every: int 
     return _mp4(packets, width, height)
 
 
-def _decode_order(count: int) -> list[int]:
+def _decode_order(count):
     order = [0]
     for place in range(2, count, 2):
         order += [place, place - 1]
     return order + ([count - 1] if count % 2 == 0 else [])
 
 
-def _painted(draw: random.Random, blocks: int, kind: Kind, *, key: bool) -> dict[int, bytes]:
+def _painted(draw, blocks, kind, *, key):
     """Return the samples of a frame's raw macroblocks, none of them zero."""
     if kind == "grey":
         return {block: _grey(draw) for block in (range(blocks) if key else sorted(draw.sample(range(blocks), 2)))}
@@ -105,19 +88,19 @@ def _painted(draw: random.Random, blocks: int, kind: Kind, *, key: bool) -> dict
     return {block: _ramp(draw) for block in sorted(draw.sample(range(blocks), count))}
 
 
-def _grey(draw: random.Random) -> bytes:
+def _grey(draw):
     lumas = [16 + GREY_STEP * draw.randrange(GREYS) for _ in range(MB)]
     return bytes(lumas[(x // 4 + y // 4 * 4) % MB] for y in range(MB) for x in range(MB)) + bytes([128]) * 128
 
 
-def _ramp(draw: random.Random) -> bytes:
+def _ramp(draw):
     """Return a luma ramp and two constant chroma planes."""
     base, step, u, v = draw.randrange(40, 120), draw.randrange(1, 5), draw.randrange(90, 166), draw.randrange(90, 166)
     luma = bytes(base + step * ((x + 2 * y) % 24) for y in range(MB) for x in range(MB))
     return luma + bytes([u]) * 64 + bytes([v]) * 64
 
 
-def _slice_head(*, key: bool, kept: bool, number: int, place: int, idr: int) -> _Bits:
+def _slice_head(*, key, kept, number, place, idr):
     bits = _Bits()
     bits.put(8, (3 if kept else 0) << 5 | (_IDR if key else _SLICE))
     bits.ue(0, 7 if key else 5, 0)  # first macroblock, all slices I or P, parameter set
@@ -133,7 +116,7 @@ def _slice_head(*, key: bool, kept: bool, number: int, place: int, idr: int) -> 
     return bits
 
 
-def _intra(bits: _Bits, painted: dict[int, bytes], columns: int, rows: int) -> bytes:
+def _intra(bits, painted, columns, rows):
     for block in range(columns * rows):
         if block in painted:
             bits.ue(_PCM)
@@ -149,7 +132,7 @@ def _intra(bits: _Bits, painted: dict[int, bytes], columns: int, rows: int) -> b
     return bits.end()
 
 
-def _inter(bits: _Bits, painted: dict[int, bytes], columns: int, rows: int) -> bytes:
+def _inter(bits, painted, columns, rows):
     last = -1
     for block in sorted(painted):
         bits.ue(block - last - 1, _INTRA_IN_P + _PCM)
@@ -160,7 +143,7 @@ def _inter(bits: _Bits, painted: dict[int, bytes], columns: int, rows: int) -> b
     return bits.end()
 
 
-def _parameters(width: int, height: int) -> tuple[bytes, bytes]:
+def _parameters(width, height):
     sps = _Bits()
     for byte in (3 << 5 | _SPS, _PROFILE, 0, _LEVEL):
         sps.put(8, byte)
@@ -187,11 +170,11 @@ def _parameters(width: int, height: int) -> tuple[bytes, bytes]:
     return sps.end(), pps.end()
 
 
-def _box(name: bytes, *parts: bytes) -> bytes:
+def _box(name, *parts):
     return struct.pack(">I", 8 + sum(map(len, parts))) + name + b"".join(parts)
 
 
-def _mp4(packets: list[tuple[int, bytes]], width: int, height: int) -> bytes:
+def _mp4(packets, width, height):
     count, scale = len(packets), 25 * _TICKS
     sps, pps = _parameters(width, height)
     avcc = _box(
@@ -208,11 +191,11 @@ def _mp4(packets: list[tuple[int, bytes]], width: int, height: int) -> bytes:
     sizes = [4 + len(data) for _, data in packets]
     matrix = struct.pack(">9I", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
-    def table(name: bytes, rows: list[tuple[int, ...]], *before: int) -> bytes:
+    def table(name, rows, *before):
         flat = [value for row in rows for value in row]
         return _box(name, struct.pack(f">{2 + len(before) + len(flat)}I", 0, *before, len(rows), *flat))
 
-    def moov(offset: int) -> bytes:
+    def moov(offset):
         stbl = _box(
             b"stbl",
             _box(b"stsd", struct.pack(">II", 0, 1), _box(b"avc1", entry, avcc, colr)),

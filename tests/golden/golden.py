@@ -1,15 +1,11 @@
 """Read, compare and write the recorded digests."""
 
-from __future__ import annotations
-
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 FOLDER = Path(__file__).parent / "recorded"
 
@@ -17,29 +13,28 @@ FOLDER = Path(__file__).parent / "recorded"
 class Sha:
     """SHA-256 of integer arrays and texts, in the given order; arrays are hashed by values and shape, not by dtype."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self._hash = hashlib.sha256()
 
-    def add(self, *values: npt.ArrayLike) -> None:
+    def add(self, *values):
         for value in values:
             array = np.asarray(value, dtype="<i8")
             self._hash.update(repr(array.shape).encode() + np.ascontiguousarray(array).tobytes())
 
-    def say(self, text: str) -> None:
+    def say(self, text):
         self._hash.update(text.encode() + b"\n")
 
-    def __str__(self) -> str:
+    def __str__(self):
         # 80 bits suffice against accidents and keep lines short.
         return self._hash.hexdigest()[:20]
 
 
-def read(name: str) -> dict[str, Any]:
+def read(name):
     """Read a recorded file."""
-    found: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return found
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def check(file: str, name: str, found: Any, recorded: Any) -> None:
+def check(file, name, found, recorded):
     """Compare a measured value with the recorded one.
 
     Raises:
@@ -50,14 +45,14 @@ def check(file: str, name: str, found: Any, recorded: Any) -> None:
     assert not lines, "\n".join([*lines, hint])
 
 
-def write(name: str, values: Mapping[str, Any]) -> None:
+def write(name, values):
     """Write a file of digests, one value per line, so that each change is one line of the diff."""
     FOLDER.mkdir(exist_ok=True)
     text = json.dumps(values, indent=1, sort_keys=True)
     (FOLDER / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
-def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(values, prefix=""):
     """Yield the names and values of a nested mapping."""
     if isinstance(values, Mapping):
         for name, value in values.items():
@@ -66,7 +61,7 @@ def flat(values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         yield prefix.removesuffix(" / "), str(values)
 
 
-def changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+def changes(before, after):
     """Return one line per difference."""
     old, new = dict(flat(before)), dict(flat(after))
     lines = []

@@ -1,12 +1,5 @@
 """Digests of the samples, frames and crops that a loader visits, taken with a decoder that records its requests."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import torch
 
 import fastvid
@@ -24,7 +17,7 @@ SIZES = ((320, 240), (256, 256), (256, 320), (448, 256), (256, 144), (64, 96), (
 MIRRORED = fastvid.HorizontalFlip()
 
 # Frames and crop.
-SAMPLERS: Mapping[str, tuple[Any, Any]] = {
+SAMPLERS = {
     "segments": (fastvid.Segments(8), (fastvid.MultiScaleCrop((110, 111)), MIRRORED)),
     "consecutive segments": (fastvid.Segments(4, length=3), fastvid.RandomCrop(64)),
     "dense": (fastvid.Dense(8, 4), (fastvid.RandomResizedCrop((80, 112)), MIRRORED)),
@@ -36,26 +29,26 @@ SAMPLERS: Mapping[str, tuple[Any, Any]] = {
 }
 
 
-def dataset(folder: Path) -> tuple[fastvid.VideoDataset, fastvid.VideoDataset]:
+def dataset(folder):
     """Create 600 samples of 1 to 301 frames in several sizes and three shards, and 50 samples of other classes."""
     films = [film(1 + n * 37 % 301, *SIZES[n % len(SIZES)], seed=n, kind="still") for n in range(120)]
     samples = [(f"s{n:04d}", films[n % 120], n * n % len(CLASSES)) for n in range(600)]
-    split: list[object] = ["train" if n % 5 else "val" for n in range(600)]
+    split = ["train" if n % 5 else "val" for n in range(600)]
     main = pack(folder / "main", [samples[:250], samples[250:420], samples[420:]], CLASSES, split=split)
     others = [(f"t{n:04d}", films[n], n % 3) for n in range(50)]
     return main, pack(folder / "other", [others], ("c", "h", "a"))
 
 
-def loader(data: Any, **options: Any) -> fastvid.ClipLoader:
+def loader(data, **options):
     """Return a loader of one rank in one thread that drops no samples."""
-    standard: dict[str, Any] = {
+    standard = {
         "frames": fastvid.Uniform(1), "spatial": fastvid.CenterCrop(32), "global_batch_size": 100, "seed": 11,
         "decoder": RECORDER, "dtype": torch.uint8, "num_threads": 1, "last": "keep", "rank": 0, "world_size": 1,
     }  # fmt: skip
     return clip_loader(data, **standard | options)
 
 
-def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]:
+def batches(made, positions):
     """Yield whole batches, epoch after epoch, until this many positions were visited."""
     visited = 0
     while visited < positions:
@@ -66,12 +59,12 @@ def batches(made: fastvid.ClipLoader, positions: int) -> Iterator[fastvid.Batch]
                 return
 
 
-def asked(batch: fastvid.Batch) -> np.ndarray:
+def asked(batch):
     """Return the crop, size and flip of each row."""
     return batch.video[:, 0, 0, 0, : REQUEST_VALUES * REQUEST.itemsize].contiguous().numpy().view(REQUEST)
 
 
-def sampler(name: str, data: Any) -> dict[str, str]:
+def sampler(name, data):
     """Return the digests of samples, frames and crops of 10,000 positions."""
     frames, spatial = SAMPLERS[name]
     ids, shown, boxes = Sha(), Sha(), Sha()
@@ -82,7 +75,7 @@ def sampler(name: str, data: Any) -> dict[str, str]:
     return {"ids": str(ids), "frames": str(shown), "boxes": str(boxes)}
 
 
-def order(data: Any, **options: Any) -> dict[str, str]:
+def order(data, **options):
     """Return the digests of samples, keys and labels of several epochs."""
     ids, rows = Sha(), Sha()
     for batch in batches(loader(data, **options), POSITIONS_OF_ORDER):
@@ -92,7 +85,7 @@ def order(data: Any, **options: Any) -> dict[str, str]:
     return {"ids": str(ids), "keys and labels": str(rows)}
 
 
-def shares(data: Any, world: int, **options: Any) -> str:
+def shares(data, world, **options):
     """Return the digests of each rank's rows and weights in the batches of two epochs."""
     got = Sha()
     for rank in range(world):
@@ -103,7 +96,7 @@ def shares(data: Any, world: int, **options: Any) -> str:
     return str(got)
 
 
-def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
+def cases(folder):
     """Return a function for each digest by name."""
     main, other = dataset(folder)
     few = fastvid.open(folder / "main", split="val", where="num_frames < 200")

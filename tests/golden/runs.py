@@ -6,25 +6,17 @@ torch's kernels, which may differ in the last bit between builds: all bits are c
 kernels, and twelve digits otherwise.
 """
 
-from __future__ import annotations
-
 import json
-import subprocess
-import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from tests.golden import ranks
+from tests import forks
 from tests.golden.films import GREY_LEVELS, GREYS, film
 from tests.golden.seams import RECIPE_IMPORTS, command, losses, pack
 
 NAME = "runs"
 
-ROOT = Path(__file__).parents[2]
 CLASSES, TRAIN, HELD_OUT = 3, 40, 14
 STEPS = 50
 # Runs with two ranks, and their overrides of the recipe.
@@ -62,17 +54,17 @@ class Counting(nn.Module):
 
     HIDDEN = 4
 
-    def __init__(self, num_classes: int, num_frames: int) -> None:
+    def __init__(self, num_classes, num_frames):
         super().__init__()
         self.first = nn.Parameter(_spread(self.HIDDEN, 3 * num_frames * 8 * 8))
         self.second = nn.Parameter(_spread(num_classes, self.HIDDEN))
 
-    def forward(self, video: Tensor) -> Tensor:
+    def forward(self, video):
         mean, std = (torch.tensor(three, dtype=torch.float64).view(3, 1, 1, 1) for three in (MEAN, STD))
         greys = ((video.double() * std + mean) * 255 / GREY_LEVELS).round()
         return torch.stack([self._logits(clip.flatten() / GREYS - 0.5) for clip in greys])
 
-    def _logits(self, clip: Tensor) -> Tensor:
+    def _logits(self, clip):
         hidden = _sum(clip * self.first)
         hidden = hidden + hidden * hidden
         if self.training:
@@ -81,16 +73,16 @@ class Counting(nn.Module):
         return _sum(hidden * self.second)
 
 
-def counting(num_classes: int, num_frames: int) -> nn.Module:
+def counting(num_classes, num_frames):
     """Return the model of the recipe."""
     return Counting(num_classes, num_frames)
 
 
-def _spread(rows: int, columns: int) -> Tensor:
+def _spread(rows, columns):
     return ((torch.arange(rows * columns) * 37 % 101 - 50).double() / 500).view(rows, columns)
 
 
-def _sum(values: Tensor) -> Tensor:
+def _sum(values):
     """Return the sum over the last axis by recursive halving."""
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
@@ -101,19 +93,19 @@ def _sum(values: Tensor) -> Tensor:
     return values[..., 0]
 
 
-def kernels() -> str:
+def kernels():
     """Return the facts that determine the last bit of torch's functions."""
     found = torch.backends.cpu.get_cpu_capability()
     # These two produced the same bits (torch 2.13); kernels without fused multiply-add do not.
     return f"torch {torch.__version__}, {'AVX2 or AVX512' if found in ('AVX2', 'AVX512') else found}"
 
 
-def text(numbers: list[float]) -> str:
+def text(numbers):
     """Format numbers with all their bits, readable enough to see which one changed."""
     return " ".join(number.hex() for number in numbers)
 
 
-def first_difference(found: str, recorded: str, *, bits: bool) -> str:
+def first_difference(found, recorded, *, bits):
     """Return where two texts of numbers differ, in any bit or in the first twelve digits; empty if they do not."""
     mine, theirs = ([float.fromhex(word) for word in one.split()] for one in (found, recorded))
     if len(mine) != len(theirs):
@@ -124,18 +116,18 @@ def first_difference(found: str, recorded: str, *, bits: bool) -> str:
     return ""
 
 
-def prepare(folder: Path) -> Path:
+def prepare(folder):
     """Write the recipe and its dataset; return the recipe's file."""
     films = [film(6 + n, 48, 32, seed=n, kind="grey") for n in range(9)]
     samples = [(f"c{n:02d}", films[n % 9], n % CLASSES) for n in range(TRAIN + HELD_OUT)]
-    split: list[object] = ["train"] * TRAIN + ["val"] * HELD_OUT
+    split = ["train"] * TRAIN + ["val"] * HELD_OUT
     pack(folder / "data", [samples[:30], samples[30:]], tuple("abc"), split=split)
     recipe = folder / "recipe.py"
     recipe.write_text(RECIPE.format(data=str(folder / "data"), out=str(folder / "ddp on 1")))
     return recipe
 
 
-def alone(recipe: Path) -> str:
+def alone(recipe):
     """Return the losses of a run in this process."""
     out = recipe.parent / "ddp on 1"
     if not out.exists():
@@ -143,17 +135,15 @@ def alone(recipe: Path) -> str:
     return text(losses(out))
 
 
-def together(recipe: Path, which: str) -> str:
-    """Return the losses of a run with two ranks. The first call executes all such runs."""
-    if not (recipe.parent / which).exists():
-        words = [[str(recipe), f"run.out={recipe.parent / name}", *changes] for name, changes in TOGETHER.items()]
-        command = [sys.executable, "-m", ranks.__name__, "2", *map(json.dumps, words)]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-        assert done.returncode == 0, done.stderr
+def together(recipe, which):
+    """Return the losses of a run with two ranks."""
+    words = (recipe, f"run.out={recipe.parent / which}", *TOGETHER[which])
+    done = forks.ranks(2, "fastvid.train", *words, folder=recipe.parent)
+    assert [rank.returncode for rank in done] == [0, 0], done
     return text(losses(recipe.parent / which))
 
 
-def evaluation(recipe: Path, protocol: str) -> dict[str, str]:
+def evaluation(recipe, protocol):
     """Return the result of an evaluation of the run."""
     alone(recipe)
     written = recipe.parent / "eval.json"
@@ -163,7 +153,7 @@ def evaluation(recipe: Path, protocol: str) -> dict[str, str]:
     return {"loss": text([found["loss"]]), "counts": counts}
 
 
-def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
+def cases(folder):
     """Return a function for each record by name."""
     recipe = prepare(folder)
     return {

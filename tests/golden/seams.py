@@ -1,33 +1,24 @@
 """Everything that the golden digests use from inside fastvid; if a module moves, only this file changes."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
 import subprocess
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import fastvid
 from fastvid.cli.main import main
 from fastvid.decode.backends import Backend
-from fastvid.decode.request import EncodedClip, Rgb
+from fastvid.decode.request import Rgb
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import Codec
 from fastvid.format.shard import sample_members, write_shard
-from fastvid.load.clips.crops import Spatial
 from fastvid.media.ffmpeg import find_ffmpeg
-from fastvid.runtime.arrays import IntArray
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.train.records.records import curve, read
-from fastvid.train.run.scoring import views as trainers
 from tests import datasets
-from tests.load.tools import video
 
 __all__ = ["PROFILES"]
 
@@ -43,29 +34,27 @@ class Recorder:
     max_clips = 1
     outputs = frozenset({Rgb})
 
-    def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[Rgb]) -> list[None]:
+    def decode(self, clips, outputs):
         for clip, output in zip(clips, outputs, strict=True):
             request, box = clip.request, clip.request.box
             asked = np.array([box.y, box.x, box.height, box.width, *request.size, request.flip], REQUEST)
             output.data[0, 0, 0, : asked.nbytes] = asked.view(np.uint8)
         return [None] * len(clips)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 RECORDER = Backend("recorder", f"{__name__}:Recorder", "cpu", frozenset(Codec), "nothing")
 
 
-def pack(
-    folder: Path, shards: list[list[tuple[str, bytes, int]]], classes: tuple[str, ...], **columns: list[object]
-) -> fastvid.VideoDataset:
+def pack(folder, shards, classes, **columns):
     """Create a dataset with the id "made" from keys, MP4s and labels for each shard."""
     datasets.pack(folder, shards, classes=classes, columns=columns)
     return fastvid.open(folder)
 
 
-def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.VideoDataset:
+def pack_flow(folder, samples):
     """Create a dataset of samples with RGB and flow with the bound `FLOW_BOUND`."""
     storage = datasets.pack(folder, [[(key, picture, 0) for key, picture, _ in samples]])
     meta = {"conforms": True, "flow": {"bound": FLOW_BOUND}}
@@ -80,7 +69,7 @@ def pack_flow(folder: Path, samples: list[tuple[str, bytes, bytes]]) -> fastvid.
     return fastvid.open(folder)
 
 
-def command(*words: object) -> str:
+def command(*words):
     """Run a ``fastvid`` command and return its stdout.
 
     Raises:
@@ -93,7 +82,7 @@ def command(*words: object) -> str:
     return said.getvalue()
 
 
-def encoder() -> tuple[str, str]:
+def encoder():
     """Return the encoding ffmpeg build as a digest of everything that determines its bytes, and as a readable name."""
     build = find_ffmpeg()
     # Use only ffmpeg's own output, so that the digest does not depend on what fastvid records about a build.
@@ -102,37 +91,9 @@ def encoder() -> tuple[str, str]:
     return word, f"ffmpeg {build.version}, x264 {build.x264 or 'absent'}"
 
 
-def losses(run: Path) -> list[float]:
+def losses(run):
     """Return the training losses of a run, step by step."""
     return [row["loss"] for row in curve(read(run / "metrics.jsonl"))]
 
 
 RECIPE_IMPORTS = "from fastvid.train import Classification, Config, DataConfig, ModelConfig, OptimConfig, RunConfig"
-
-
-# Views of a video, by the trainer and by `fastvid.Views`: the frames of the clips, int64 [N, T], and the crops (y, x,
-# height, width, flip) of each clip.
-
-
-def trainer_clips(protocol: str, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """Return the clips' frames of the trainer's protocol for each video length."""
-    asked = trainers(protocol.partition("x")[0])
-    return [np.stack(asked.clips(sampler, video(length))) for length in lengths]
-
-
-def trainer_crops(protocol: str, crop: Any, size: int | None, height: int, width: int) -> list[tuple[int, ...]]:
-    """Return the crops of the trainer's protocol for a video of this size."""
-    asked = trainers("1x" + (protocol.partition("x")[2] or "1"))
-    other = crop if size is None else fastvid.CenterCrop(size, crop.short_side)
-    return loader_crops(asked, other, height, width)
-
-
-def loader_clips(views: fastvid.Views, sampler: Any, lengths: Sequence[int]) -> list[IntArray]:
-    """Return the clips' frames of the loader's views for each video length."""
-    return [sampler.spread(video(length), views.num_clips) for length in lengths]
-
-
-def loader_crops(views: fastvid.Views, crop: Any, height: int, width: int) -> list[tuple[int, ...]]:
-    """Return the crops of the loader's views for a video of this size."""
-    cuts = views.cuts(Spatial.of(crop), height, width)
-    return [(cut.box.y, cut.box.x, cut.box.height, cut.box.width, int(cut.flip)) for cut in cuts]

@@ -5,16 +5,11 @@ that `copy` packs unchanged and the results of `index` are the same on every mac
 encoder's build, so those digests are stored by build; videos that `copy` remuxes depend on PyAV's muxer.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
 
 import av
 import pyarrow.parquet as pq
@@ -30,7 +25,7 @@ ALL = tuple(PROFILES)
 _UNTOLD = ("path", "message", "seconds", "source_tag")
 
 
-def raw(folder: Path) -> Path:
+def raw(folder):
     """Write four films in two classes, one of them a single frame; return their folder."""
     for name, data in {
         "left/long": film(41, 96, 64, seed=1),
@@ -44,12 +39,12 @@ def raw(folder: Path) -> Path:
     return folder / "raw"
 
 
-def digest(data: bytes) -> str:
+def digest(data):
     """Return the digest of one file."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     """Return a digest of each file of a dataset that is determined by its sources."""
     found = {}
     for path in sorted(folder.iterdir()):
@@ -67,9 +62,9 @@ def contents(folder: Path) -> dict[str, str]:
     return found
 
 
-def _generation(path: Path) -> dict[str, Any]:
+def _generation(path):
     """Return a generation's record without note, time and reason, and without values that depend on the build."""
-    record: dict[str, Any] = json.loads(path.read_text())
+    record = json.loads(path.read_text())
     for name in ("note", "time", "reason", "annotations_sha256", "sha256"):
         del record[name]
     for shard in record["shards"]:
@@ -77,7 +72,7 @@ def _generation(path: Path) -> dict[str, Any]:
     return record
 
 
-def sharded(source: Path, out: Path, profile: str, *, samples_per_shard: int = 3) -> dict[str, str]:
+def sharded(source, out, profile, *, samples_per_shard=3):
     """Shard videos with a profile and return the digests."""
     # The films are smaller than the profiles' pictures.
     how = PROFILES[profile] if PROFILES[profile].copies else PROFILES[profile].changed(enlarge=True)
@@ -87,7 +82,7 @@ def sharded(source: Path, out: Path, profile: str, *, samples_per_shard: int = 3
     return found
 
 
-def indexed(source: Path, folder: Path) -> dict[str, str]:
+def indexed(source, folder):
     """Index a tar of another tool, with films, labels and captions, and return the digests."""
     folder.mkdir()
     with tarfile.open(folder / "00000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
@@ -105,7 +100,7 @@ def indexed(source: Path, folder: Path) -> dict[str, str]:
     return contents(folder)
 
 
-def rebuilt(source: Path, folder: Path) -> dict[str, str]:
+def rebuilt(source, folder):
     """Delete all sidecars, recompute them from the tars, and return the digests."""
     fastvid.shard([source], out=folder, profile="copy", samples_per_shard=3)
     for path in folder.glob("data-*"):
@@ -115,7 +110,7 @@ def rebuilt(source: Path, folder: Path) -> dict[str, str]:
     return contents(folder)
 
 
-def changed(source: Path, folder: Path) -> dict[str, str]:
+def changed(source, folder):
     """Add videos to a dataset, remove one, compact, and return the digests."""
     fastvid.shard([source / "left"], out=folder / "data", profile="copy")
     command("add", folder / "data", source / "right", "--prefix", "more", "--samples-per-shard", 1)
@@ -124,7 +119,7 @@ def changed(source: Path, folder: Path) -> dict[str, str]:
     return contents(folder / "data")
 
 
-def made_by(profile: str) -> tuple[str, str]:
+def made_by(profile):
     """Return the build that determines a profile's bytes of real videos, as a digest and as a readable name."""
     if not PROFILES[profile].copies:
         return encoder()
@@ -132,7 +127,7 @@ def made_by(profile: str) -> tuple[str, str]:
     return f"libavformat {version}", f"PyAV's libavformat {version}"
 
 
-def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
+def cases(folder):
     """Return the cases that are the same with every build."""
     source = raw(folder)
     return {
@@ -143,13 +138,13 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
     }
 
 
-def encoded(folder: Path) -> Mapping[str, Callable[[], Any]]:
+def encoded(folder):
     """Return the cases of films encoded by this ffmpeg build, with each encoding profile."""
     source = raw(folder)
     return {profile: lambda profile=profile: sharded(source, folder / profile, profile) for profile in ENCODED}
 
 
-def corpus(footage: Path, folder: Path) -> Mapping[str, Callable[[], Any]]:
+def corpus(footage, folder):
     """Return the cases of all intact real videos, with each profile."""
     return {
         profile: lambda profile=profile: sharded(footage / "clean", folder / profile, profile, samples_per_shard=24)

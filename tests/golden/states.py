@@ -1,11 +1,6 @@
 """Loader states as readable text, part by part: states that users have saved must still load."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import fastvid
 from tests.golden.films import film
@@ -15,7 +10,7 @@ from tests.golden.seams import pack, pack_flow
 NAME = "states"
 
 STILL = {"frames": fastvid.Segments(4, jitter=False), "spatial": fastvid.CenterCrop(16)}
-SAMPLERS: Mapping[str, dict[str, Any]] = {
+SAMPLERS = {
     "segments": {"frames": fastvid.Segments(8)},
     "segments for evaluation": {"frames": fastvid.Segments(8, jitter=False, length=2)},
     "dense": {"frames": fastvid.Dense(16, 4)},
@@ -23,7 +18,7 @@ SAMPLERS: Mapping[str, dict[str, Any]] = {
     "uniform": {"frames": fastvid.Uniform(5)},
     "views": {**STILL, "views": fastvid.Views(10, 3)},
 }
-CROPS: Mapping[str, Any] = {
+CROPS = {
     "center": fastvid.CenterCrop(16),
     "center of a short side": fastvid.CenterCrop((16, 32), short_side=40),
     "random": fastvid.RandomCrop(16, short_side=40),
@@ -35,16 +30,16 @@ CROPS: Mapping[str, Any] = {
 }
 
 
-def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
+def cases(folder):
     """Return a function for each text by name."""
     films = [film(3 + n, 64, 48, seed=n, kind="still") for n in range(4)]
     samples = [(f"s{n}", films[n % 4], n % 2) for n in range(12)]
-    split: list[object] = ["train" if n % 4 else "val" for n in range(12)]
+    split = ["train" if n % 4 else "val" for n in range(12)]
     data = pack(folder / "one", [samples[:8], samples[8:]], ("a", "b"), split=split)
     some = fastvid.open(folder / "one", split="train", where="num_frames > 4")
     both = fastvid.Mixture([data, some])
     flow = pack_flow(folder / "flow", [("s", films[0], film(3, 64, 96, kind="still"))])
-    orders: dict[str, tuple[Any, dict[str, Any]]] = {
+    orders = {
         "shuffled": (data, {}),
         "as they lie": (data, {"shuffle": False}),
         "blocks": (data, {"shuffle": fastvid.BlockShuffle(64)}),
@@ -54,15 +49,15 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
         "clips per video": (data, {"clips_per_video": 3, "global_batch_size": 3}),
     }
 
-    def names() -> str:
+    def names():
         return " ".join(loader(data, global_batch_size=1).state_dict()["fingerprint"])
 
-    def part(which: str, data: Any, **options: Any) -> str:
+    def part(which, data, **options):
         text = loader(data, **{"global_batch_size": 1, "decoder": "pyav"} | options).state_dict()["fingerprint"][which]
         assert isinstance(text, str)
         return text
 
-    def state() -> dict[str, Any]:
+    def state():
         made = loader(data, global_batch_size=4, seed=2**64 - 1)
         made.set_epoch(3)
         for number, _ in enumerate(made):
@@ -70,12 +65,12 @@ def cases(folder: Path) -> Mapping[str, Callable[[], Any]]:
                 break
         return {name: value for name, value in made.state_dict().items() if name != "fingerprint"}
 
-    def decoder() -> str:
+    def decoder():
         made = loader(data, global_batch_size=4, decoder="auto")
         next(iter(made))
         return str(made.state_dict()["decoder"])
 
-    parts: dict[str, Callable[[], str]] = {
+    parts = {
         "streams / flow": lambda: part("streams", flow, streams="flow", flow_stack=5),
         "streams / rgb and flow": lambda: part("streams", flow, streams=("rgb", "flow")),
     }

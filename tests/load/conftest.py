@@ -1,7 +1,5 @@
 """Check after every test of the loader that its threads have ended."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,10 +1,4 @@
-"""A dataset in memory and decoders without a codec, for fast tests of order, threads and failures.
-
-A packet contains the numbers of its sample and frame, which the decoder writes into the pixels, so a wrong packet is
-visible. Pixels depend on sample, frame, crop and flip.
-"""
-
-from __future__ import annotations
+"""A dataset in memory and decoders without a codec, for fast tests of order, threads and failures."""
 
 import struct
 import threading

@@ -1,7 +1,5 @@
 """Decoders that leave frames on the fake GPU, right ones and spoiled ones."""
 
-from __future__ import annotations
-
 import threading
 from typing import ClassVar
 
@@ -9,7 +7,6 @@ import torch
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import DevicePlanes, DeviceRgb
-from fastvid.errors import MissingDependency
 from fastvid.format.schema import Codec
 from tests.load.fakes import RgbDecoder
 
@@ -76,35 +73,6 @@ class Damaged(GpuDecoder):
     def decode(self, clips, outputs):
         super().decode(clips, outputs)
         return [clip.error("multiple of three") if clip.request.sample % 3 == 0 else None for clip in clips]
-
-
-class NoOutputs(GpuDecoder):
-    """Does not say what it writes."""
-
-    outputs = None
-
-
-class NoLanes(GpuDecoder):
-    """Its driver does not answer."""
-
-    @staticmethod
-    def lanes(device_id):
-        raise RuntimeError("CUDA error: out of memory")
-
-
-class NoCheck(GpuDecoder):
-    """Its library cannot be asked."""
-
-    @staticmethod
-    def check(device_id):
-        raise OSError("libsomething.so: undefined symbol")
-
-
-class NoOpen(GpuDecoder):
-    """Passes its check and cannot be opened."""
-
-    def __init__(self, *, device_id):
-        raise MissingDependency("no engine is free")
 
 
 def gpu(name="GpuDecoder"):

@@ -1,7 +1,5 @@
 """Make loaders from flat options, so that a test can vary any of them by name."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 
 from fastvid.load.loader import ClipLoader

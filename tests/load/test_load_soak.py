@@ -1,7 +1,5 @@
 """Memory over hundreds of thousands of clips. Started by ``make soak``; results in bench/results/load_memory.json."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Loaders for CUDA, on the fake one: devices, streams, memory, and the order of what is done to it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """ClipLoader with damaged clips: an error at the right batch, or a counted skip, never another clip."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches of ClipLoader: pixels, dtypes, layouts, memory; and refused arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from fastvid.load.loader import ClipLoader
 from fastvid.load.options import Output, Skip, Workers
 from fastvid.load.order.buckets import Buckets
 from fastvid.load.order.epoch import ClassBalanced, Order
-from tests.load.fakes import FakeDataset, fake, picture
+from tests.load.fakes import FakeDataset, fake
 from tests.load.tools import channels_are_neighbours, make, rows
 
 
@@ -128,14 +126,6 @@ def test_planes_give_the_same_tensor_layout_and_levels():
     assert loader.stats.total.skips == {"ChecksumError": 1}
 
 
-def test_fake_frames_differ_by_crop():
-    # Other tests depend on this.
-    from fastvid.decode.request import Box
-
-    seen = {picture(1, 2, Box(y, x, 16, 16), flip) for y in (0, 2, 4) for x in (0, 2, 4) for flip in (False, True)}
-    assert len(seen) == 18
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -231,10 +221,6 @@ def test_other_words_are_answered_with_the_right_one(options, hint):
 def test_values_of_a_wrong_kind_are_refused_where_they_are_given(call, message):
     with pytest.raises(UsageError, match=message):
         call()
-
-
-def test_names_of_types_are_types():
-    assert Output(dtype="uint8") == Output(dtype=torch.uint8)
 
 
 def test_reprs_describe_the_loader_and_its_batches():

@@ -1,7 +1,5 @@
 """Clips of different length and size: put together on the way to the batch, the same in any world."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,9 +1,6 @@
 """ClipLoader over real shards: painted frame numbers, real processes, real damage."""
 
-from __future__ import annotations
-
 import hashlib
-import json
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,6 @@ from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, MultiScaleCrop, RandomCrop, RandomResizedCrop
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
 from fastvid.storage import LocalStorage
-from tests import forks
 from tests.load.loaders import clip_loader
 from tests.makers import Videos, read_numbers
 
@@ -122,24 +118,6 @@ def test_threads_and_worlds_give_the_same_pixels(compact, spatial):
     assert [rows(batch) for batch in make(compact, spatial=spatial, seed=1)] != alone
 
 
-WORLDS = (2, 3, 5)
-
-
-def test_several_processes_deliver_the_same_as_one(compact, tmp_path):
-    # Ranks read torchrun's environment. Each stops after a batch, resumes, and runs a second epoch.
-    files = [tmp_path / f"{rank}.json" for rank in range(max(WORLDS))]
-    ranks = [forks.start("tests.load.video_ranks", compact, file, RANK=str(rank)) for rank, file in enumerate(files)]
-    assert [forks.wait(rank) for rank in ranks] == [0] * len(ranks)
-    results = [json.loads(file.read_text()) for file in files]
-    loader = make(compact, global_batch_size=5)
-    expected = [rows(batch) for _ in range(2) for batch in loader]
-    for world in WORLDS:
-        ranks = [result[str(world)] for result in results[:world]]
-        together = zip(*(rank["batches"] for rank in ranks), strict=True)
-        assert [[row for part in parts for row in part] for parts in together] == expected
-        assert all(rank["state"] == loader.state_dict() for rank in ranks)
-
-
 def test_dali_and_pyav_deliver_the_same_clips(vp9):
     pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     options = {"dtype": torch.uint8, "spatial": [RandomCrop(64), HorizontalFlip(0.5)]}
@@ -198,17 +176,3 @@ def test_a_truncated_or_missing_shard_is_an_error_that_names_it(tmp_path, videos
     lost = sorted(key for batch in skipping for key, valid in zip(batch.key, batch.valid, strict=True) if not valid)
     assert lost == sorted(f"painted_{length}" for length in LENGTHS[1::3])
     assert skipping.stats.total.skips == {"StorageError": len(lost)}
-
-
-def test_statistics_count_planned_reading(compact):
-    loader = make(compact, frames=Segments(8, jitter=False), shuffle=False, global_batch_size=7)
-    list(loader)
-    total = loader.stats.total
-    assert (total.clips, total.batches) == (7, 1)
-    assert 0 < total.packets < total.packets_from_keys
-    size = sum(path.stat().st_size for path in compact.glob("*.tar"))
-    assert 0 < total.bytes_read < size
-    assert total.requests >= 7
-    assert total.fetch_seconds > 0
-    assert total.decode_seconds > 0
-    assert total.fill_seconds > 0

@@ -1,7 +1,5 @@
 """Make loaders over a dataset in memory, and convert their batches to comparable rows."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -65,8 +63,8 @@ def epoch_of(dataset, world, **options):
     return [[row for batch in batches for row in rows(batch)] for batches in zip(*ranks, strict=True)]
 
 
-def walk(dataset, legs, *, epoch=0, unit=1, **options):
-    """Return the rows of an epoch that loaders continue at every checkpoint with another world and batch size.
+def walk(dataset, legs, *, epoch=0, unit=1, of=rows, **options):
+    """Return what `of` shows of an epoch that loaders continue at every checkpoint with another world and batch size.
 
     `legs`: for each the world, the clips of a batch besides those of the ranks, and the batches before the next leg.
     """
@@ -83,7 +81,7 @@ def walk(dataset, legs, *, epoch=0, unit=1, **options):
         for step, batches in enumerate(zip(*iterators, strict=True)):
             if step == steps and number < len(legs) - 1:
                 break
-            delivered += [row for batch in batches for row in rows(batch)]
+            delivered += [row for batch in batches for row in of(batch)]
             (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
         for iterator in iterators:
             iterator.close()

@@ -1,7 +1,5 @@
 """Decoders for worker processes, which import this file and must not import torch with it."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Which ffmpeg is used, and what identifies its build."""
 
-from __future__ import annotations
-
 import sys
 
 import imageio_ffmpeg

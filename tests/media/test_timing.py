@@ -1,7 +1,5 @@
 """The choice of a source's constant frame rate."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

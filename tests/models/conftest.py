@@ -1,7 +1,5 @@
 """Use one thread: small nets train fastest on it, and results do not depend on the machine's load."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Checkpoints of other code bases: the loaded net computes what the upstream net computes from the same file."""
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A replica on several devices computes the same as on one device."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

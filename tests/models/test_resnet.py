@@ -1,24 +1,20 @@
-"""The ResNet itself: its initial state, its options, its errors."""
+"""ResNets, TSN and TSM over them, and their inflation to 3D nets."""
 
-from __future__ import annotations
+import copy
 
 import pytest
 import torch
-from torch import nn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from fastvid.errors import UsageError
-from fastvid.models.i3d import I3D_3X3X3, i3d
+from fastvid.models.i3d import I3D_3X1X1, I3D_3X3X3, SLOW_ONLY, i3d, inflate
 from fastvid.models.resnet import ResNet
-
-
-@pytest.mark.parametrize(
-    ("depth", "parameters"), [(18, 11_689_512), (34, 21_797_672), (50, 25_557_032), (101, 44_549_160)]
-)
-def test_resnet_has_torchvisions_number_of_parameters(depth, parameters):
-    # torchvision/models/resnet.py, "num_params" of the IMAGENET1K weights.
-    with torch.device("meta"):
-        net = ResNet(depth)
-    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+from fastvid.models.shift import ShiftConv2d, insert_shift, temporal_shift
+from fastvid.models.tsn import FrameAverage, fold_frames, tsm, tsn
+from fastvid.models.zoo import build
 
 
 @pytest.mark.parametrize("depth", [18, 50])
@@ -45,16 +41,6 @@ def test_channels_last_gives_the_same_logits():
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_dropout_is_active_only_in_training():
-    net = ResNet(18, width=8, num_classes=4, dropout=0.9)
-    nn.init.ones_(net.fc.weight)
-    x = torch.randn(4, 3, 32, 32)
-    net.eval()
-    assert torch.equal(net(x), net(x))
-    net.train()
-    assert not torch.equal(net(x), net(x))
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -66,3 +52,240 @@ def test_dropout_is_active_only_in_training():
 def test_invalid_resnet_options_raise_clear_errors(make, message):
     with pytest.raises(UsageError, match=message):
         make()
+
+
+def test_fold_frames_keeps_frames_of_a_clip_together():
+    video = torch.arange(2 * 3 * 4).reshape(2, 3, 4, 1, 1)
+    frames = fold_frames(video)
+    for b in range(2):
+        for t in range(4):
+            assert torch.equal(frames[b * 4 + t], video[b, :, t])
+
+
+def test_channels_last_3d_clips_fold_without_a_copy():
+    video = torch.randn(2, 3, 4, 8, 8).contiguous(memory_format=torch.channels_last_3d)
+    frames = fold_frames(video)
+    assert frames.data_ptr() == video.data_ptr()
+    assert frames.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_tsn_averages_logits_over_frames():
+    class Red(nn.Module):
+        def forward(self, frames: torch.Tensor) -> torch.Tensor:
+            return frames[:, 0].mean((1, 2)).unsqueeze(1)
+
+    video = torch.rand(2, 3, 5, 4, 4)
+    out = FrameAverage(Red(), num_frames=5, any_length=False)(video)
+    torch.testing.assert_close(out, video[:, 0].mean((1, 2, 3)).unsqueeze(1))
+
+
+def test_tsn_accepts_any_number_of_frames_and_tsm_only_its_own():
+    assert build("tsn-r18", 3, 8, width=8)(torch.randn(1, 3, 25, 32, 32)).shape == (1, 3)
+    with pytest.raises(UsageError, match=r"built for clips of 8 frames, not 16[\s\S]*num_frames=16"):
+        build("tsm-r18", 3, 8, width=8)(torch.randn(1, 3, 16, 32, 32))
+    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\], not \[8, 3, 32, 32\]"):
+        build("tsm-r18", 3, 8, width=8)(torch.randn(8, 3, 32, 32))
+
+
+@pytest.mark.parametrize("name", ["tsm-r18", "tsn-r50"])
+def test_the_last_layer_starts_small_and_dropout_is_half(name):
+    model = build(name, 1000, 8)
+    head = model.backbone.get_submodule(model.backbone.head_name)
+    assert head.weight.std().item() == pytest.approx(0.001, rel=0.05)
+    assert not head.bias.any()
+    assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5]
+
+
+def test_inflated_net_equals_the_2d_net_on_a_repeated_frame():
+    # SlowOnly has no temporal stride; with 9 inflated kernels of 3, padding affects 9 frames at both ends.
+    net = ResNet(50, width=4, num_classes=3).double().train()
+    with torch.no_grad():
+        net(torch.randn(8, 3, 32, 32, dtype=torch.float64))  # makes the running statistics non-trivial
+    net.eval()
+    deep = inflate(copy.deepcopy(net), SLOW_ONLY)
+    assert deep.state_dict().keys() == net.state_dict().keys()
+    frame = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    seen = []
+    deep.avgpool.register_forward_hook(lambda module, inputs, out: seen.append(inputs[0]))
+    flat = []
+    net.avgpool.register_forward_hook(lambda module, inputs, out: flat.append(inputs[0]))
+    with torch.no_grad():
+        deep(torch.stack([frame] * 21, dim=2))
+        net(frame)
+    assert seen[0].shape[2] == 21
+    for t in (9, 10, 11):
+        torch.testing.assert_close(seen[0][:, :, t], flat[0])
+    assert not torch.allclose(seen[0][:, :, 0], flat[0])
+
+
+def test_new_3d_kernels_are_not_constant_in_time():
+    kernel = build("i3d-r18", 2, 8, width=8).backbone.conv1.weight
+    assert not torch.equal(kernel[:, :, 0], kernel[:, :, 1])
+    fan_out = kernel.shape[0] * 5 * 7 * 7
+    assert kernel.std().item() == pytest.approx((2 / fan_out) ** 0.5, rel=0.05)
+
+
+def test_invalid_clips_and_inflations_raise_clear_errors():
+    with pytest.raises(UsageError, match="a clip of 4 frames is too short: this net needs at least 8"):
+        build("i3d-r18", 2, 4)
+    with pytest.raises(UsageError, match="a clip of 7 frames is too short"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(1, 3, 7, 32, 32))
+    with pytest.raises(UsageError, match=r"a clip is \[B, C, T, H, W\]"):
+        build("i3d-r18", 2, 8, width=8)(torch.randn(8, 3, 32, 32))
+    with pytest.raises(UsageError, match="ResNet-18 has no 1x1 convolution to inflate to 3x1x1"):
+        i3d(18, I3D_3X1X1, num_classes=2, num_frames=8)
+
+
+SHAPES = st.tuples(
+    st.integers(1, 3),  # clips
+    st.integers(1, 6),  # frames
+    st.integers(1, 20),  # channels, including fewer than shift_div and not divisible by it
+    st.integers(1, 3),
+    st.integers(1, 3),
+)
+
+
+def by_convolution(x: Tensor, num_segments: int, shift_div: int, direction: str) -> Tensor:
+    """The shift as a depthwise temporal convolution of kernel 3 with one-hot weights and zero padding."""
+    channels, fold = x.shape[1], x.shape[1] // shift_div
+    weight = torch.zeros(channels, 1, 3, dtype=x.dtype)
+    weight[:, 0, 1] = 1
+    later, earlier = ((0, fold), (fold, 2 * fold)) if direction == "both" else ((0, 0), (0, fold))
+    weight[slice(*later), 0] = torch.tensor([0.0, 0.0, 1.0], dtype=x.dtype)
+    weight[slice(*earlier), 0] = torch.tensor([1.0, 0.0, 0.0], dtype=x.dtype)
+    clips = x.reshape(-1, num_segments, *x.shape[1:])
+    series = clips.permute(0, 3, 4, 2, 1).reshape(-1, channels, num_segments)
+    out = F.conv1d(series, weight, padding=1, groups=channels)
+    b, t, c, h, w = clips.shape
+    return out.reshape(b, h, w, c, t).permute(0, 4, 3, 1, 2).reshape(x.shape)
+
+
+@settings(max_examples=40, deadline=None)
+@given(SHAPES, st.integers(2, 9), st.sampled_from(["both", "past"]), st.booleans())
+def test_shift_equals_a_depthwise_convolution_forward_and_backward(shape, shift_div, direction, channels_last):
+    b, t, c, h, w = shape
+    x = torch.randn(b * t, c, h, w, dtype=torch.float64)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    upstream = torch.randn(b * t, c, h, w, dtype=torch.float64)
+    results = []
+    for shift in (
+        lambda y: by_convolution(y, t, shift_div, direction),
+        lambda y: temporal_shift(y, t, shift_div=shift_div, direction=direction),
+    ):
+        leaf = x.detach().clone().requires_grad_()
+        out = shift(leaf)
+        (grad,) = torch.autograd.grad(out, leaf, upstream)
+        results.append((out, grad))
+    for out, grad in results[1:]:
+        assert torch.equal(out, results[0][0])
+        assert torch.equal(grad, results[0][1])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_shift_keeps_its_input_and_the_memory_format(memory_format):
+    x = torch.randn(8, 16, 3, 5).contiguous(memory_format=memory_format)
+    before = x.clone()
+    out = temporal_shift(x, 4)
+    assert torch.equal(x, before)
+    assert out.is_contiguous(memory_format=memory_format)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("bias", [False, True])
+def test_in_place_shift_convolution_passes_gradcheck(stride, bias):
+    plain = nn.Conv2d(5, 2, 3, stride=stride, padding=1, bias=bias).double()
+    conv = ShiftConv2d(plain, 3, shift_div=4, inplace=True)
+    x = torch.randn(3, 5, 2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y, *_: conv(y), (x, *conv.parameters()))
+
+
+def test_shift_convolution_casts_like_a_convolution_under_autocast():
+    conv = nn.Conv2d(16, 8, 1)
+    x = torch.randn(8, 16, 4, 4)
+    grads = []
+    for inplace in (False, True):
+        one = ShiftConv2d(copy.deepcopy(conv), 4, inplace=inplace)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = one(x)
+        assert out.dtype is torch.bfloat16
+        out.float().square().sum().backward()
+        grads.append([one.weight.grad, one.bias.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+# --- inside a residual block and a net ------------------------------------------------------------------------------
+
+
+def train_steps(net: nn.Module, x: Tensor, steps: int) -> list[Tensor]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return losses
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_in_place_net_trains_bit_equal(depth):
+    nets = []
+    for inplace in (False, True):
+        torch.manual_seed(0)
+        nets.append(tsm(depth, num_classes=3, num_frames=4, width=8, dropout=0.0, shift_inplace=inplace))
+    x = torch.randn(2, 3, 4, 32, 32)
+    losses = [train_steps(net, x, steps=2) for net in nets]
+    assert all(torch.equal(a, b) for a, b in zip(*losses, strict=True))
+    states = [net.state_dict() for net in nets]
+    assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
+
+
+def kept_for_backward(net: nn.Module, x: Tensor) -> int:
+    """Bytes of distinct storages, other than weights, that autograd saves between forward and backward."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*net.parameters(), *net.buffers())}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = net(x)
+    assert out.requires_grad
+    return sum(kept.values())
+
+
+def test_in_place_shift_saves_no_more_activations_than_no_shift():
+    x = torch.randn(2, 3, 4, 64, 64)
+    plain, lean, unshifted = (
+        kept_for_backward(net, x)
+        for net in (
+            tsm(50, num_classes=3, num_frames=4, width=16),
+            tsm(50, num_classes=3, num_frames=4, width=16, shift_inplace=True),
+            tsn(50, num_classes=3, num_frames=4, width=16),
+        )
+    )
+    assert lean == unshifted
+    assert plain > 1.15 * unshifted  # one more input per block
+
+
+# --- position of shifts ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: temporal_shift(torch.ones(7, 8, 1, 1), 4), "7 frames are not a multiple of num_segments=4"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 0), "multiple of num_segments=0"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, shift_div=1), "shift_div=1 is too small"),
+        (lambda: temporal_shift(torch.ones(8, 8, 1, 1), 4, direction="future"), "unknown shift direction 'future'"),
+        (lambda: insert_shift(ResNet(18, width=4), 4), "moves none of 4 channels"),
+    ],
+)
+def test_invalid_shifts_raise_clear_errors(call, message):
+    with pytest.raises(UsageError, match=message):
+        call()

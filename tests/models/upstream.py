@@ -12,8 +12,6 @@ made here is loaded right only if our names and our nets are both right. Read we
   38099c7.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

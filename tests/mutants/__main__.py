@@ -9,8 +9,6 @@ mutmut 3.8 was not chosen because it runs all mutants in forks of one process, t
 original and mutant, which worker processes of tests do not inherit; poodle 1.3 because it does not resume.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import importlib.metadata

@@ -1,7 +1,5 @@
 """Mutants that no test can notice, each with the reason. An entry whose line changed must go: a test says so."""
 
-from __future__ import annotations
-
 from typing import Final
 
 _COUNTS: Final = "every value that is counted was found at least once"

@@ -1,7 +1,5 @@
 """A pytest plug-in: hypothesis reports the first example that fails, because simplifying it takes long."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import Phase, settings
 

@@ -1,7 +1,5 @@
 """Choose the mutants of a module: one change at each of a number of places, always the same ones."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import random

@@ -1,7 +1,5 @@
 """What must never be wrong: the modules whose mutants are tested, and the tests that must notice them."""
 
-from __future__ import annotations
-
 from typing import Final
 
 SUBJECTS: Final[dict[str, tuple[str, ...]]] = {

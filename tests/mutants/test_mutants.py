@@ -1,7 +1,5 @@
 """The lists of the mutation tests fit the files that they name."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A page with all building blocks in a browser: wide and narrow, light and dark."""
 
-from __future__ import annotations
-
 import re
 
 from fastvid.report.charts import bars, lines

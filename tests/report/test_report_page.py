@@ -1,7 +1,5 @@
 """Pages: all text stays text, charts state their values, and nothing is loaded from outside."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Names from files cannot control the terminal, nor forge lines of the log."""
 
-from __future__ import annotations
-
 import logging
 
 from fastvid.errors import FormatError, visible

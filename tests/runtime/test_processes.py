@@ -1,7 +1,5 @@
 """Processes: how they ended, which are dead, the cores that they have, and what a child sends."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

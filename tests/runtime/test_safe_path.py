@@ -1,7 +1,5 @@
 """Children import nothing from the current folder: a folder of downloaded videos may contain av.py."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Checks name the argument and its value, hashes equal those of `sha256sum`, and numbers are text for people."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 

@@ -115,10 +115,6 @@ class Cluster:
         """Kills a node that is not the head."""
         self.others.pop(0).kill()
 
-    def kill_head(self) -> None:
-        """Kills the head."""
-        self.head.kill()
-
     def _await(self, nodes: int) -> None:
         """Until so many nodes are in the head's table, of which ``ray start`` speaks only then."""
         log, deadline = Path(self.folder, "start.log"), time.monotonic() + 300

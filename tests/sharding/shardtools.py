@@ -1,7 +1,5 @@
 """What the sharding tests share: small sources, stub programs, and the command run as a user runs it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import os

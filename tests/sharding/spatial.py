@@ -5,8 +5,6 @@ followed by a second one that carries the other view's number. A decoder that sh
 marks its frames with the number of their view.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 from fractions import Fraction

@@ -1,7 +1,5 @@
 """Commands that are killed, or divided into parts, make what one undisturbed run makes: a table of them."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import random

@@ -1,7 +1,5 @@
 """Contract tests for storages. A test class inherits a contract and defines how to open a storage and place files."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import random

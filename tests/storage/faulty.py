@@ -4,8 +4,6 @@ It keeps files in memory, supports ranges and preconditions in GET and HEAD like
 applies each planned fault to one request.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

@@ -3,8 +3,6 @@
 moto does not have it. The server enforces preconditions strictly: it holds one lock for a whole request.
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

@@ -3,8 +3,6 @@
 Large files are on a second host, as on the real Hub: the Hub answers with a signed address that expires.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

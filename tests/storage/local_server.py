@@ -1,7 +1,5 @@
 """An HTTP server in a thread of the test process, for servers that tests make up."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading
@@ -14,9 +12,9 @@ class LocalServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
-        super().__init__(("127.0.0.1", 0), handler)
-        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+    def __init__(self, handler: type[BaseHTTPRequestHandler], host: str = "127.0.0.1") -> None:
+        super().__init__((host, 0), handler)
+        self.endpoint = f"http://{host}:{self.server_address[1]}"
         self._connections: set[socket.socket] = set()
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
 

@@ -1,7 +1,5 @@
 """A proxy that can lose responses, like a network that fails at the worst moment."""
 
-from __future__ import annotations
-
 import http.client
 import socket
 import struct

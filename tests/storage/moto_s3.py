@@ -4,8 +4,6 @@ moto checks If-Match and If-None-Match and writes afterwards, each request in it
 writes could both succeed. Here one at a time is answered.
 """
 
-from __future__ import annotations
-
 import sys
 import threading
 

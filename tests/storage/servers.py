@@ -1,7 +1,5 @@
 """Real server processes for tests, on loopback, stopped by the handle that started them."""
 
-from __future__ import annotations
-
 import contextlib
 import getpass
 import os

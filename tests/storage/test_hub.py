@@ -1,7 +1,5 @@
 """Datasets on the Hugging Face Hub: the same clips, few requests, its limits respected, clear errors."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")

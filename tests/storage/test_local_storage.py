@@ -1,7 +1,5 @@
 """Local storage besides the contract of all: atomic writes, bounded handles, what is no file."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -16,21 +14,6 @@ from fastvid.storage import LocalStorage, local, open_storage
 @pytest.fixture
 def folder(tmp_path):
     return LocalStorage(tmp_path / "dataset")
-
-
-def test_a_failed_write_keeps_the_old_file_and_leaves_no_temporary_file(folder):
-    folder.write("x", b"old")
-
-    def write_half():
-        with folder.create("x") as file:
-            file.write(b"new")
-            raise ValueError("half way")
-
-    with pytest.raises(ValueError, match="half way"):
-        write_half()
-    assert folder.read("x") == b"old"
-    assert folder.list() == ["x"]
-    assert os.listdir(folder.root) == ["x"]
 
 
 def test_killed_write_is_not_listed_and_sweep_removes_it(folder):

@@ -1,7 +1,5 @@
 """The rate of requests that a store takes is found from its refusals, and shared fairly by processes."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random

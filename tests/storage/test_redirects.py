@@ -1,27 +1,22 @@
 """Where redirects of web servers may lead."""
 
-from __future__ import annotations
-
 import socket
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from fastvid.errors import StorageError, UsageError
 from fastvid.storage import RemoteOptions, open_storage
 from fastvid.storage.web import WebClient
+from tests.storage.local_server import LocalHandler, LocalServer
 
 DATA = bytes(range(100))
 SECRET = b"of another host"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(LocalHandler):
     """Serves DATA at /film, and elsewhere what `MOVED` says."""
 
-    protocol_version = "HTTP/1.1"
-
-    def do_GET(self):
+    def do_GET(self):  # noqa: N802
         self.server.seen.append(self.path)
         place = self.server.moved.get(self.path)
         body = b"" if place else self.server.data
@@ -41,31 +36,18 @@ class Handler(BaseHTTPRequestHandler):
 
     do_HEAD = do_GET  # noqa: N815 - the name that the library calls
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def servers():
     """A server, and one at another address of this machine."""
-    made = []
-    for host, data in (("127.0.0.1", DATA), ("127.0.0.2", SECRET)):
-        server = ThreadingHTTPServer((host, 0), Handler)
-        server.data, server.moved, server.seen = data, {}, []
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        made.append(server)
-    yield made
-    for server in made:
-        server.shutdown()
-        server.server_close()
-
-
-def url_of(server):
-    return f"http://{server.server_address[0]}:{server.server_address[1]}"
+    with LocalServer(Handler) as one, LocalServer(Handler, "127.0.0.2") as other:
+        for server, data in ((one, DATA), (other, SECRET)):
+            server.data, server.moved, server.seen = data, {}, []
+        yield one, other
 
 
 def read(server, **options):
-    storage = open_storage(url_of(server), options=RemoteOptions(patience_seconds=2, cache="", **options))
+    storage = open_storage(server.endpoint, options=RemoteOptions(patience_seconds=2, cache="", **options))
     whole, part = storage.read("moved"), bytearray(5)
     storage.read_into("moved", [(3, memoryview(part))])
     assert bytes(part) == whole[3:8]
@@ -74,7 +56,7 @@ def read(server, **options):
 
 
 def test_connections_are_used_again_unless_the_server_closed_them(servers, caplog):
-    client = WebClient(url_of(servers[0]), RemoteOptions(patience_seconds=2))
+    client = WebClient(servers[0].endpoint, RemoteOptions(patience_seconds=2))
     for _ in range(3):
         assert client.get("film", 100)[0] == DATA
         assert client.head("film").size == 100
@@ -87,7 +69,7 @@ def test_connections_are_used_again_unless_the_server_closed_them(servers, caplo
 
 
 def test_redirects_to_the_same_host_are_followed(servers):
-    servers[0].moved = {"/moved": "again?x=1", "/again?x=1": f"{url_of(servers[0])}/film"}
+    servers[0].moved = {"/moved": "again?x=1", "/again?x=1": f"{servers[0].endpoint}/film"}
     assert read(servers[0]) == DATA
 
 
@@ -103,14 +85,14 @@ def test_redirects_to_the_same_host_are_followed(servers):
     ],
 )
 def test_other_redirects_are_errors_at_once(place, message, servers):
-    servers[0].moved = {"/moved": place.format(other=url_of(servers[1]))}
+    servers[0].moved = {"/moved": place.format(other=servers[1].endpoint)}
     with pytest.raises(StorageError, match=message):
         read(servers[0])
     assert (len(servers[0].seen) <= 5, servers[1].seen) == (True, [])
 
 
 def test_any_redirect_is_followed_on_request(servers, monkeypatch):
-    servers[0].moved = {"/moved": f"{url_of(servers[1])}/film"}
+    servers[0].moved = {"/moved": f"{servers[1].endpoint}/film"}
     assert read(servers[0], redirects="any") == SECRET
     monkeypatch.setenv("FASTVID_REDIRECTS", "any")
     assert read(servers[0]) == SECRET

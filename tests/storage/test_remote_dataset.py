@@ -1,7 +1,5 @@
 """A dataset in an object store and on a web server: the clips of the local one, from only the planned bytes."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np
@@ -10,10 +8,8 @@ import pytest
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
 from fastvid.decode.request import Box, ClipRequest
-from fastvid.errors import ChecksumError, ConflictError, StorageError
+from fastvid.errors import ChecksumError, StorageError
 from fastvid.format.dataset import Dataset
-from fastvid.format.generations import commit_generation, read_annotations, read_generation, read_head
-from fastvid.format.shard import sample_members, write_shard
 from fastvid.load.workers.clip_worker import fetch
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
 from tests.datasets import make_clip, pack
@@ -62,33 +58,6 @@ def test_dataset_in_an_object_store_yields_the_clips_of_the_local_one(s3, local)
     for there, here in zip(fetch_all(remote), fetch_all(Dataset(local.url)), strict=True):
         assert bytes(there[0].data) == bytes(here[0].data)
         assert there[1].requests == here[1].requests > 1
-
-
-def test_shards_are_written_to_an_object_store_byte_for_byte(s3, local, clips):
-    storage = open_storage(f"s3://{s3.bucket()}/set")
-    members = [(key, sample_members({"source_id": f"{key}.avi", "conforms": True}, {"rgb": mp4})) for key, mp4 in clips]
-    write_shard(storage, "data-000000", members[:2])
-    assert storage.list() == [f"data-000000.{kind}" for kind in ("idx", "parquet", "pkt", "tar")]
-    for name in ("data-000000.tar", "data-000000.idx", "data-000000.pkt"):
-        assert storage.read(name) == local.read(name)
-
-
-def test_one_of_two_concurrent_commits_to_an_object_store_fails(s3, local):
-    url = f"s3://{s3.bucket()}/set"
-    copy(local, open_storage(url))
-    rivals = [open_storage(url) for _ in range(2)]
-    heads = [read_head(rival) for rival in rivals]
-    dataset_id, first = read_generation(rivals[0])
-    annotations = read_annotations(rivals[0], first)
-
-    def commit(number):
-        change = type(first)(2, first.shards, classes=("left", "right", f"rival {number}"))
-        commit_generation(rivals[number], dataset_id, change, annotations, head=heads[number])
-
-    commit(1)
-    with pytest.raises(ConflictError, match="nothing was written"):
-        commit(0)
-    assert Dataset(url).classes == ("left", "right", "rival 1")
 
 
 def test_loader_requests_only_the_planned_ranges(web, local):

@@ -1,7 +1,5 @@
 """Reading from faulty servers: the right bytes or an error that names the cause, never a hang."""
 
-from __future__ import annotations
-
 import logging
 import os
 import random
@@ -192,16 +190,6 @@ def test_number_of_ranges_in_flight_is_the_concurrency():
         assert [bytes(view) for view in views] == [DATA[n * 1000 : n * 1000 + 100] for n in range(20)]
         assert server.most_at_once == 5
         assert len(server.gets()) == 20
-
-
-def test_call_requests_only_its_ranges():
-    with FaultyServer() as server:
-        server.files["a.bin"] = DATA
-        storage = open_storage(server.url, options=RemoteOptions(**QUICK))
-        read_six(storage)
-        assert [seen.method for seen in server.log] == ["GET"] * 6
-        assert sorted(seen.range for seen in server.log) == [(n * 30_000, n * 30_000 + 2000) for n in range(6)]
-        assert sum(seen.body for seen in server.log) == 12_000
 
 
 def test_large_ranges_and_files_are_read_in_pieces(monkeypatch):

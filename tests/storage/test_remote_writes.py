@@ -1,7 +1,5 @@
 """Writing to an object store is atomic, even if responses are lost or writers are killed."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

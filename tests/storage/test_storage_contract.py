@@ -1,7 +1,5 @@
 """All storages fulfil the same contract."""
 
-from __future__ import annotations
-
 import itertools
 import os
 
@@ -58,31 +56,6 @@ class TestCachedS3(WritingContract):
         store = open_storage(f"s3://{s3.bucket()}", options=RemoteOptions(cache=tmp_path / "cache", cache_bytes=10**8))
         yield store
         store.close()
-
-
-@pytest.mark.soak
-class TestCeph(WritingContract):
-    """An S3 implementation other than Amazon's and moto's; takes half a minute to start on a busy machine."""
-
-    numbers = itertools.count()
-
-    @pytest.fixture
-    def storage(self, ceph, monkeypatch):
-        boto3 = pytest.importorskip("boto3", reason="boto3 is not installed; it makes the bucket")
-        for name, value in {"ENDPOINT_URL": ceph, "ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "test"}.items():
-            monkeypatch.setenv(f"AWS_{name}", value)
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        monkeypatch.setattr("fastvid.storage.client.PART_BYTES", 5 * 2**20)
-        bucket = f"bucket-{next(self.numbers)}"
-        admin = boto3.client("s3")
-        admin.create_bucket(Bucket=bucket)
-        store = open_storage(f"s3://{bucket}/some folder/set", options=QUICK)
-        yield store
-        store.close()
-        assert not admin.list_multipart_uploads(Bucket=bucket).get("Uploads")
-        admin.close()
 
 
 class TestGcs(WritingContract):

@@ -1,7 +1,5 @@
 """A file server based on aiohttp: ``python web.py FOLDER PORT LOG``."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,9 +1,6 @@
 """The large-batch recipe, with all its parts, trains the same model in worlds of 1, 2, 3 and 5 ranks."""
 
-from __future__ import annotations
-
 import itertools
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,10 +30,10 @@ TOGETHER = {
 class Outcomes(dict[tuple[int, str], dict[str, Any]]):
     """Results by world size and scenario, trained when they are asked for."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def __missing__(self, wanted: tuple[int, str]) -> dict[str, Any]:
+    def __missing__(self, wanted):
         world, name = wanted
         names = next(names for names in TOGETHER[world] if name in names)
         here = self.folder / f"world{world}-{names[0]}"
@@ -47,7 +44,7 @@ class Outcomes(dict[tuple[int, str], dict[str, Any]]):
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(tmp_path_factory):
     return Outcomes(tmp_path_factory.mktemp("large"))
 
 
@@ -60,7 +57,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         (3, "recipe"),
     ),
 )
-def test_weights_after_200_steps_do_not_depend_on_the_world(outcomes: Outcomes, name: str, world: int) -> None:
+def test_weights_after_200_steps_do_not_depend_on_the_world(outcomes, name, world):
     one, other = outcomes[1, name], outcomes[world, name]
     assert one["samples"] == other["samples"] >= 200 * toy_large.BATCH
     # The compared values include the running statistics of ghost norms.
@@ -70,27 +67,27 @@ def test_weights_after_200_steps_do_not_depend_on_the_world(outcomes: Outcomes, 
 
 
 @pytest.mark.parametrize("world", soak_but(WORLDS, 2))
-def test_plain_batch_norm_depends_on_the_world(outcomes: Outcomes, world: int) -> None:
+def test_plain_batch_norm_depends_on_the_world(outcomes, world):
     assert difference(outcomes[1, "norm"], outcomes[world, "norm"]) > 1e-4
 
 
-def test_lamb_does_not_depend_on_the_world(outcomes: Outcomes) -> None:
+def test_lamb_does_not_depend_on_the_world(outcomes):
     assert difference(outcomes[1, "lamb"], outcomes[2, "lamb"]) < 1e-9
 
 
-def test_micro_batches_do_not_split_groups(outcomes: Outcomes) -> None:
+def test_micro_batches_do_not_split_groups(outcomes):
     for world in (1, 2):
         assert difference(outcomes[1, "ghost"], outcomes[world, "micro"]) < 1e-9
 
 
 @pytest.mark.parametrize("world", soak_but(WORLDS, 2, 3))
-def test_ema_does_not_depend_on_the_world(outcomes: Outcomes, world: int) -> None:
+def test_ema_does_not_depend_on_the_world(outcomes, world):
     one, other = outcomes[1, "recipe"], outcomes[world, "recipe"]
     for name, value in one["average"].items():
         assert float((value - other["average"][name]).abs().max()) < 1e-9
 
 
-def test_ema_is_evaluated(outcomes: Outcomes) -> None:
+def test_ema_is_evaluated(outcomes):
     one = outcomes[1, "recipe"]
     model = toy.net(norm=True)
     loader = toy.ToyLoader(World(), last="keep")
@@ -102,20 +99,20 @@ def test_ema_is_evaluated(outcomes: Outcomes) -> None:
     assert abs(losses[0] - losses[1]) > 1e-4
 
 
-def test_half_precision_gradients_are_close_to_full_precision(outcomes: Outcomes) -> None:
+def test_half_precision_gradients_are_close_to_full_precision(outcomes):
     apart = difference(outcomes[2, "plain"], outcomes[2, "half"])
     # Half precision has 11 bits: the difference is not zero, but small.
     assert 1e-9 < apart < 0.05
     assert difference(outcomes[1, "plain"], outcomes[1, "half"]) == 0
 
 
-def test_the_large_batch_recipe_learns(outcomes: Outcomes) -> None:
+def test_the_large_batch_recipe_learns(outcomes):
     untrained = toy.score(ALONE, bad=())
     for name in toy_large.NAMES:
         assert outcomes[1, name]["score"]["loss"] < 0.9 * untrained.loss, name
 
 
-def test_bf16_gradients_are_refused_where_gloo_would_fail(tmp_path: Path) -> None:
+def test_bf16_gradients_are_refused_where_gloo_would_fail(tmp_path):
     made = toy.trainer(toy.toy_config(tmp_path), ALONE)
     made.recorder.close()
     with pytest.raises(UsageError, match="gloo"):

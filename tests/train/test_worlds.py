@@ -1,7 +1,5 @@
 """The same run in worlds of 1, 2 and 3 processes, also stopped or killed and resumed."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from pathlib import Path
@@ -25,12 +23,12 @@ KILLED_AFTER = 30
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+def outcomes(tmp_path_factory):
     """Results of all scenarios by world size and name, one entry per rank."""
     folder = tmp_path_factory.mktemp("worlds")
     codes = toy.spawn(1, folder, "resumed", FASTVID_FAULT=f"step:{KILLED_AFTER}")
     assert codes == [-signal.SIGKILL]
-    found: Outcomes = {}
+    found = {}
     for world, names in (
         (1, ("plain", "micro", "masked", "score")),
         (2, ("plain", "micro", "norm", "resumed", "stopped", "poisoned", "score")),
@@ -51,24 +49,24 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return found
 
 
-def difference(a: dict[str, Any], b: dict[str, Any]) -> float:
+def difference(a, b):
     return max(float((a["weights"][name] - b["weights"][name]).abs().max()) for name in a["weights"])
 
 
-def folder_of(outcomes: Outcomes) -> Path:
+def folder_of(outcomes):
     folder = outcomes[0, "folder"][0]["folder"]
     assert isinstance(folder, Path)
     return folder
 
 
-def test_the_toy_learns(outcomes: Outcomes) -> None:
+def test_the_toy_learns(outcomes):
     # Otherwise equality of weights would prove little.
     untrained, trained = toy.score(ALONE, bad=()), outcomes[1, "plain"][0]["score"]
     assert trained["loss"] < 0.6 * untrained.loss
     assert trained["top1_percent"] > 60
 
 
-def test_weights_do_not_depend_on_the_world(outcomes: Outcomes) -> None:
+def test_weights_do_not_depend_on_the_world(outcomes):
     one = outcomes[1, "plain"][0]
     steps = one["samples"] // toy.BATCH
     assert steps >= 50
@@ -80,25 +78,25 @@ def test_weights_do_not_depend_on_the_world(outcomes: Outcomes) -> None:
             assert difference(outcomes[world, "plain"][0], other) == 0
 
 
-def test_uneven_shares_without_weights_change_the_result(outcomes: Outcomes) -> None:
+def test_uneven_shares_without_weights_change_the_result(outcomes):
     # The mean of the ranks' means is a different gradient, so the test above can fail.
     assert difference(outcomes[1, "plain"][0], outcomes[3, "naive"][0]) > 1e-4
 
 
-def test_accumulation_gives_the_same_updates(outcomes: Outcomes) -> None:
+def test_accumulation_gives_the_same_updates(outcomes):
     # At most 3 clips at once: 8 clips are 2 + 3 + 3 on one rank; a share of 4 is 2 + 2.
     for world in (1, 2):
         assert difference(outcomes[1, "plain"][0], outcomes[world, "micro"][0]) < 1e-12
 
 
-def test_masked_and_skipped_rows_do_not_affect_training_in_any_world(outcomes: Outcomes) -> None:
+def test_masked_and_skipped_rows_do_not_affect_training_in_any_world(outcomes):
     one, three = outcomes[1, "masked"][0], outcomes[3, "masked"][0]
     assert one["samples"] == toy.EPOCHS * toy.NUM_SAMPLES
     assert difference(one, three) < 1e-9
     assert one["lineage"] == three["lineage"]
 
 
-def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes: Outcomes) -> None:
+def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes):
     one = outcomes[1, "plain"][0]["lineage"]
     for world in (2, 3):
         for rank in outcomes[world, "plain"]:
@@ -108,13 +106,13 @@ def test_lineage_covers_every_sample_of_an_epoch_in_any_world(outcomes: Outcomes
     assert len({entry["digest"] for entry in one}) == toy.EPOCHS
 
 
-def test_all_ranks_fail_if_one_has_a_loss_that_is_not_finite(outcomes: Outcomes) -> None:
+def test_all_ranks_fail_if_one_has_a_loss_that_is_not_finite(outcomes):
     for rank in outcomes[2, "poisoned"]:
         assert "loss is nan after 88 samples" in rank["error"]
     assert not Checkpoints(str(folder_of(outcomes) / "world2" / "poisoned" / "checkpoints")).names()
 
 
-def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:
+def test_evaluation_counts_each_sample_once(outcomes):
     model = toy.net().eval()
     clips = torch.stack([toy.clip(sample) for sample in range(toy.NUM_SAMPLES)])
     labels = torch.arange(toy.NUM_SAMPLES) % toy.CLASSES
@@ -132,7 +130,7 @@ def test_evaluation_counts_each_sample_once(outcomes: Outcomes) -> None:
             assert rank["some"]["total"] == toy.NUM_SAMPLES
 
 
-def test_running_statistics_are_the_mean_of_the_ranks(outcomes: Outcomes) -> None:
+def test_running_statistics_are_the_mean_of_the_ranks(outcomes):
     first, second = outcomes[2, "norm"]
     assert difference(first, second) == 0
     # With momentum 0.1, a statistic that a rank never updated would still be near its initial value.
@@ -145,7 +143,7 @@ def test_running_statistics_are_the_mean_of_the_ranks(outcomes: Outcomes) -> Non
 
 
 @pytest.mark.parametrize("world", [2, 3])
-def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outcomes: Outcomes, world: int) -> None:
+def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outcomes, world):
     undisturbed, resumed = outcomes[1, "plain"][0], outcomes[world, "resumed"][0]
     assert resumed["samples"] == undisturbed["samples"]
     assert resumed["lineage"] == undisturbed["lineage"]
@@ -166,7 +164,7 @@ def test_a_killed_run_resumed_in_another_world_equals_an_uninterrupted_run(outco
         assert [row[number] for row in again] == pytest.approx([row[number] for row in whole], abs=1e-9)
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step(outcomes: Outcomes) -> None:
+def test_a_signal_to_one_rank_stops_all_after_the_same_step(outcomes):
     first, second = outcomes[2, "stopped"]
     assert first["over"] is second["over"] is False
     assert first["samples"] == second["samples"] == 7 * toy.BATCH

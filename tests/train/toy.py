@@ -3,15 +3,11 @@
 Started as ``python -m tests.train.toy FOLDER SCENARIO...`` on every rank; each scenario leaves FOLDER/SCENARIO.pt.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,15 +20,14 @@ from fastvid.load.batch.labels import IGNORED_LABEL
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.order.draws import Permutation
-from fastvid.load.order.epoch import Batches, Last
-from fastvid.runtime.processes import World
+from fastvid.load.order.epoch import Batches
 from fastvid.train.config.config import Config, DataConfig, ModelConfig, OptimConfig, RunConfig
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import build_strategy
-from fastvid.train.parts.evaluate import Score, evaluate
+from fastvid.train.parts.evaluate import evaluate
 from fastvid.train.parts.optim import Schedule, make_optimizer
 from fastvid.train.parts.replica import Freezer, Replica
-from fastvid.train.ranks import Member, StopSignal, join
+from fastvid.train.ranks import StopSignal, join
 from fastvid.train.records.checkpoint import Checkpoints
 from fastvid.train.records.records import METRICS_FILE, Recorder
 from fastvid.train.run.assemble import read_state
@@ -50,14 +45,12 @@ ROOT = Path(__file__).parents[2]
 class ToyLoader:
     """Clips drawn from the sample's number, in the order and the shares of a real loader."""
 
-    def __init__(
-        self, world: World, *, size: int = BATCH, last: Last = "drop", bad: tuple[int, ...] = (), group: int = 1
-    ) -> None:
+    def __init__(self, world, *, size=BATCH, last="drop", bad=(), group=1):
         self.batches = Batches(NUM_SAMPLES, size, last, world, group)
         self.epoch = self.position = self._origin = 0
         self.bad = bad
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self):
         order = Permutation(NUM_SAMPLES, 0, self.epoch)
         self._origin = self.position
         while self.batches.count(self.position):
@@ -82,46 +75,46 @@ class ToyLoader:
         self.epoch, self.position, self._origin = self.epoch + 1, 0, 0
 
     @property
-    def num_samples(self) -> int:
+    def num_samples(self):
         return self.batches.num_samples
 
     @property
-    def global_batch_size(self) -> int:
+    def global_batch_size(self):
         return self.batches.size
 
     @property
-    def steps_left(self) -> int:
+    def steps_left(self):
         return self.batches.count(self._origin)
 
-    def set_batch_size(self, global_batch_size: int) -> None:
+    def set_batch_size(self, global_batch_size):
         self.batches, self._origin = replace(self.batches, size=global_batch_size), self.position
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self):
         return {"version": 1, "fingerprint": {}, "seed": 0, "epoch": self.epoch, "position": self.position}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state):
         self.epoch, self.position = state["epoch"], state["position"]
         self._origin = self.position
 
-    def go(self, epoch: int, start: int, stop: int) -> None:
+    def go(self, epoch, start, stop):
         self.load_state_dict({"epoch": epoch, "position": start})
         self.batches = replace(self.batches, num_samples=stop)
 
 
-def clip(sample: int) -> torch.Tensor:
+def clip(sample):
     generator = torch.Generator().manual_seed(sample + 1)
     return torch.randn(3, 2, 4, 4, generator=generator, dtype=torch.float64)
 
 
-def net(*, norm: bool = False) -> nn.Module:
+def net(*, norm=False):
     torch.manual_seed(0)
     middle = [nn.BatchNorm3d(4)] if norm else []
     layers = [nn.Conv3d(3, 4, (2, 3, 3)), *middle, nn.ReLU(), nn.Flatten(), nn.Linear(16, CLASSES)]
     return nn.Sequential(*layers).double()
 
 
-def toy_config(folder: Path, **run: Any) -> Config:
-    values: dict[str, Any] = {
+def toy_config(folder, **run):
+    values = {
         "out": str(folder), "epochs": EPOCHS, "log_every_steps": 1, "eval_every_epochs": EPOCHS, "keep_checkpoints": 2,
         "timeout_s": 60.0,
     } | run  # fmt: skip
@@ -141,16 +134,16 @@ def toy_config(folder: Path, **run: Any) -> Config:
 
 
 def trainer(
-    config: Config,
-    member: Member,
+    config,
+    member,
     *,
-    model: nn.Module | None = None,
-    norm: bool = False,
-    stop: StopSignal | None = None,
-    kind: type[ToyLoader] = ToyLoader,
-    saves: bool = True,
-    **data: Any,
-) -> Trainer:
+    model=None,
+    norm=False,
+    stop=None,
+    kind=ToyLoader,
+    saves=True,
+    **data,
+):
     """Return a trainer of the toy net or another model; `data` are arguments of its loader."""
     model, size = net(norm=norm) if model is None else model, config.data.global_batch_size
     strategy = build_strategy(config.sync, member, config.sync_options)
@@ -176,7 +169,7 @@ def trainer(
     )  # fmt: skip
 
 
-def outcome(made: Trainer, *, over: bool) -> dict[str, Any]:
+def outcome(made, *, over):
     return {
         "over": over,
         "weights": {name: value.clone() for name, value in made.replica.model.state_dict().items()},
@@ -186,7 +179,7 @@ def outcome(made: Trainer, *, over: bool) -> dict[str, Any]:
     }
 
 
-def fit(made: Trainer, member: Member) -> dict[str, Any]:
+def fit(made, member):
     """Goes on from the newest checkpoint where there is one, and trains to the end."""
     assert made.checkpoints is not None
     _, state = read_state(made.checkpoints, member)
@@ -201,24 +194,24 @@ def fit(made: Trainer, member: Member) -> dict[str, Any]:
 class LocalMean(Ddp):
     """What is often written: each rank takes the mean over its own share, and DDP averages the ranks."""
 
-    def loss_scale(self, weight: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def loss_scale(self, weight):
         return 1 / weight
 
 
 class StopAfter(StopSignal):
     """A signal that comes after some steps."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps):
         super().__init__()
         self.left = steps
 
     @property
-    def requested(self) -> bool:
+    def requested(self):
         self.left -= 1
         return self.left < 0
 
 
-def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
+def scenario(name, folder, member):
     config = toy_config(folder / name)
     if name == "plain":
         return fit(trainer(config, member), member)
@@ -242,7 +235,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
         # Only the last rank's loss is NaN, and no row of metrics is due.
         made = trainer(toy_config(folder / name, log_every_steps=1000), member)
         if member.world.rank == member.world.size - 1:
-            made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)  # type: ignore[method-assign]
+            made.strategy.maybe_sync = lambda _replica, sums: sums.vector.fill_(math.nan)
         try:
             return fit(made, member)
         except FastvidError as error:
@@ -252,7 +245,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
     raise AssertionError(name)
 
 
-def score(member: Member, *, bad: tuple[int, ...]) -> Score:
+def score(member, *, bad):
     strategy = build_strategy("ddp", member, {})
     return evaluate(
         net(),
@@ -262,7 +255,7 @@ def score(member: Member, *, bad: tuple[int, ...]) -> Score:
     )
 
 
-def spawn(world: int, folder: Path, *scenarios: str, module: str = __name__, **environment: str) -> list[int]:
+def spawn(world, folder, *scenarios, module=__name__, **environment):
     """Runs scenarios of a module on `world` processes. Returns their exit codes."""
     with reserved_port() as port:
         shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(world)} | environment
@@ -270,7 +263,7 @@ def spawn(world: int, folder: Path, *scenarios: str, module: str = __name__, **e
         return [forks.wait(rank) for rank in ranks]
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     with join(60.0) as member:

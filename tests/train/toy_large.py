@@ -1,17 +1,14 @@
 """The parts of the large-batch recipe on a toy, 200 steps in float64; see `tests.train.toy` for how it is started."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastvid.models.ghost import use_ghost_norm
-from fastvid.train.config.config import Config, ModelConfig
-from fastvid.train.ranks import Member, join
+from fastvid.train.config.config import ModelConfig
+from fastvid.train.ranks import join
 from tests.train import toy
 
 BATCH, GROUP = 30, 2  # in worlds of 2 and 5: shares of 14 and 16, and of 6
@@ -19,7 +16,7 @@ EPOCHS = 67  # of 3 steps
 NAMES = ("plain", "norm", "ghost", "micro", "recipe", "lamb", "half")
 
 
-def toy_config(name: str, folder: Path) -> Config:
+def toy_config(name, folder):
     base = toy.toy_config(folder / name, epochs=EPOCHS, eval_every_epochs=EPOCHS, log_every_steps=50)
     data = replace(base.data, global_batch_size=BATCH, group_size=GROUP)
     optim = replace(base.optim, base_batch_size=BATCH, base_lr=0.02, groups="plain", milestones=(40.0,))
@@ -36,7 +33,7 @@ def toy_config(name: str, folder: Path) -> Config:
     return replace(base, data=data, optim=optim, run=run, model=model, sync_options=options)
 
 
-def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
+def scenario(name, folder, member):
     config = toy_config(name, folder)
     model = toy.net(norm=name in ("norm", "ghost", "micro", "recipe"))
     if config.model.ghost_norm:
@@ -48,7 +45,7 @@ def scenario(name: str, folder: Path, member: Member) -> dict[str, Any]:
     return result | {"average": None if average is None else average.module.state_dict()}
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     with join(60.0) as member:

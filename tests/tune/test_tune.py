@@ -1,7 +1,5 @@
 """`fastvid tune` measures the encoded datasets, and its advice follows from the numbers."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from fractions import Fraction

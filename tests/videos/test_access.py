@@ -1,7 +1,5 @@
 """Random access to frames by key, as in a notebook."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import pickle
@@ -358,20 +356,6 @@ def test_a_video_has_its_row_of_the_annotations(folder):
     assert video.duration == Fraction(70, 25)
     again = pickle.loads(pickle.dumps(video))
     assert (again.annotations, again.class_name) == (video.annotations, "c")
-
-
-def test_a_loader_state_belongs_to_its_selection(folder):
-    def loader(videos):
-        return clip_loader(
-            videos, frames=fastvid.Uniform(2), spatial=fastvid.CenterCrop(32), global_batch_size=1, decoder="pyav"
-        )
-
-    videos = fastvid.open(folder)
-    state = loader(videos[1:]).state_dict()
-    loader(fastvid.open(folder)[1:]).load_state_dict(state)
-    for other in (videos, videos[:-1]):
-        with pytest.raises(StateError, match="another filter"):
-            loader(other).load_state_dict(state)
 
 
 def test_a_loader_state_belongs_to_the_samples_whatever_selected_them(folder, tmp_path):

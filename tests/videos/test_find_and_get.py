@@ -1,7 +1,5 @@
 """Find samples, and get their files, by the command line."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

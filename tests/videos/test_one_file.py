@@ -1,7 +1,5 @@
 """A video file without a dataset: the frames that a dataset of it has, and errors that name the file."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

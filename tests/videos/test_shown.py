@@ -1,7 +1,5 @@
 """What notebooks display of datasets, videos and frames, and what is saved."""
 
-from __future__ import annotations
-
 import base64
 import io
 import re

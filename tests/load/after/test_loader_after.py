@@ -1,20 +1,15 @@
 """Transforms in a loader: the same batches for any world, worker kind and resume, and no change without transforms."""
 
-from __future__ import annotations
-
-import json
 import threading
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fastvid.decode import pixels
 from fastvid.decode.colours import Pixels
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.after.augment import ColorJitter, Erasing, GaussianBlur, Grayscale, RandAugment
 from fastvid.load.after.chain import TransformChain
@@ -30,7 +25,7 @@ from tests import fake_cuda
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
-from tests.load.tools import channels_are_neighbours, epoch_of, make, rows, walk
+from tests.load.tools import channels_are_neighbours, make, rows
 
 SAMPLES = 17
 
@@ -95,17 +90,6 @@ def test_two_epochs_and_two_seeds_are_transformed_differently(folder, alone):
     (first,), (second,) = list(loader), list(loader)
     assert not any(torch.equal(a, b) for a, b in zip(first.video, second.video, strict=True))
     assert not any(others[row[1]] == row[-1] for batch in alone for row in batch)
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    seed=st.integers(0, 2**64 - 1),
-    legs=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=3),
-)
-def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_checkpoint(seed, legs):
-    dataset = FakeDataset(41)
-    options = {"seed": seed, "last": "keep", "after": [ColorJitter(0.5, 0.5, 0.5, 0.2), noise, Erasing(0.5)]}
-    assert walk(dataset, legs, **options) == epoch_of(dataset, 1, global_batch_size=41, **options)[0]
 
 
 @pytest.mark.parametrize("layout", ["BCTHW", "BTCHW"])
@@ -269,21 +253,6 @@ def test_clips_of_one_shape_are_the_same_in_any_collation(collate):
     ):
         for row, valid in enumerate(one.valid.tolist()):
             assert torch.equal(one.video[row], other.video[row]) if valid else not other.video[row].any()
-
-
-def test_a_state_of_other_transforms_is_refused_naming_them():
-    def loader(*after):
-        return make(FakeDataset(40), after=after)
-
-    state = loader(ColorJitter(0.4), noise).state_dict()
-    assert sorted(state) == ["epoch", "fingerprint", "position", "seed", "version"]
-    assert json.loads(json.dumps(state)) == state
-    loader(ColorJitter((0.6, 1.4)), noise).load_state_dict(state)
-    for other in ((), (ColorJitter(0.5), noise), (noise, ColorJitter(0.4)), (ColorJitter(0.4), unchanged)):
-        with pytest.raises(StateError, match="another after: "):
-            loader(*other).load_state_dict(state)
-    with pytest.raises(StateError, match="another after: None"):
-        loader(noise).load_state_dict(loader().state_dict())
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """Texts, multi-hot labels, several clips of a video and mixtures are the same for every world, worker and resume."""
 
-from __future__ import annotations
-
-import json
 from collections import Counter
 
 import numpy as np
@@ -23,7 +20,7 @@ from fastvid.load.order.epoch import MASKED
 from fastvid.load.order.mixture import Mixture
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset
-from tests.load.tools import make
+from tests.load.tools import make, walk
 
 WORLDS = (1, 2, 3, 5, 7)
 TAGS = [["b", "a"], [], None, ["c", None, "a"], ["c"]]
@@ -92,23 +89,7 @@ def test_batches_are_the_same_for_any_world_and_resume(kind, size, seed, epoch, 
     alone = make(data, global_batch_size=6, **options)
     alone.set_epoch(epoch)
     expected = [row for batch in alone for row in entries(batch)]
-    state, delivered = json.dumps(make(data, global_batch_size=6, **options).state_dict() | {"epoch": epoch}), []
-    for number, (world, more, steps) in enumerate(legs):
-        options["global_batch_size"] = clips * (world + more)
-        ranks = [make(data, rank=rank, world_size=world, **options) for rank in range(world)]
-        for rank in ranks:
-            rank.load_state_dict(json.loads(state))
-        iterators = [iter(rank) for rank in ranks]
-        for step, batches in enumerate(zip(*iterators, strict=True)):
-            if step == steps and number < len(legs) - 1:
-                break
-            assert all(len(batch.key) % clips == 0 for batch in batches)
-            delivered += [row for batch in batches for row in entries(batch)]
-            (state,) = {json.dumps(rank.state_dict()) for rank in ranks}
-        for iterator in iterators:
-            iterator.close()
-        if len(delivered) == len(expected):
-            break
+    delivered = walk(data, legs, epoch=epoch, unit=clips, of=entries, **options)
     assert delivered == expected
     assert sorted(row["position"] for row in delivered) == list(range(len(expected)))
 
@@ -293,20 +274,6 @@ def test_classes_do_not_depend_on_split_or_filter(tmp_path):
         assert MultiHotLabels(MultiHot("tags"), whole).labels.classes == ("x", "y", "z")
         # The column `labels` has the classes of the dataset.
         assert MultiHotLabels(MultiHot("labels"), whole).labels.classes == ("b", "a")
-
-
-def test_states_with_other_texts_or_labels_are_refused():
-    data = dataset(20)
-    made = {
-        "text": [{"text": Text("captions")}, {"text": Text("captions", drop=0.5)}, {}],
-        "labels": [{"labels": MultiHot("tags")}, {"labels": MultiHot("tags", ["c", "b", "a"])}, {}],
-    }
-    for part, (first, *others) in made.items():
-        state = json.loads(json.dumps(make(data, **first).state_dict()))
-        make(data, **first).load_state_dict(state)
-        for other in others:
-            with pytest.raises(StateError, match=f"another {part}"):
-                make(data, **other).load_state_dict(state)
 
 
 def test_rows_of_a_mixture_say_their_dataset():

@@ -1,7 +1,5 @@
 """Several cameras and every frame of an episode: what each item shows is computed by hand from the episodes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Batches of RGB and flow: the same frames and crop, and flow that matches the visible motion."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

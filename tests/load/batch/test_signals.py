@@ -1,7 +1,5 @@
 """Signals: what each batch has is computed by hand from what was written."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

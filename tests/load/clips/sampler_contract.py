@@ -1,7 +1,5 @@
 """Contract of samplers: a class of tests to inherit."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 

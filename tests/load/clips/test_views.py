@@ -1,13 +1,11 @@
 """Views and several clips of a video, decoded together, equal clips decoded separately."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
 
 from fastvid.decode.request import Box
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop, RandomResizedCrop, Spatial
 from fastvid.load.clips.sampling import Dense, Segments, Uniform
@@ -139,43 +137,6 @@ def test_views_are_decoded_separately_without_planes():
     assert loader.stats.total.skips == {"ChecksumError": 1}
 
 
-@pytest.mark.parametrize("world", [1, 3])
-def test_evaluation_with_views_counts_every_video_once(world):
-    samples = []
-    for rank in range(world):
-        loader = make(
-            FakeDataset(29),
-            decoder=fake("PlanesDecoder"),
-            frames=Dense(4, 2, jitter=False),
-            spatial=CenterCrop(16),
-            views=Views(3, 3),
-            shuffle=False,
-            last="keep",
-            rank=rank,
-            world_size=world,
-        )
-        for batch in loader:
-            assert batch.video.shape[1:3] == (9, 3)
-            samples += batch.sample[batch.valid].tolist()
-            # The decoder of this test writes frame numbers as grey.
-            grey = batch.video[batch.valid][:, :, 0, :, 0, 0].float()
-            expected = (16 + 10 * batch.frame_index[batch.valid] - 16) * 255 / 219
-            assert torch.allclose(grey, expected.clamp(0, 255), atol=1)
-    assert sorted(samples) == list(range(29))
-
-
-def test_a_damaged_video_is_skipped_with_all_its_views():
-    dataset = FakeDataset(16)
-    dataset.damage(5)
-    options = {"frames": Segments(3, jitter=False), "spatial": CenterCrop(16), "views": Views(2, 5), "shuffle": False}
-    loader = make(dataset, decoder=fake("PlanesDecoder"), on_error="skip", **options)
-    batches = list(loader)
-    assert [sample for batch in batches for sample in batch.sample[~batch.valid].tolist()] == [5]
-    assert (batches[0].video[5] == 0).all()
-    assert batches[0].video[4].any()
-    assert loader.stats.total.skips == {"ChecksumError": 1}
-
-
 def test_samplers_need_only_what_the_views_ask_for():
     class Own:
         """A sampler without `spread`, and one that spreads but never draws at random."""
@@ -206,19 +167,15 @@ def test_invalid_views_are_refused(options, message):
         make(FakeDataset(40), **standard | {"views": Views(2, 3)} | options)
 
 
-def test_states_with_other_views_are_refused():
+def test_views_out_of_range_are_refused_and_places_are_a_part_of_their_text():
     with pytest.raises(UsageError, match="num_crops is 4"):
         Views(1, 4)
     with pytest.raises(UsageError, match="num_clips is 0"):
         Views(0)
-    for places in ((0.5,), (0.5, 1.0), (-0.1, 0.5)):
+    assert repr(Views(2, 3)) != repr(Views(2, 3, places=(0.5, 0.0)))  # a part of states
+    for places in ((0.5,), (0.5, 1.0), (0.5, 1.5), (-0.1, 0.5)):
         with pytest.raises(UsageError, match="places are"):
             Views(2, places=places)
-    options = {"frames": Segments(4, jitter=False), "spatial": CenterCrop(16), "decoder": fake("PlanesDecoder")}
-    state = make(FakeDataset(40), views=Views(2, 3), **options).state_dict()
-    for views in (None, Views(3, 3), Views(2, 3, places=(0.5, 0.0))):
-        with pytest.raises(StateError, match="another sampler"):
-            make(FakeDataset(40), views=views, **options).load_state_dict(state)
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,7 +1,5 @@
 """ClipDataset and ExactSampler: the clips, order, shares and state of a ClipLoader, through torch's DataLoader."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -3,8 +3,6 @@
 Run by torchrun; writes to OUT/RANK.json what each scenario delivered: [epoch, position] of each clip, or its error.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import gc
 import json

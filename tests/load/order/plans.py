@@ -1,7 +1,5 @@
 """What every plan of batches of varying shape promises, checked over all ranks and worlds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fastvid.load.order.buckets import ClipSizes
@@ -23,11 +21,7 @@ def ranks(batches, sizes, world, *, last="mask", seed=0, epoch=0, order=None):
 
 
 def steps(epochs, position=0):
-    """Return the global batches from a position on: [(start, stop, shape, bins, rows of each rank)].
-
-    All ranks must take the same number of steps, and agree on start, stop and shape. `bins` are the positions in each
-    bin, or all positions in one if the rows are not packed; sorted, because which rank gets which depends on the world.
-    """
+    """Return the global batches from a position on: [(start, stop, shape, bins, rows of each rank)]."""
     shares = [list(one.shares(position)) for one in epochs]
     assert {len(one) for one in shares} == {epochs[0].count(position)} == {one.count(position) for one in epochs}
     assert {one.is_over(position) for one in epochs} == {not shares[0]}

@@ -1,7 +1,5 @@
 """Epochs are split into global batches and ranks without loss or duplicates, for any world size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,18 +57,6 @@ def test_ranks_together_deliver_the_rest_of_an_epoch(epoch):
     left = samples - position
     expected = left // size * size if last == "drop" else left
     assert delivered == list(range(position, position + expected))
-
-
-@given(st.data(), st.integers(1, 200))
-def test_an_epoch_is_exact_when_world_and_batch_size_change_at_every_batch(data, samples):
-    position, delivered = 0, []
-    while position < samples:
-        world = data.draw(st.integers(1, 5))
-        size = data.draw(st.integers(world, 60))
-        shares = [Batches(samples, size, "keep", World(rank, world)).share(position) for rank in range(world)]
-        delivered += [p for share in shares for p in share.positions.tolist() if p != MASKED]
-        position = shares[0].stop
-    assert delivered == list(range(samples))
 
 
 def test_a_batch_smaller_than_the_world_is_refused():

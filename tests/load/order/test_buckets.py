@@ -1,7 +1,5 @@
 """Buckets: every sample once in a shape that it can fill, the same batches in any world, from any batch on."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

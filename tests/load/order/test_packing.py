@@ -1,7 +1,5 @@
 """Packed: whole clips in bins of limited tokens, each once, the same in any world, from any batch on, at equal cost."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np

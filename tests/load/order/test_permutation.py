@@ -1,7 +1,5 @@
 """The order of an epoch is a permutation with random access that never changes between machines or versions."""
 
-from __future__ import annotations
-
 import hashlib
 import struct
 import tracemalloc
@@ -100,27 +98,6 @@ def test_seed_epoch_and_size_each_change_the_order(n):
         # Two independent orders agree at one position on average.
         assert np.count_nonzero(first == other.ids(np.arange(999))) < 10
     assert np.array_equal(first, Permutation(n, 0, 0).ids(np.arange(999)))
-
-
-@pytest.mark.parametrize("n", [20_000, 1_000_000])
-def test_neighbouring_positions_are_independent(n):
-    ids = Permutation(n, 11, 4).ids(np.arange(20_000)) / n
-    counts, _ = np.histogram(ids, bins=100, range=(0, 1))
-    # Chi-squared over 100 cells has mean 99 and deviation 14; a complete small set fills the cells exactly.
-    assert ((counts - 200) ** 2 / 200).sum() < 99 + 4 * 14
-    # Standard error of a correlation over 20,000 pairs is 0.007.
-    assert abs(np.corrcoef(ids[:-1], ids[1:])[0, 1]) < 0.03
-    assert abs(np.abs(np.diff(ids)).mean() - 1 / 3) < 0.01
-
-
-def test_permutations_of_a_tiny_set_are_equally_likely():
-    counts = {}
-    for epoch in range(6000):
-        permutation = tuple(Permutation(4, 0, epoch).ids(np.arange(4)).tolist())
-        counts[permutation] = counts.get(permutation, 0) + 1
-    assert len(counts) == 24
-    # 23 degrees of freedom: mean 23, deviation 6.8.
-    assert sum((count - 250) ** 2 / 250 for count in counts.values()) < 23 + 4 * 6.8
 
 
 def test_a_hundred_million_samples_take_constant_memory():

@@ -1,7 +1,5 @@
 """Random numbers depend only on their key: seed, epoch, position, purpose and index."""
 
-from __future__ import annotations
-
 import itertools
 
 import numpy as np
@@ -48,26 +46,6 @@ def test_different_keys_never_share_a_number():
     assert len(set(words)) == len(words)
 
 
-def test_numbers_are_uniform_and_independent_of_their_neighbours():
-    numbers = np.array([Draws(0, 0, position).uniform(Purpose.CROP, 2) for position in range(20_000)])
-    assert numbers.min() >= 0
-    assert numbers.max() < 1
-    for column in numbers.T:
-        counts, _ = np.histogram(column, bins=50, range=(0, 1))
-        # 49 degrees of freedom: mean 49, deviation 9.9.
-        assert ((counts - 400) ** 2 / 400).sum() < 49 + 4 * 9.9
-        # Standard error of a correlation over 20,000 pairs is 0.007.
-        assert abs(np.corrcoef(column[:-1], column[1:])[0, 1]) < 0.03
-    assert abs(np.corrcoef(numbers[:, 0], numbers[:, 1])[0, 1]) < 0.03
-
-
 @given(WORDS, st.integers(1, 2**40))
 def test_integers_are_below_their_bound(position, high):
     assert all(0 <= i < high for i in Draws(1, 2, position).integers(Purpose.FRAMES, high, 5))
-
-
-def test_integers_are_uniform():
-    drawn = [i for position in range(2000) for i in Draws(7, 0, position).integers(Purpose.FRAMES, 5, 3)]
-    counts = np.bincount(drawn, minlength=5)
-    # 4 degrees of freedom: mean 4, deviation 2.8.
-    assert ((counts - 1200) ** 2 / 1200).sum() < 4 + 4 * 2.8

@@ -1,7 +1,5 @@
 """Orders with shares: the recorded orders of their version, whole laps, and shares that add up."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

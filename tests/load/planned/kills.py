@@ -4,8 +4,6 @@ Each rank is a forked process that records every row it gets. Rank 0 saves the l
 a world of another size resumes from the last saved state, as a training run would. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import mmap

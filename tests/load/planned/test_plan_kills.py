@@ -1,7 +1,5 @@
 """Ranks killed at random moments: what the resumed worlds deliver is one undisturbed epoch, row by row."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """ClipLoader with Buckets and Packed: exact, elastic, resumable, and the shapes that they promise."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

@@ -1,7 +1,5 @@
 """Loaders with batches of varying shape over a dataset in memory, and their batches as comparable rows."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import dataclass, replace
 

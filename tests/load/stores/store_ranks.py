@@ -3,8 +3,6 @@
 Writes to OUT.json what each step delivered, as [epoch, position, key, first frame's sum], and the traffic.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """A loader reads its generation while commands change the dataset: the same clips, or an error that names a file."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

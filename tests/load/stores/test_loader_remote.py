@@ -1,7 +1,5 @@
 """ClipLoader over a slow, failing, stalling or wrong web server: the same clips, a clear error, or a counted skip."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections import Counter, deque
@@ -11,7 +9,7 @@ import torch
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
-from fastvid.errors import ChecksumError, StorageError, UnavailableError
+from fastvid.errors import StorageError, UnavailableError
 from fastvid.format.dataset import Dataset
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
@@ -86,16 +84,6 @@ def test_worker_processes_get_prefetched_packets(server, local):
     assert clips(loader) == expected
     loader.close()
     assert server.most_at_once < 8
-
-
-def test_requests_and_bytes_match_the_servers_log(server):
-    loader = make(server.url)
-    clips(loader)
-    seen = [one for one in server.gets() if one.name.endswith(".tar")]
-    total = loader.stats.total
-    assert total.requests == len(seen)
-    assert total.bytes_read == sum(one.body for one in seen)
-    assert total.bytes_read < total.bytes_whole
 
 
 def test_transient_faults_do_not_change_the_clips(server, local):
@@ -218,19 +206,6 @@ def test_a_shard_deleted_replaced_or_truncated_while_open_is_skipped_and_counted
     expected.set_epoch(1)
     assert found == [row for row in clips(expected) if row[2] not in lost]
     assert loader.stats.total.skips == {error: 8}
-
-
-def test_a_missing_shard_is_an_error_that_names_it(server):
-    del server.files["data-000001.tar"]
-    with pytest.raises(StorageError, match=r"does not exist.*data-000001\.tar"):
-        clips(make(server.url))
-
-
-def test_a_new_reader_of_a_replaced_shard_raises_checksum_errors(server):
-    data = server.files["data-000001.tar"]
-    server.files["data-000001.tar"] = data[: len(data) // 2] + bytes(len(data) - len(data) // 2)
-    with pytest.raises(ChecksumError, match="shard=data-000001"):
-        clips(make(server.url))
 
 
 def test_a_mixture_reads_local_and_remote_datasets_alike(server, local):

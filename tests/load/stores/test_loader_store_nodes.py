@@ -1,7 +1,5 @@
 """Eight processes on two nodes read one store that is slow and refuses requests beyond a rate."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,14 +1,11 @@
 """Choice of decoders: "auto", several back-ends on one queue, and frames that stay on a device."""
 
-from __future__ import annotations
-
 import logging
 import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
 
-import numpy as np
 import pytest
 import torch
 
@@ -19,10 +16,7 @@ from fastvid.decode.request import DeviceRgb
 from fastvid.errors import UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
-from fastvid.load.batch.canvas import DeviceRgbSink
-from fastvid.load.batch.spec import VideoSpec
 from fastvid.load.device import LoaderStream
-from fastvid.load.order.epoch import MASKED
 from fastvid.load.workers import lanes
 from tests import fake_cuda
 from tests.datasets import REPOSITORY, pack
@@ -30,7 +24,6 @@ from tests.load.fakes import FakeDataset, FakeShard, fake
 from tests.load.gpu_fakes import gpu
 from tests.load.loaders import clip_loader
 from tests.load.tools import make as fake_loader
-from tests.load.tools import plan_of
 from tests.makers import read_numbers
 
 CPU = LoaderStream(torch.device("cpu"))
@@ -230,15 +223,3 @@ def test_invalid_decoder_names_are_refused(dataset, known):
         make(dataset, decoder=gpu)
     with pytest.raises(UsageError, match="device_lanes"):
         make(dataset, decoder="pyav", device_lanes=0)
-
-
-def test_device_canvas_keeps_the_layout_of_uint8_values():
-    product = VideoSpec((2, 4, 6), "BTCHW", None, CPU)
-    sink = DeviceRgbSink(product, plan_of(FakeDataset(1), samples=[MASKED] * 2), 0)
-    output = sink.output(0)
-    output.data.copy_(torch.arange(3 * 2 * 24, dtype=torch.uint8).view(3, 2, 4, 6))
-    sink.output(1).data.fill_(9)
-    video = sink.finish([True, False])
-    assert video.shape == (2, 2, 3, 4, 6)
-    assert np.array_equal(video[0].transpose(0, 1).numpy(), output.data.numpy())
-    assert not video[1].any()

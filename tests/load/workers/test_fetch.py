@@ -1,9 +1,6 @@
 """Reading a clip's packets: the right bytes, few reads, and all damage detected."""
 
-from __future__ import annotations
-
 import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -106,17 +103,6 @@ def test_damage_goes_undetected_without_the_checksum(monkeypatch):
     assert bytes(get(dataset, 3, [0])[0].data) != whole
 
 
-def test_replaced_shard_is_an_error():
-    dataset, other = FakeDataset(20), FakeDataset(20)
-    tar = dataset.shard(0).data
-    data = other.storage.files[tar]
-    start, _ = other.shard(0).members[0]
-    data[start : start + 4] = struct.pack("<I", 99)
-    dataset.storage.files[tar] = data
-    with pytest.raises(ChecksumError, match=r"packet has checksum [0-9a-f]{8}, the index says [0-9a-f]{8}"):
-        get(dataset, 0, [0])
-
-
 def test_truncated_shard_is_a_storage_error_with_the_place():
     dataset = FakeDataset(20)
     del dataset.storage.files["data-000001.tar"][-4:]
@@ -137,8 +123,3 @@ def test_packet_table_pointing_outside_the_sample_is_refused():
 def test_a_frame_outside_the_video_is_refused():
     with pytest.raises(UsageError, match="frame 12 is outside"):
         get(FakeDataset(20), 1, [12])
-
-
-def test_checksum_equals_zlib_crc32():
-    # Other tools must be able to check it: this is the check value of CRC-32 of IEEE 802.3.
-    assert zlib.crc32(b"123456789") == 0xCBF43926

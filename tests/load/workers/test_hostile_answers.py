@@ -1,7 +1,5 @@
 """A worker process with a malformed answer is killed, its clip is named, and nothing that it sent is executed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import pickle

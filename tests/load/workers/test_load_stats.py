@@ -1,24 +1,16 @@
 """Loader statistics, and the reuse of memory."""
 
-from __future__ import annotations
-
-import gc
 import json
 import logging
-import os
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-import torch
 
 from fastvid.load.clips.crops import CenterCrop
 from fastvid.load.clips.sampling import Segments
-from fastvid.load.memory import BufferPool
 from fastvid.load.order.draws import Draws
 from fastvid.load.stats import Counters, LoaderStats
 from fastvid.load.workers.engine import BatchPipeline
-from tests.load import fakes
 from tests.load.fakes import FakeDataset, fake
 from tests.load.loaders import clip_loader
 from tests.load.tools import video
@@ -156,15 +148,6 @@ def test_wait_and_compute_seconds_add_up_to_wall_clock_time(clock, monkeypatch):
     assert (total.fill_seconds, total.wait_seconds, total.compute_seconds) == (0.25, 9 * 0.25, 9 * 2.0)
 
 
-def test_slow_decoder_appears_in_the_statistics(monkeypatch):
-    monkeypatch.setattr(fakes.RgbDecoder, "delay", 0.005)
-    loader = make(num_threads=1)
-    list(loader)
-    assert loader.stats.total.decode_seconds >= 80 * 0.005
-    assert loader.stats.verdict().startswith("data-bound")
-    assert loader.stats.step.decode_seconds >= 8 * 0.005
-
-
 def test_counts_are_exact_and_the_step_is_the_last_batch():
     loader = make()
     for number, _ in enumerate(loader):
@@ -181,37 +164,3 @@ def test_counts_are_exact_and_the_step_is_the_last_batch():
     row = total.as_dict()
     assert row["clips"] == 80
     assert row["skips"] == {}
-
-
-def test_buffer_returns_to_the_pool_when_its_last_view_is_freed():
-    pool = BufferPool(2)
-    array = pool.take(4096)
-    place = array.ctypes.data
-    view = torch.from_numpy(array.view(np.float32).reshape(32, 32))[3:5].numpy()[0]
-    del array
-    gc.collect()
-    assert pool.take(4096).ctypes.data != place
-    del view
-    assert pool.take(4096).ctypes.data == place
-    assert pool.take(8192).ctypes.data != place
-
-
-def test_pool_keeps_a_limited_number_of_buffers():
-    pool = BufferPool(2)
-    arrays = [pool.take(4096) for _ in range(5)]
-    places = {array.ctypes.data for array in arrays}
-    assert len(places) == 5
-    arrays.clear()
-    assert len(pool._free) == 2
-
-
-@pytest.mark.filterwarnings("ignore:This process")
-def test_forked_child_gets_a_copy_of_private_buffers():
-    array = BufferPool(2).take(4096)
-    array[:] = 1
-    child = os.fork()
-    if not child:
-        array[:] = 2
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert (array == 1).all()

@@ -1,7 +1,5 @@
 """Worker processes: the same batches as threads, and a clip that hangs or crashes affects no other clip."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os
@@ -24,7 +22,6 @@ from fastvid.format.schema import Codec
 from fastvid.load.clips.crops import CenterCrop, HorizontalFlip, RandomCrop
 from fastvid.load.clips.sampling import Segments
 from fastvid.load.clips.views import Views
-from fastvid.load.memory import SharedBufferPool
 from fastvid.load.order.draws import Purpose
 from tests.datasets import REPOSITORY, make_clip, pack
 from tests.load import troubled
@@ -129,32 +126,6 @@ def test_memory_of_released_batches_is_reused_by_processes(good):
     loader.close()
     threads = make(good, workers="thread")
     assert seen == [rows(batch) for _ in range(3) for batch in threads]
-
-
-def test_shared_memory_is_released_and_reused():
-    pool = SharedBufferPool(keep=1)
-    size = 4 << 20
-
-    def resident():
-        return os.fstat(pool.file).st_blocks * 512
-
-    taken = [pool.take(size) for _ in range(4)]
-    offsets = {pool.offset(array) for array in taken}
-    assert len(offsets) == 4
-    for value, array in enumerate(taken):
-        array[:] = value + 1
-    assert [set(array.tolist()) for array in (part[::4096] for part in taken)] == [{1}, {2}, {3}, {4}]
-    assert resident() == 4 * size
-    view = taken[0][size // 2 :]
-    assert pool.offset(view) == pool.offset(taken[0]) + size // 2
-    del taken, array
-    gc.collect()
-    assert resident() == 2 * size  # the batch of `view`, and one free block
-    assert pool.offset(pool.take(size)) in offsets
-    assert set(view[::4096].tolist()) == {1}
-    del view
-    gc.collect()
-    assert resident() == size
 
 
 def test_loader_releases_descriptors_and_memory(good):

@@ -1,7 +1,5 @@
 """`fastvid add`: adds new sources to an existing dataset exactly once."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

@@ -1,16 +1,11 @@
 """Changes of a dataset: removal, new labels, compaction, garbage collection, and concurrent changes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
 import subprocess
 import sys
-import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pyarrow as pa
 import pytest
@@ -19,9 +14,6 @@ from fastvid.cli.main import main
 from fastvid.errors import ConflictError, JobError, StorageError, UsageError
 from fastvid.format.dataset import Dataset, change
 from fastvid.format.generations import (
-    commit_generation,
-    history,
-    read_annotations,
     read_generation,
     read_head,
 )
@@ -294,24 +286,6 @@ class TestConflicts:
         monkeypatch.undo()
         assert keys(store) == ["c/0", "c/2", "c/3", "c/4", "c/6", "c/7", "c/8"]
         assert len(compact_shards(store).rewritten) == 2
-
-    def test_one_of_several_concurrent_commits_wins(self, store):
-        head, (name, generation), ready = read_head(store), read_generation(store), threading.Barrier(4)
-
-        def commit(writer):
-            made, mine = replace(generation, number=2, note=f"writer {writer}"), LocalStorage(store.root)
-            table = read_annotations(mine, generation)
-            ready.wait()
-            try:
-                return commit_generation(mine, name, made, table, head=head).note
-            except ConflictError:
-                return None
-
-        with ThreadPoolExecutor(4) as pool:
-            (won,) = filter(None, pool.map(commit, range(4)))
-        assert read_generation(store)[1].note == won
-        assert [g.number for g in history(store, read_head(store))][1:] == [1]
-        assert len(keys(store)) == 9
 
 
 class TestCommands:

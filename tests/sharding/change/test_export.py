@@ -1,7 +1,5 @@
 """Export: tars with current annotations that tools without fastvid read."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow.parquet as pq

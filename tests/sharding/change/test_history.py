@@ -1,7 +1,5 @@
 """The history of a dataset: when and why each generation was made, and which garbage collection keeps."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

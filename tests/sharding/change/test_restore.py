@@ -1,7 +1,5 @@
 """Restoring a dataset from its tars alone."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import math

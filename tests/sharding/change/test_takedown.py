@@ -1,7 +1,5 @@
 """Takedowns: nothing of a source is left, it cannot return, and a receipt proves both; duplicates by hash."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Workers that crash, hang or send garbage cost only their own source, and leave no process running."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Sharding on a Ray cluster: the same bytes as on one machine, even if a node dies during the job."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Remote videos whose packet headers were not read when they were indexed: the bytes of a clip tell what to decode."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

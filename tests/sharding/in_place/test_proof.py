@@ -1,7 +1,5 @@
 """What `index` finds out about a file with each proof: what it packs can be read, what cannot be read it refuses."""
 
-from __future__ import annotations
-
 import pytest
 
 import fastvid
@@ -14,7 +12,7 @@ from fastvid.media.index_video import Proof, index_in_place
 from fastvid.sharding.in_place import index_videos
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.media.test_container import trimmed
+from tests.media.test_containers import trimmed
 from tests.sharding.in_place import tools
 from tests.sharding.shardtools import ffmpeg, make
 

@@ -1,7 +1,5 @@
 """Compare datasets of videos in place with what FFmpeg makes of the files."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -7,8 +7,6 @@ is *damaged* if it shows pictures that the intact file does not have: the decode
 loses a slice without an error shows what its reused buffer contained.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,17 +1,9 @@
-"""Files that pose as videos to read other files, reach the network or exhaust the machine.
-
-Each attack has a canary and a control: the same file, given to ffmpeg without the check of its first bytes, without a
-forced format and without a limit on protocols, does the harm.
-"""
-
-from __future__ import annotations
+"""Files that pose as videos to read other files, reach the network or exhaust the machine."""
 
 import ctypes
 import os
 import struct
 import subprocess
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,6 +13,7 @@ from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES
 from fastvid.sharding.job.job import run_job
 from tests.sharding.shardtools import ffmpeg, ledger, make
+from tests.storage.local_server import LocalHandler, LocalServer
 
 SMALL = PROFILES["compact"].changed(short_side=64)
 _IN_OPEN, _IN_NONBLOCK = 0x20, 0o4000
@@ -62,22 +55,16 @@ def server(canary):
     asked: list[str] = []
     data = canary[0].read_bytes()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
+    class Handler(LocalHandler):
+        def do_GET(self):  # noqa: N802
             asked.append(self.path)
             self.send_response(200)
             self.send_header("Content-Length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}", asked
-    server.shutdown()
-    server.server_close()
+    with LocalServer(Handler) as server:
+        yield server.endpoint, asked
 
 
 def scripts(path: Path, web: str) -> dict[str, str]:

@@ -7,8 +7,6 @@ clock is read, the number of frames after holes are filled, and the verdict of `
 FASTVID_SOAK_DIR names a folder in which finished datasets are kept and taken up again.
 """
 
-from __future__ import annotations
-
 import collections
 import csv
 import os

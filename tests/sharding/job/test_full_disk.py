@@ -1,7 +1,5 @@
 """Full or unwritable disks: a clear error, no rejected source, and a job that can be resumed."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Datasets of unchanged foreign tars: every planned frame is the frame that a player shows."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,11 +1,8 @@
 """The whole command: verdicts, exit codes, parts, and resuming."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -210,27 +207,6 @@ def test_second_job_in_a_folder_is_refused(folder, tmp_path):
     assert done.returncode == 1
     assert "another job is running here" in done.stderr
     assert os.listdir(out) == []
-
-
-def test_job_resumes_after_a_full_disk(folder, undisturbed, tmp_path):
-    out = tmp_path / "out"
-    # A limit on file sizes simulates the full disk: the first shard's tar exceeds it.
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20480, resource.RLIM_INFINITY))\n"
-        "from fastvid.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    )
-    arguments = [sys.executable, "-c", code, "shard", str(folder), "--out", str(out), *OPTIONS]
-    failed = subprocess.run(
-        arguments, env=os.environ | {"PYTHONPATH": str(REPOSITORY)}, capture_output=True, text=True, check=False
-    )
-    assert failed.returncode == 1, failed.stderr
-    assert "File too large" in failed.stderr
-    assert "Traceback" not in failed.stderr
-    done = command(folder, "--out", out, *OPTIONS)
-    assert done.returncode == 3, done.stderr
-    assert tars(out) == tars(undisturbed[0])
-    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
 def test_output_that_cannot_be_created_is_an_error(folder, tmp_path):

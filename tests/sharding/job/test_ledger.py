@@ -1,7 +1,5 @@
 """The ledger says of every source what became of it, and its parts say enough to resume."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -47,42 +45,28 @@ def store(tmp_path):
     return LocalStorage(tmp_path)
 
 
-def test_a_packed_source_has_a_key_a_shard_and_what_it_became():
-    assert ledger_row(SOURCE, PACKED, "data-000002") == {
-        "source_id": "a/one.avi",
-        "path": "/videos/a/one.avi",
-        "status": "packed",
-        "reason": None,
-        "message": None,
-        "key": "a/one",
-        "shard": "data-000002",
-        "bytes_in": 900,
-        "bytes_out": 115,
-        "num_frames": 11,
-        "seconds": 1.5,
-        "warnings": ["hdr"],
-        "source_sha256": None,
-        "source_tag": None,
-    }
-
-
-def test_a_rejected_source_has_a_reason_and_no_key_or_shard():
-    assert ledger_row(SOURCE, REJECTED, "data-000002") == {
-        "source_id": "a/one.avi",
-        "path": "/videos/a/one.avi",
-        "status": "rejected",
-        "reason": "empty",
-        "message": "no bytes",
-        "key": None,
-        "shard": None,
-        "bytes_in": 1000,
-        "bytes_out": None,
-        "num_frames": None,
-        "seconds": 0.5,
-        "warnings": [],
-        "source_sha256": None,
-        "source_tag": None,
-    }
+@pytest.mark.parametrize(
+    ("outcome", "what"),
+    [
+        (
+            PACKED,
+            {
+                "status": "packed", "reason": None, "message": None, "key": "a/one", "shard": "data-000002",
+                "bytes_in": 900, "bytes_out": 115, "num_frames": 11, "seconds": 1.5, "warnings": ["hdr"],
+            },
+        ),
+        (
+            REJECTED,
+            {
+                "status": "rejected", "reason": "empty", "message": "no bytes", "key": None, "shard": None,
+                "bytes_in": 1000, "bytes_out": None, "num_frames": None, "seconds": 0.5, "warnings": [],
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_source_has_a_key_a_shard_and_what_it_became_or_a_reason(outcome, what):
+    source = {"source_id": "a/one.avi", "path": "/videos/a/one.avi", "source_sha256": None, "source_tag": None}
+    assert ledger_row(SOURCE, outcome, "data-000002") == source | what
 
 
 def test_the_size_of_a_source_is_that_which_was_read_else_that_of_the_listing():

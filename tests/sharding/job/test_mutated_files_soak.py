@@ -4,8 +4,6 @@ A short slice always runs. `make soak` runs 10,000 files in blocks and resumes a
 bench/results/mutated_files.json, from which docs/guarantees.md takes its numbers; a change of the recipe starts anew.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

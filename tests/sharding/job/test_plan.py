@@ -1,7 +1,5 @@
 """Assignment of sources to shards."""
 
-from __future__ import annotations
-
 import datetime
 from dataclasses import replace
 from itertools import groupby, pairwise

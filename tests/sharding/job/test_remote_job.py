@@ -1,12 +1,11 @@
 """Jobs with sources or datasets in an object store or on a web server."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
 import threading
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
 
 import pytest
 
@@ -26,9 +25,8 @@ from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
-from tests import forks
 from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
-from tests.storage.gcs import GcsServer
+from tests.storage.local_server import LocalServer
 from tests.storage.lossy import LossyProxy
 
 SMALL = PROFILES["compact"].changed(short_side=64)
@@ -371,36 +369,13 @@ def test_a_single_file_of_the_web_is_a_source(web, folder, tmp_path):
         run_job(f"{web.url}/one/g.mp4", str(tmp_path / "none"), **ARGUMENTS)
 
 
-def test_job_reads_and_writes_google_buckets(folder, undisturbed, tmp_path, monkeypatch):
-    with GcsServer() as server:
-        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT", str(server.account(tmp_path / "account.json")))
-        upload(folder, "gs://some-bucket/raw")
-        done = command("gs://some-bucket/raw", "--out", "gs://some-bucket/set", *OPTIONS)
-        assert done.returncode == 3, done.stderr
-        assert tars(download("gs://some-bucket/set", tmp_path / "copy")) == tars(undisturbed)
-
-
-class WholeFiles(SimpleHTTPRequestHandler):
-    """Ignores range requests."""
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_server_without_ranges_is_read_whole(folder, tmp_path):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), lambda *a: WholeFiles(*a, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_address[1]}/jump/f.mp4"
+def test_a_server_without_ranges_is_read_whole(folder):
+    with LocalServer(partial(SimpleHTTPRequestHandler, directory=str(folder))) as server:
+        url = f"{server.endpoint}/jump/f.mp4"
         outcome = outcome_of(url)
         assert (outcome.reason, outcome.bytes_in) == (None, (folder / "jump" / "f.mp4").stat().st_size)
         assert outcome_of(url, source_bytes=100).reason is Reason.TOO_LARGE
         assert outcome_of(url.replace("f.mp4", "g.mp4")).reason is Reason.MISSING
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_commands_work_on_a_dataset_in_an_object_store(bucket, folder, tmp_path, capsys):

@@ -1,7 +1,5 @@
 """A disk that does not deliver sources is no verdict on them: the job stops, and resumes to the same bytes."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from dataclasses import replace
@@ -186,13 +184,6 @@ def test_damage_that_only_the_disk_shows_is_no_damage(reason, made, monkeypatch)
     outcome = encode(path)
     assert outcome.reason is None
     assert replace(outcome, seconds=0.0).to_bytes() == replace(expected, seconds=0.0).to_bytes()
-
-
-def test_damage_in_the_file_is_damage(made, tmp_path):
-    data = (made / "run" / "v0.mp4").read_bytes()
-    (tmp_path / "cut.mp4").write_bytes(data[: len(data) // 2])
-    outcome = encode(tmp_path / "cut.mp4")
-    assert (outcome.reason in (Reason.BROKEN_CONTAINER, Reason.TRUNCATED), outcome.transient) == (True, False)
 
 
 def test_sound_is_not_dropped_because_of_the_disk(tmp_path, monkeypatch):

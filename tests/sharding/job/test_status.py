@@ -1,7 +1,5 @@
 """`fastvid status`: a job that runs, was killed, is divided into parts or is finished."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

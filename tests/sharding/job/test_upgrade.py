@@ -1,7 +1,5 @@
 """A dataset of fastvid 0.1 is refused by name, and `fastvid index DIR` upgrades it with all that it contains."""
 
-from __future__ import annotations
-
 import json
 import zlib
 

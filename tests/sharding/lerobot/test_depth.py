@@ -1,7 +1,5 @@
 """Depth of LeRobot datasets: distances are those of LeRobot's own loader, in place and beside encoded pictures."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LeRobot datasets, where they are and encoded: every item is the one that LeRobot's own loader delivers."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -22,7 +20,7 @@ from fastvid.sharding.lerobot.jobs import index_lerobot, shard_lerobot
 from fastvid.sharding.sets import Selection, make_subset, merge_datasets
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.storage import LocalStorage
-from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, ORACLE, V3, as_version_2, differences, loader
+from tests.sharding.lerobot.tools import CAMERAS, LENGTHS, V3, as_version_2, differences, loader
 
 SIGNALS = ("observation.state", "action", "next.reward", "next.done")
 
@@ -184,30 +182,6 @@ def test_an_episode_without_one_of_its_cameras_is_rejected_whole(tmp_path):
     check_signals(dataset, {f"episode_{number:06d}": number for number in (0, 1, 3, 4, 5)})
     messages = [row["message"] for row in read_ledger(LocalStorage(tmp_path / "set"))[0].to_pylist() if row["reason"]]
     assert sum("another camera of its episode" in message for message in messages) == 1
-
-
-def test_order_is_shuffled_by_frames_and_resumes_in_another_world(encoded):
-    dataset = fastvid.open(encoded)
-    options = {"global_batch_size": 6, "shuffle": True, "seed": 5, "decoder": "pyav"}
-    want = [item for batch in loader(dataset, **options) for item in identity(batch)]
-    assert len(set(want)) == len(want) == len(ORACLE["items"])
-    before = loader(dataset, **options)
-    got = [item for _, batch in zip(range(4), before, strict=False) for item in identity(batch)]
-    state = before.state_dict()
-    before.close()
-    ranks = [loader(dataset, **options, rank=rank, world_size=3) for rank in range(3)]
-    parts = []
-    for rank in ranks:
-        rank.load_state_dict(state)
-        parts.append([identity(batch) for batch in rank])
-    for step in zip(*parts, strict=True):
-        got += [item for part in step for item in part]
-    assert sorted(got) == sorted(want)
-    assert got[:24] == want[:24]
-
-
-def identity(batch):
-    return [(key, tuple(frames)) for key, frames in zip(batch.key, batch.frame_index.tolist(), strict=True)]
 
 
 def test_wrong_commands_say_what_to_do(tmp_path, capsys, encoded):

@@ -1,7 +1,5 @@
 """Metadata of LeRobot datasets that is wrong or hostile: single episodes are rejected, or a clear error says what."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

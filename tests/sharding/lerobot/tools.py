@@ -1,7 +1,5 @@
 """Copies of the LeRobot dataset of the tests: with parts changed, or written as version 2.1 was."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

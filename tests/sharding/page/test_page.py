@@ -1,7 +1,5 @@
 """`fastvid inspect`: the numbers, the page, and its protection against hostile names."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

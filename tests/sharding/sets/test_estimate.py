@@ -1,7 +1,5 @@
 """A dry run lists what a job would do and estimates the whole; it writes no dataset."""
 
-from __future__ import annotations
-
 import random
 import re
 

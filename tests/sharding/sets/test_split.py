@@ -1,7 +1,5 @@
 """A split column: no group is divided, classes keep their proportions, and new samples do not move old ones."""
 
-from __future__ import annotations
-
 import re
 
 import pyarrow as pa

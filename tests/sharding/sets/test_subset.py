@@ -1,7 +1,5 @@
 """Subsets and merges: the same bytes, annotations and classes in a new dataset; a killed run resumes."""
 
-from __future__ import annotations
-
 import json
 import os
 

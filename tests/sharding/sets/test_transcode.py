@@ -1,7 +1,5 @@
 """Encoding a dataset again keeps its keys, annotations, classes and sound, on disks and object stores."""
 
-from __future__ import annotations
-
 import pytest
 
 from fastvid.cli.main import main

@@ -1,7 +1,5 @@
 """Annotations from the file to the dataset and the batch: classes, splits, clips, captions and several labels."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 
@@ -44,26 +42,6 @@ def counts(out, split):
     found = Dataset(str(out), split=split)
     numbers = np.bincount(found.labels[found.labels >= 0], minlength=len(found.classes))
     return {name: int(number) for name, number in zip(found.classes, numbers, strict=True) if number}
-
-
-@pytest.mark.parametrize("kind", ["csv", "json"])
-def test_a_table_gives_classes_splits_and_columns_and_names_missing_files(kind, clip, tmp_path):
-    records = [
-        {"path": "a.mp4", "label": "run", "split": "train", "camera": 3, "note": "dark"},
-        {"path": "b.mp4", "label": "jump", "split": "val", "camera": 4, "note": ""},
-        {"path": "gone.mp4", "label": "run", "split": "val", "camera": 5, "note": "x"},
-    ]
-    lines = [",".join(records[0]), *(",".join(map(str, record.values())) for record in records)]
-    (tmp_path / "table").write_text(json.dumps(records) if kind == "json" else "\n".join(lines))
-    (tmp_path / "raw").mkdir()
-    for name in ("a.mp4", "b.mp4", "extra.mp4"):
-        (tmp_path / "raw" / name).write_bytes(clip)
-    out = tmp_path / "out"
-    report = run_job(str(tmp_path / "raw"), out, annotations=f"{kind}:{tmp_path / 'table'}", profile="copy", workers=1)
-    assert (counts(out, "train"), counts(out, "val")) == ({"run": 1}, {"jump": 1})
-    assert {key: row["camera"] for key, row in rows_of(out).items()} == {"a": 3, "b": 4}
-    assert (report.packed, dict(report.rejected)) == (2, {Reason.MISSING: 1})
-    assert [row["source_id"] for row in ledger(out) if row["reason"] == Reason.MISSING] == ["gone.mp4"]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Annotation files, as published or as tables of any columns, become rows; what does not fit is refused at its row."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

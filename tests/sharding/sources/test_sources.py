@@ -1,7 +1,5 @@
 """Finding videos, and assigning their keys."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

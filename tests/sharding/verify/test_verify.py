@@ -1,7 +1,5 @@
 """`fastvid verify`: each check detects its kind of damage, and a clean dataset passes."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -344,14 +342,6 @@ class TestSample:
         assert verify_dataset(store.url, sample=99, workers=1).samples == 6
         with pytest.raises(UsageError):
             verify_dataset(store.url, sample=0)
-
-    def test_finds_damage_in_the_chosen_samples(self, store):
-        def change(streams, packets):
-            packets["crc32"][0] ^= 1
-            streams["width"][1] = 112
-
-        edit_pkt(store, "data-000000", change)
-        assert {("packets", "data-000000", "c/0"), ("index", "data-000000", "c/1")} <= found(store, sample=6)
 
     def test_finds_missing_files_of_every_shard(self, store):
         store.delete("data-000000.tar")

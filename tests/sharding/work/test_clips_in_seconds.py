@@ -1,7 +1,5 @@
 """The same table of clips in seconds gives the same frames in place, copied and encoded."""
 
-from __future__ import annotations
-
 import pytest
 
 import fastvid

@@ -1,7 +1,5 @@
 """Profile copy: nothing is encoded, and every frame by plan is the one that a player shows for the source."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 

@@ -1,7 +1,5 @@
 """Interlaced H.264 of camcorders and broadcasters: every frame is packed once, deinterlaced."""
 
-from __future__ import annotations
-
 import io
 
 import av

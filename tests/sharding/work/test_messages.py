@@ -1,7 +1,5 @@
 """What travels between job and workers, and waits on disk."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import pytest

@@ -1,7 +1,5 @@
 """Clips of one file are the frames of the full decode, cost one fetch, and do not depend on each other."""
 
-from __future__ import annotations
-
 import math
 import random
 from contextlib import closing

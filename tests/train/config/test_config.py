@@ -1,7 +1,5 @@
 """Configurations, key=value overrides, recipes."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path
@@ -19,7 +17,7 @@ from fastvid.runtime.processes import World
 from fastvid.train.__main__ import main as train_main
 from fastvid.train.config import config as recipes
 from fastvid.train.config import overrides
-from fastvid.train.config.config import Config, OptimConfig, flatten, to_json
+from fastvid.train.config.config import OptimConfig, flatten, to_json
 from fastvid.train.ranks import Member
 from fastvid.train.run.assemble import make_loader
 from tests import datasets
@@ -27,11 +25,11 @@ from tests.train import toy
 
 
 @pytest.fixture
-def config() -> Config:
+def config():
     return toy.toy_config(Path("out"))
 
 
-def test_values_are_parsed_by_the_type_of_the_field(config: Config) -> None:
+def test_values_are_parsed_by_the_type_of_the_field(config):
     changed = overrides.apply(
         config,
         [
@@ -69,7 +67,7 @@ def test_values_are_parsed_by_the_type_of_the_field(config: Config) -> None:
     assert config.optim.base_lr == 0.05
 
 
-def test_values_only_valid_together_can_be_set_together(config: Config) -> None:
+def test_values_only_valid_together_can_be_set_together(config):
     with pytest.raises(UsageError, match="samples 16 frames per clip"):
         overrides.apply(config, ["data.frames.num_segments=16"])
     changed = overrides.apply(config, ["data.frames.num_segments=16", "data.eval_frames.num_segments=16"])
@@ -77,7 +75,7 @@ def test_values_only_valid_together_can_be_set_together(config: Config) -> None:
 
 
 @pytest.mark.parametrize("name", ["frames", "eval_frames", "spatial", "eval_spatial"])
-def test_clips_of_different_shapes_are_refused_by_name(config: Config, name: str) -> None:
+def test_clips_of_different_shapes_are_refused_by_name(config, name):
     value = AtFps(2) if "frames" in name else (Resize(short_side=64),)
     with pytest.raises(UsageError, match=rf"clips of data.{name}=.* differ in") as caught:
         dataclasses.replace(config.data, **{name: value})
@@ -107,13 +105,13 @@ def test_clips_of_different_shapes_are_refused_by_name(config: Config, name: str
         ("optim.=1", "'optim.=1' is not key=value"),
     ],
 )
-def test_an_invalid_override_raises_usage_error(config: Config, change: str, message: str) -> None:
+def test_an_invalid_override_raises_usage_error(config, change, message):
     with pytest.raises(UsageError) as error:
         overrides.apply(config, [change])
     assert message in str(error.value)
 
 
-def test_an_unknown_key_lists_the_known_ones(config: Config) -> None:
+def test_an_unknown_key_lists_the_known_ones(config):
     with pytest.raises(UsageError) as error:
         overrides.apply(config, ["optim.base_rl=1"])
     hint = error.value.hint or ""
@@ -127,14 +125,14 @@ def test_an_unknown_key_lists_the_known_ones(config: Config) -> None:
     assert "data.frames.num_segments" in (error.value.hint or "")
 
 
-def test_a_key_given_twice_is_refused(config: Config) -> None:
+def test_a_key_given_twice_is_refused(config):
     with pytest.raises(UsageError, match=r"'run\.epochs' is given twice"):
         overrides.apply(config, ["run.epochs=1", "run.epochs=2"])
     with pytest.raises(UsageError, match="inside a key"):
         overrides.apply(config, ["run=1", "run.epochs=2"])
 
 
-def test_every_listed_key_can_be_set_or_raises_usage_error(config: Config) -> None:
+def test_every_listed_key_can_be_set_or_raises_usage_error(config):
     refused = set()
     for key in overrides.keys(config):
         value = flatten(to_json(config)).get(key)
@@ -153,19 +151,19 @@ def test_every_listed_key_can_be_set_or_raises_usage_error(config: Config) -> No
     assert refused == {"data.spatial", "data.eval_spatial"}
 
 
-def test_the_resolved_configuration_is_json(config: Config) -> None:
+def test_the_resolved_configuration_is_json(config):
     record = json.loads(json.dumps(to_json(config)))
     assert record["data"]["frames"] == {"type": "Segments", "num_segments": 2, "jitter": True, "length": 1}
     assert record["data"]["spatial"][0]["type"] == "CenterCrop"
     assert record["run"]["epochs"] == toy.EPOCHS
 
 
-def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(config: Config, tmp_path: Path) -> None:
-    def shade(clip: torch.Tensor) -> torch.Tensor:
+def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(config, tmp_path):
+    def shade(clip):
         return clip / 2
 
     pictures = datasets.make_clip(tmp_path / "clip.mp4", frames=8, size="48x48")
-    columns: dict[str, list[object]] = {"split": ["train"] * 4 + ["val"] * 4}
+    columns = {"split": ["train"] * 4 + ["val"] * 4}
     datasets.pack(tmp_path / "shards", [[(f"clip{n}", pictures, 0) for n in range(8)]], columns=columns)
     after = (ColorJitter(hue=0.1), shade)
     data = dataclasses.replace(config.data, after=after, global_batch_size=4, eval_batch_size=4)
@@ -185,21 +183,21 @@ def test_transforms_of_a_recipe_are_json_and_reach_the_training_loader_alone(con
 @pytest.mark.parametrize(
     ("text", "message"), [("x = 1", "has no function recipe"), ("def recipe(): return 1", "returned int")]
 )
-def test_a_file_without_a_recipe_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_file_without_a_recipe_is_refused(tmp_path, text, message):
     path = tmp_path / "no.py"
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         recipes.load(str(path))
 
 
-def test_a_missing_package_in_a_recipe_is_not_hidden(tmp_path: Path) -> None:
+def test_a_missing_package_in_a_recipe_is_not_hidden(tmp_path):
     path = tmp_path / "broken.py"
     path.write_text("import no_such_package")
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         recipes.load(str(path))
 
 
-def test_an_unknown_recipe_lists_the_known_ones() -> None:
+def test_an_unknown_recipe_lists_the_known_ones():
     with pytest.raises(UsageError) as error:
         recipes.load("kinetics")
     assert "motion_tsm" in (error.value.hint or "")
@@ -215,21 +213,19 @@ def test_an_unknown_recipe_lists_the_known_ones() -> None:
         "--show motion_tsm run.seed=7 --world 2 optim.base_lr=0.5",
     ],
 )
-def test_overrides_are_accepted_anywhere_on_the_command_line(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides_are_accepted_anywhere_on_the_command_line(words, capsys):
     assert main(["train", *words.split()]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["run"]["seed"], shown["optim"]["base_lr"]) == (7, 0.5)
 
 
-def test_overrides_are_accepted_anywhere_by_python_m_fastvid_train(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_overrides_are_accepted_anywhere_by_python_m_fastvid_train(tmp_path, capsys):
     words = ["motion_tsm", "run.seed=7", "--dry-run", f"data.path={tmp_path / 'nowhere'}", "optim.base_lr=0.5"]
     assert train_main(words) == 1
     assert str(tmp_path / "nowhere") in capsys.readouterr().err
 
 
-def test_an_argument_after_two_dashes_is_not_an_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_argument_after_two_dashes_is_not_an_option(capsys):
     assert main(["train", "--show", "--", "motion_tsm", "--run.seed=7"]) == 2
     assert "--run is not a setting" in capsys.readouterr().err
 
@@ -238,10 +234,10 @@ def test_an_argument_after_two_dashes_is_not_an_option(capsys: pytest.CaptureFix
 class Own:
     """Mappings as a user's task may declare them."""
 
-    plain: dict = dataclasses.field(default_factory=dict)  # type: ignore[type-arg]
+    plain: dict = dataclasses.field(default_factory=dict)
     optional: dict[str, int] | None = dataclasses.field(default_factory=dict)
 
 
-def test_entries_of_mappings_without_a_type_are_set() -> None:
+def test_entries_of_mappings_without_a_type_are_set():
     changed = overrides.apply(Own(), ["plain.a=1", "plain.b=text", "optional.c=2"])
     assert changed == Own({"a": 1, "b": "text"}, {"c": 2})

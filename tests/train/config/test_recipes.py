@@ -1,7 +1,5 @@
 """The recipes that come with fastvid: their docstrings match their configurations."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex
@@ -16,18 +14,18 @@ from fastvid.train.config import overrides
 NAMES = recipes.names()
 
 
-def text_of(name: str) -> str:
+def text_of(name):
     text = ast.get_docstring(ast.parse(recipes.find(name).read_text(encoding="utf-8")))
     assert text is not None
     return text.replace("\\\n", " ")
 
 
-def commands(name: str, start: str) -> list[list[str]]:
+def commands(name, start):
     return [shlex.split(line) for line in text_of(name).splitlines() if line.strip().startswith(start)]
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if commands(name, "fastvid shard")])
-def test_the_documented_shard_command_matches_the_configuration(name: str) -> None:
+def test_the_documented_shard_command_matches_the_configuration(name):
     config = recipes.load(name)
     assert config.shard is not None, name
     (written,) = commands(name, "fastvid shard")
@@ -36,7 +34,7 @@ def test_the_documented_shard_command_matches_the_configuration(name: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name: str) -> None:
+def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name):
     found = commands(name, "torchrun")
     assert found
     for words in found:
@@ -49,14 +47,14 @@ def test_documented_torchrun_commands_use_the_recipe_and_existing_keys(name: str
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_line_contains_the_published_number(name: str) -> None:
+def test_the_first_line_contains_the_published_number(name):
     if not name.startswith("motion"):
         assert re.search(r"\d\d\.\d+ %", text_of(name).splitlines()[0])
         assert re.search(r"commit|arXiv|\b20\d\d\b", text_of(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_model_accepts_the_options_of_the_recipe(name: str) -> None:
+def test_the_model_accepts_the_options_of_the_recipe(name):
     model = recipes.load(name).model
     if ":" in model.name:
         check_keywords(
@@ -68,7 +66,7 @@ def test_the_model_accepts_the_options_of_the_recipe(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_recipes_import_only_from_fastvid_train(name: str) -> None:
+def test_recipes_import_only_from_fastvid_train(name):
     tree = ast.parse(recipes.find(name).read_text(encoding="utf-8"))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {module for module in modules if str(module).startswith("fastvid")} == {"fastvid.train"}

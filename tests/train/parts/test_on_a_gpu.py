@@ -1,10 +1,7 @@
 """What the trainer does differently on a GPU, shown without one: kernels, memory format, devices, events."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +21,7 @@ from fastvid.load.workers import lanes
 from fastvid.models.ghost import update_running_stats, use_ghost_norm
 from fastvid.runtime.processes import World
 from fastvid.train import ranks as elastic
-from fastvid.train.config.config import Config, OptimConfig
+from fastvid.train.config.config import OptimConfig
 from fastvid.train.loop.loop import Stepper
 from fastvid.train.loop.strategy import build_strategy
 from fastvid.train.parts.optim import Lamb, Lars, Schedule, load_optimizer, make_optimizer
@@ -43,12 +40,12 @@ CUDA = torch.device("cuda", 0)
 class Calls(TorchDispatchMode):
     """Counts the operations that are dispatched, by name."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
-        self.names: Counter[str] = Counter()
-        self.casts: Counter[torch.dtype] = Counter()
+        self.names = Counter()
+        self.casts = Counter()
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         self.names[func.overloadpacket.__name__] += 1
         if func.overloadpacket.__name__ == "_to_copy" and args[0].requires_grad:
             self.casts[(kwargs or {}).get("dtype")] += 1
@@ -56,7 +53,7 @@ class Calls(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_ghost_norm_is_one_batch_norm_for_any_number_of_groups(layout: torch.memory_format) -> None:
+def test_ghost_norm_is_one_batch_norm_for_any_number_of_groups(layout):
     torch.manual_seed(0)
     plain, ghost = nn.Sequential(nn.BatchNorm2d(6)), nn.Sequential(nn.BatchNorm2d(6))
     use_ghost_norm(ghost, 2)
@@ -85,7 +82,7 @@ def test_ghost_norm_is_one_batch_norm_for_any_number_of_groups(layout: torch.mem
     assert torch.allclose(ghost[0].running_mean, 0.1 * groups.mean(0), atol=1e-12)
 
 
-def lars(groups: list[dict[str, Any]], state: dict[Tensor, Tensor], lr: float, momentum: float, trust: float) -> None:
+def lars(groups, state, lr, momentum, trust):
     """One step of LARS, one parameter at a time."""
     for group in groups:
         for weight in group["params"]:
@@ -97,7 +94,7 @@ def lars(groups: list[dict[str, Any]], state: dict[Tensor, Tensor], lr: float, m
             weight.sub_(velocity)
 
 
-def lamb(groups: list[dict[str, Any]], state: dict[Tensor, Any], number: int, lr: float, eps: float) -> None:
+def lamb(groups, state, number, lr, eps):
     """One step of LAMB, one parameter at a time."""
     for group in groups:
         for weight in group["params"]:
@@ -111,7 +108,7 @@ def lamb(groups: list[dict[str, Any]], state: dict[Tensor, Any], number: int, lr
             weight.sub_(update, alpha=lr)
 
 
-def weights(count: int) -> list[dict[str, Any]]:
+def weights(count):
     generator = torch.Generator().manual_seed(1)
     made = [nn.Parameter(torch.randn(3 + number % 4, 5, generator=generator)) for number in range(count)]
     half = count // 2
@@ -121,7 +118,7 @@ def weights(count: int) -> list[dict[str, Any]]:
     ]
 
 
-def graded(groups: list[dict[str, Any]], number: int) -> None:
+def graded(groups, number):
     generator = torch.Generator().manual_seed(number)
     for group in groups:
         for weight in group["params"]:
@@ -130,7 +127,7 @@ def graded(groups: list[dict[str, Any]], number: int) -> None:
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
 @torch.no_grad()
-def test_large_batch_optimizers_update_all_parameters_at_once_as_one_by_one(name: str) -> None:
+def test_large_batch_optimizers_update_all_parameters_at_once_as_one_by_one(name):
     ours, theirs, state = weights(6), weights(6), dict[Tensor, Any]()
     optimizer = Lars(ours, lr=0.1, trust=0.01) if name == "lars" else Lamb(ours, lr=0.1, eps=1e-6)
     for number in range(1, 6):
@@ -149,12 +146,12 @@ def test_large_batch_optimizers_update_all_parameters_at_once_as_one_by_one(name
 class OnGpu(nn.Linear):
     """A layer that says that its parameters are on a GPU."""
 
-    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+    def parameters(self, recurse=True):
         return iter([SimpleNamespace(is_cuda=True)])
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_optimizers_are_fused_on_a_gpu_only_and_stay_so_after_a_restore(name: Any) -> None:
+def test_optimizers_are_fused_on_a_gpu_only_and_stay_so_after_a_restore(name):
     config = OptimConfig(base_lr=0.1, base_batch_size=8, name=name)
     on_cpu, on_gpu = make_optimizer(nn.Linear(3, 2), config), make_optimizer(OnGpu(3, 2), config)
     assert [group["fused"] for group in on_cpu.param_groups] == [None, None]
@@ -167,13 +164,13 @@ def test_optimizers_are_fused_on_a_gpu_only_and_stay_so_after_a_restore(name: An
     assert on_gpu.param_groups[0]["lr"] == 0.1
 
 
-def configured(tmp_path: Any, **run: Any) -> Config:
+def configured(tmp_path, **run):
     base = toy.toy_config(tmp_path, **run)
     model = replace(base.model, name="tsn-r18", options={"width": 8})
     return replace(base, model=model, data=replace(base.data, spatial=base.data.spatial))
 
 
-def test_channels_last_is_the_default_on_a_gpu_in_half_precision(tmp_path: Any) -> None:
+def test_channels_last_is_the_default_on_a_gpu_in_half_precision(tmp_path):
     half, full = configured(tmp_path, amp="bf16"), configured(tmp_path)
     assert assemble.channels_last(half, CUDA)
     assert not assemble.channels_last(half, CPU)
@@ -184,9 +181,7 @@ def test_channels_last_is_the_default_on_a_gpu_in_half_precision(tmp_path: Any) 
         assert assemble.channels_last(config, CPU) is chosen
 
 
-def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(tmp_path, monkeypatch):
     monkeypatch.setattr(nn.Module, "to", lambda self, *_: self)
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
     config = configured(tmp_path, amp="bf16")
@@ -200,9 +195,7 @@ def test_a_model_on_a_gpu_is_channels_last_and_tries_cudnns_algorithms(
 
 
 @pytest.mark.parametrize("chosen", [True, False])
-def test_batches_reach_a_channels_last_model_without_a_copy(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, chosen: bool
-) -> None:
+def test_batches_reach_a_channels_last_model_without_a_copy(tmp_path, monkeypatch, chosen):
     monkeypatch.setattr(lanes, "backend", fake)
     base = configured(tmp_path)
     crop = {"spatial": (RandomCrop(16),), "eval_spatial": (CenterCrop(16),), "decoder": "PlanesDecoder"}
@@ -220,16 +213,16 @@ def test_batches_reach_a_channels_last_model_without_a_copy(
         assert seen[-1].is_contiguous(memory_format=torch.channels_last) is chosen
 
 
-def toy_batch() -> Batch:
+def toy_batch():
     return next(iter(toy.ToyLoader(World(), group=2, bad=(3, 5))))
 
 
-def moved(batch: Batch) -> Batch:
+def moved(batch):
     return Batch(batch, **{name: getattr(batch, name).to("cuda:0") for name in ("video", "label", "weight", "valid")})
 
 
 @pytest.mark.parametrize(("mixup", "cutmix"), [(0.4, 0.0), (0.0, 1.0)])
-def test_mixing_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch, mixup: float, cutmix: float) -> None:
+def test_mixing_does_not_wait_for_the_device(monkeypatch, mixup, cutmix):
     batch = toy_batch()
     expected = Mixer(mixup, cutmix, 2, seed=1)(batch)
     cuda = fake_cuda.install(monkeypatch)
@@ -244,7 +237,7 @@ def test_mixing_does_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch, mi
     assert cuda.syncs
 
 
-def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch):
     cuda = fake_cuda.install(monkeypatch)
     batch = moved(toy_batch())
     batch = Batch(batch, fields={"picture": tuple(range(batch.num_rows))})
@@ -258,7 +251,7 @@ def test_labels_of_another_column_do_not_wait_for_the_device(monkeypatch: pytest
     assert torch.equal(found.label.cpu(), wanted)
 
 
-def test_a_step_does_not_read_its_loss_scale(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_read_its_loss_scale(tmp_path, monkeypatch):
     base = configured(tmp_path)
     optim = replace(base.optim, groups="plain")
     data = replace(base.data, group_size=2)
@@ -279,7 +272,7 @@ def test_a_step_does_not_read_its_loss_scale(tmp_path: Any, monkeypatch: pytest.
         torch.testing.assert_close(found[1][name], value)
 
 
-def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
+def test_weights_are_cast_once_for_all_micro_batches(tmp_path):
     config = toy.toy_config(tmp_path, amp="bf16", micro_batch_size=2)
     member = Member(World(), CPU)
     # A convolution and a linear layer, each with a weight and a bias.
@@ -295,9 +288,9 @@ def test_weights_are_cast_once_for_all_micro_batches(tmp_path: Any) -> None:
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def gpus(monkeypatch):
     """One GPU, and what the process group is told."""
-    told: dict[str, Any] = {}
+    told = {}
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.update(device=device))
@@ -314,14 +307,14 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return told
 
 
-def test_a_rank_tells_nccl_its_device(gpus: dict[str, Any]) -> None:
+def test_a_rank_tells_nccl_its_device(gpus):
     with join(60) as member:
         assert member.device == CUDA
     assert gpus["device"] == gpus["device_id"] == CUDA
     assert gpus["backend"] == "cpu:gloo,cuda:nccl"
 
 
-def test_ranks_share_a_gpu_over_gloo_only_if_told_to(gpus: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_a_gpu_over_gloo_only_if_told_to(gpus, monkeypatch):
     monkeypatch.setitem(os.environ, "LOCAL_RANK", "1")
     with pytest.raises(UsageError, match="local rank 1 has no GPU, this machine has 1"), join(60):
         pass

@@ -1,14 +1,8 @@
 """Runs with an average of the weights: ``python -m tests.train.plugins.averages FOLDER SCENARIO...`` on every rank."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-from fastvid.train.loop.loop import Trainer
-from fastvid.train.parts.replica import Average, Replica
-from fastvid.train.ranks import Member
+from fastvid.train.parts.replica import Average
 from tests.train import toy
 from tests.train.strategies import lab
 
@@ -23,26 +17,26 @@ KINDS = {
 }  # fmt: skip
 
 
-def with_average(made: Trainer) -> None:
+def with_average(made):
     replica = made.replica
     replica.average, replica.ema_clips = Average(replica.model, DECAY), toy.BATCH
 
 
-def run(name: str, folder: Path, member: Member) -> dict[str, Any]:
-    kept: list[Trainer] = []
-    settled: dict[int, Any] = {}  # the common model by its samples
+def run(name, folder, member):
+    kept = []
+    settled = {}  # the common model by its samples
 
-    def setup(made: Trainer) -> None:
+    def setup(made):
         with_average(made)
         kept.append(made)
         inner = made.strategy.settle
 
-        def settle(replica: Replica) -> bool:
+        def settle(replica):
             done = inner(replica)
             settled[replica.samples // toy.BATCH] = lab.flat(replica.model.parameters())
             return done
 
-        made.strategy.settle = settle  # type: ignore[method-assign]
+        made.strategy.settle = settle
 
     result = lab.run(lab.Case(**KINDS[name], setup=setup), folder, member)
     average = kept[0].replica.average

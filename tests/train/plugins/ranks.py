@@ -1,7 +1,5 @@
 """Runs of the toy with a callback on every rank: ``python -m tests.train.plugins.ranks FOLDER SCENARIO...``."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path
@@ -16,7 +14,7 @@ from tests.train import toy
 from tests.train.plugins.test_observers import Seen
 
 
-def main() -> None:
+def main():
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     try:

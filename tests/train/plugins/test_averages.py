@@ -1,11 +1,8 @@
 """The moving average of the weights with strategies that average models in rounds, and per model of a sweep."""
 
-from __future__ import annotations
-
 import contextlib
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,13 +23,13 @@ STEPS = toy.NUM_SAMPLES // toy.BATCH
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("averages")
     assert toy.spawn(2, folder, *averages.KINDS, module=averages.__name__) == [0, 0]
     return {name: lab.results(folder, name, 2) for name in averages.KINDS}
 
 
-def by_hand(run: dict[str, Any], period: int) -> torch.Tensor:
+def by_hand(run, period):
     """Return the average over the models after each round, which also ends with the epoch."""
     average, done = run["start"], 0
     for step, weights in enumerate(run["trace"]["weights"], 1):
@@ -44,23 +41,21 @@ def by_hand(run: dict[str, Any], period: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("name", "period"), [("ddp", 1), ("kavg", averages.PERIOD)])
-def test_the_average_takes_in_each_common_model_by_its_samples(
-    runs: dict[str, list[dict[str, Any]]], name: str, period: int
-) -> None:
+def test_the_average_takes_in_each_common_model_by_its_samples(runs, name, period):
     first, second = runs[name]
     assert torch.equal(first["average"], second["average"])
     torch.testing.assert_close(first["average"], by_hand(first, period), rtol=0, atol=1e-12)
     assert float((first["average"] - first["trace"]["weights"][-1]).abs().max()) > 1e-3
 
 
-def test_checkpoints_do_not_change_the_average(runs: dict[str, list[dict[str, Any]]]) -> None:
+def test_checkpoints_do_not_change_the_average(runs):
     assert torch.equal(runs["kavg"][0]["average"], runs["saving"][0]["average"])
 
 
-def test_each_model_of_a_sweep_carries_its_average() -> None:
+def test_each_model_of_a_sweep_carries_its_average():
     config = toy.toy_config(Path())
 
-    def replica() -> Replica:
+    def replica():
         model = toy.net()
         schedule = Schedule(config.optim, epochs=5, samples_per_epoch=toy.NUM_SAMPLES, global_batch_size=toy.BATCH)
         return Replica(model, make_optimizer(model, config.optim), schedule, ema_decay=0.9, ema_clips=toy.BATCH)
@@ -78,7 +73,7 @@ def test_each_model_of_a_sweep_carries_its_average() -> None:
     assert float((second - first).abs().max()) < float((weights[1] - first).abs().max())
 
 
-def test_strategies_without_a_common_model_refuse_an_average_with_the_reason() -> None:
+def test_strategies_without_a_common_model_refuse_an_average_with_the_reason():
     base = toy.toy_config(Path())
     config = replace(base, optim=replace(base.optim, ema_decay=0.9))
     with pytest.raises(UsageError, match=r"sync=asgd does not support optim\.ema_decay: its ranks step independently"):

@@ -1,12 +1,8 @@
 """Settings of the data that a run passes on to its loader: order, balance, repeats, columns, types."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +21,7 @@ ALONE = Member(World(), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(tmp_path_factory):
     """Two shards, three clips of class 0 for each of class 1."""
     folder = tmp_path_factory.mktemp("settings")
     clip = datasets.make_clip(folder / "one.mp4", frames=8, size="48x48")
@@ -34,8 +30,8 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
-def config(shards: Path, out: Path, **data: Any) -> Config:
-    values: dict[str, Any] = {"global_batch_size": 4, "num_threads": 1} | data
+def config(shards, out, **data):
+    values = {"global_batch_size": 4, "num_threads": 1} | data
     return Config(
         data=DataConfig(
             path=str(shards), split=None, eval_split=None, frames=Segments(2), eval_frames=Segments(2, jitter=False),
@@ -47,7 +43,7 @@ def config(shards: Path, out: Path, **data: Any) -> Config:
     )  # fmt: skip
 
 
-def batches(made: Config) -> list[Any]:
+def batches(made):
     made, train, _ = open_datasets(made, None, ALONE)
     loader = assemble.make_loader(made, train, ALONE, train=True)
     try:
@@ -56,7 +52,7 @@ def batches(made: Config) -> list[Any]:
         loader.clips.close()
 
 
-def test_repeated_clips_are_neighbours_and_an_epoch_has_as_many_videos(shards: Path, tmp_path: Path) -> None:
+def test_repeated_clips_are_neighbours_and_an_epoch_has_as_many_videos(shards, tmp_path):
     made = config(shards, tmp_path, clips_per_video=2)
     keys = [key for batch in batches(made) for key in batch.key]
     assert keys[0::2] == keys[1::2]
@@ -70,7 +66,7 @@ def test_repeated_clips_are_neighbours_and_an_epoch_has_as_many_videos(shards: P
         replace(made.data, clips_per_video=3)
 
 
-def test_balanced_classes_have_equal_shares(shards: Path, tmp_path: Path) -> None:
+def test_balanced_classes_have_equal_shares(shards, tmp_path):
     labels = torch.cat([batch.label for batch in batches(config(shards, tmp_path, balance=ClassBalanced()))])
     assert labels.bincount().tolist() == [8, 8]
     asked = overrides.apply(config(shards, tmp_path), ["data.balance.power=0.5", "data.shuffle.window=8"]).data
@@ -78,13 +74,13 @@ def test_balanced_classes_have_equal_shares(shards: Path, tmp_path: Path) -> Non
     assert overrides.apply(asked, ["balance=none", "shuffle=false"]).shuffle is False
 
 
-def test_a_block_shuffle_ends_a_window_before_the_next(shards: Path, tmp_path: Path) -> None:
+def test_a_block_shuffle_ends_a_window_before_the_next(shards, tmp_path):
     found = batches(overrides.apply(config(shards, tmp_path, shuffle=BlockShuffle(99)), ["data.shuffle.window=8"]))
     shard = [int(key.removeprefix("clip")) // 8 for batch in found for key in batch.key]
     assert shard in ([0] * 8 + [1] * 8, [1] * 8 + [0] * 8)
 
 
-def test_batches_have_the_columns_the_type_and_the_scale(shards: Path, tmp_path: Path) -> None:
+def test_batches_have_the_columns_the_type_and_the_scale(shards, tmp_path):
     plain, made = config(shards, tmp_path), config(shards, tmp_path)
     words = ["data.fields=place", "data.dtype=bfloat16", "data.mean=0.5,0.5,0.5", "data.std=0.25,0.25,0.25"]
     made = overrides.apply(made, words)
@@ -100,7 +96,7 @@ def test_batches_have_the_columns_the_type_and_the_scale(shards: Path, tmp_path:
         overrides.apply(made, ["data.mean=0.5"])
 
 
-def test_a_run_does_not_resume_with_another_balance(shards: Path, tmp_path: Path) -> None:
+def test_a_run_does_not_resume_with_another_balance(shards, tmp_path):
     made = config(shards, tmp_path, balance=ClassBalanced())
     made = replace(made, run=replace(made.run, epochs=1))
     assert launch.start([made]) == 0

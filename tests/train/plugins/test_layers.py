@@ -1,9 +1,6 @@
 """Rates by layer and heads of several streams, against multipliers computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,7 @@ from fastvid.train.parts.replica import Freezer
 CONFIG = OptimConfig(base_lr=0.1, base_batch_size=4, name="adamw", weight_decay=0.05)
 
 
-def rates(model: nn.Module, config: OptimConfig) -> dict[str, float]:
+def rates(model, config):
     """Return the factor of each parameter's rate in the optimizer."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = make_optimizer(model, config).param_groups
@@ -27,7 +24,7 @@ def rates(model: nn.Module, config: OptimConfig) -> dict[str, float]:
     return found
 
 
-def test_a_videomae_of_transformers_has_the_rates_of_its_paper() -> None:
+def test_a_videomae_of_transformers_has_the_rates_of_its_paper():
     transformers = pytest.importorskip("transformers")
     config = transformers.VideoMAEConfig(
         image_size=16, patch_size=8, num_frames=4, hidden_size=8, num_hidden_layers=3, num_attention_heads=2,
@@ -49,7 +46,7 @@ def test_a_videomae_of_transformers_has_the_rates_of_its_paper() -> None:
     assert {name.split(".")[1] for name in found if name.startswith("videomae.")} == {"embeddings", "encoder"}
 
 
-def test_a_resnet_counts_its_blocks_through_all_stages() -> None:
+def test_a_resnet_counts_its_blocks_through_all_stages():
     model = zoo.build("tsm-r18", num_classes=3, num_frames=2, width=8)
     found = rates(model, replace(CONFIG, layer_decay=0.75, groups="tsm"))
     for name, rate in found.items():
@@ -65,7 +62,7 @@ def test_a_resnet_counts_its_blocks_through_all_stages() -> None:
         assert rate == pytest.approx(expected, rel=1e-15), name
 
 
-def test_each_stream_counts_its_own_layers_and_has_its_own_head() -> None:
+def test_each_stream_counts_its_own_layers_and_has_its_own_head():
     model = zoo.build("two-stream-r18", num_classes=3, num_frames=2, width=8, flow_stack=2)
     found = rates(model, replace(CONFIG, layer_decay=0.5, head_lr_mult=3.0, groups="tsm"))
     for stream in ("spatial", "temporal"):
@@ -80,7 +77,7 @@ def test_each_stream_counts_its_own_layers_and_has_its_own_head() -> None:
     }
 
 
-def test_a_joint_head_is_the_only_head() -> None:
+def test_a_joint_head_is_the_only_head():
     model = zoo.build("two-stream-r18", num_classes=3, num_frames=2, width=8, flow_stack=2, fusion="joint")
     assert [name for name, _ in heads(model)] == ["head.3"]
     found = layer_scales(model, 0.5)
@@ -91,23 +88,23 @@ def test_a_joint_head_is_the_only_head() -> None:
 class Named(nn.Module):
     """A model that names its own layers."""
 
-    def __init__(self, *layers: Any) -> None:
+    def __init__(self, *layers):
         super().__init__()
         self.low, self.mid, self.top = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)
         self.layers = layers
 
-    def parameter_layers(self) -> Any:
+    def parameter_layers(self):
         return self.layers
 
 
-def test_a_model_may_name_its_layers() -> None:
+def test_a_model_may_name_its_layers():
     found = layer_scales(Named("low", ["mid.weight", "mid.bias"]), 0.5)
     assert {name.split(".")[0]: scale for name, scale in found.items()} == {"low": 0.25, "mid": 0.5, "top": 1.0}
     with pytest.raises(UsageError, match="names 'high', which matches no parameter"):
         layer_scales(Named("low", "high"), 0.5)
 
 
-def test_a_model_without_blocks_is_refused() -> None:
+def test_a_model_without_blocks_is_refused():
     with pytest.raises(UsageError, match="no parameter of the model has a number in its name") as error:
         parameter_groups(nn.Linear(2, 2), replace(CONFIG, layer_decay=0.5))
     assert "parameter_layers()" in (error.value.hint or "")
@@ -116,12 +113,12 @@ def test_a_model_without_blocks_is_refused() -> None:
             replace(CONFIG, layer_decay=decay)
 
 
-def test_layers_split_the_groups_but_not_the_weight_decay() -> None:
+def test_layers_split_the_groups_but_not_the_weight_decay():
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))
     plain = parameter_groups(model, CONFIG)
     split = parameter_groups(model, replace(CONFIG, layer_decay=0.5))
 
-    def decays(groups: Any) -> dict[int, float]:
+    def decays(groups):
         return {id(one): group["weight_decay"] for group in groups for one in group["params"]}
 
     assert decays(plain) == decays(split)

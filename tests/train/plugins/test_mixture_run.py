@@ -1,12 +1,8 @@
 """A run that trains on several datasets: shares, classes, generations, other ranks, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -40,19 +36,19 @@ ALONE = Member(World(), torch.device("cpu"))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """Datasets `first` (16 to train on, 4 held out) and `second` (4), with one class in common."""
     clip = datasets.make_clip(tmp_path / "one.mp4", frames=8, size="48x48")
     samples = [(f"first{n:02d}", clip, n % 2) for n in range(20)]
-    columns: dict[str, list[object]] = {"split": ["train"] * 16 + ["val"] * 4}
+    columns = {"split": ["train"] * 16 + ["val"] * 4}
     datasets.pack(tmp_path / "first", [samples], columns=columns)
     samples = [(f"second{n:02d}", clip, n % 2) for n in range(4)]
     datasets.pack(tmp_path / "second", [samples], classes=("up", "right"))
     return tmp_path
 
 
-def config(folder: Path, **data: Any) -> Config:
-    values: dict[str, Any] = {"global_batch_size": 4, "num_threads": 1} | data
+def config(folder, **data):
+    values = {"global_batch_size": 4, "num_threads": 1} | data
     return Config(
         data=DataConfig(
             path=str(folder / "first"), frames=Segments(2), eval_frames=Segments(2, jitter=False),
@@ -64,13 +60,13 @@ def config(folder: Path, **data: Any) -> Config:
     )  # fmt: skip
 
 
-def weighted(folder: Path) -> Config:
+def weighted(folder):
     words = [f"data.mixture.second.path={folder / 'second'}", "data.mixture.second.split=none"]
     words += ["data.mixture.second.weight=1", "data.weight=3", "data.epoch_samples=16"]
     return overrides.apply(config(folder), words)
 
 
-def test_each_dataset_has_its_share_and_classes_are_merged(folder: Path) -> None:
+def test_each_dataset_has_its_share_and_classes_are_merged(folder):
     made, train, held_out = open_datasets(weighted(folder), None, ALONE)
     assert (train.classes, made.model.num_classes) == (("left", "right", "up"), 3)
     assert held_out is not None
@@ -89,7 +85,7 @@ def test_each_dataset_has_its_share_and_classes_are_merged(folder: Path) -> None
     assert dry_run.check([plain])[0]["steps_per_epoch"] == 20 // 4
 
 
-def test_a_run_resumes_at_the_generations_it_started_with(folder: Path) -> None:
+def test_a_run_resumes_at_the_generations_it_started_with(folder):
     made = weighted(folder)
     plan = dry_run.check([made])[0]
     assert (plan["steps"], plan["generation"], plan["shards"], plan["train_samples"]) == (4, "1 + 1", 2, 20)
@@ -106,8 +102,8 @@ def test_a_run_resumes_at_the_generations_it_started_with(folder: Path) -> None:
     assert (report.names, report.score.total) == (("left", "right", "up"), 4)
 
 
-def test_ranks_compare_every_dataset_but_not_where_it_lies(folder: Path) -> None:
-    def facts(asked: Config) -> dict[str, str]:
+def test_ranks_compare_every_dataset_but_not_where_it_lies(folder):
+    def facts(asked):
         made, train, held_out = open_datasets(asked, None, ALONE)
         return agreement.facts(made, {}, train, held_out)
 
@@ -136,17 +132,17 @@ def test_ranks_compare_every_dataset_but_not_where_it_lies(folder: Path) -> None
         (["data.mixture.b.path=a", "data.epoch_samples=8"], r"a mixture without weights visits every sample once"),
     ],
 )
-def test_contradictory_settings_are_refused(folder: Path, words: list[str], message: str) -> None:
+def test_contradictory_settings_are_refused(folder, words, message):
     with pytest.raises(UsageError, match=message):
         overrides.apply(config(folder), words)
 
 
-def test_relay_refuses_a_mixture(folder: Path) -> None:
+def test_relay_refuses_a_mixture(folder):
     with pytest.raises(UsageError, match="divides one dataset into partitions"):
         dry_run.check([replace(weighted(folder), sync="relay")])
 
 
-def test_samplers_are_chosen_by_name(folder: Path) -> None:
+def test_samplers_are_chosen_by_name(folder):
     words = ["data.frames=dense", "data.frames.num_frames=4", "data.frames.stride=2"]
     words += ["data.eval_frames=fastvid.train:Uniform", "data.eval_frames.num_frames=4"]
     made = overrides.apply(config(folder), words)

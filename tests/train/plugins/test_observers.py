@@ -1,15 +1,11 @@
 """Loggers and callbacks: what they receive, and what happens when one fails."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import struct
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,11 +18,11 @@ SUMMARY = {"over": True, "samples": 16, "eval": {"loss": 0.5}, "lineage": []}
 CONFIG = {"optim": {"base_lr": 0.25}, "run": {"epochs": 2}}
 
 
-def info(folder: Path) -> RunInfo:
+def info(folder):
     return RunInfo(folder, CONFIG, 0, 1, 0, toy.net())
 
 
-def record(folder: Path, logger: Logger, *rows: tuple[int, float]) -> None:
+def record(folder, logger, *rows):
     """Leave what a run leaves: a start, rows with one number, a summary."""
     loggers = Observers("run.loggers", {"it": logger})
     recorder = Recorder(folder / METRICS_FILE, loggers)
@@ -39,7 +35,7 @@ def record(folder: Path, logger: Logger, *rows: tuple[int, float]) -> None:
     loggers.call("finish", SUMMARY)
 
 
-def test_tensorboard_receives_all_rows(tmp_path: Path) -> None:
+def test_tensorboard_receives_all_rows(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     record(tmp_path, TensorBoard(), (8, 0.5), (16, 0.25))
@@ -48,13 +44,13 @@ def test_tensorboard_receives_all_rows(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("train/loss")] == [(8, 0.5), (16, 0.25)]
 
 
-def offline(folder: Path) -> list[dict[str, Any]]:
+def offline(folder):
     """Return the records of each offline run of wandb in a folder, by kind, in the order in which they started."""
     from wandb.proto import wandb_internal_pb2
 
     found = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime_ns):
-        rows: dict[str, Any] = {"id": path.stem.removeprefix("run-"), "config": {}, "rows": [], "summary": {}}
+        rows = {"id": path.stem.removeprefix("run-"), "config": {}, "rows": [], "summary": {}}
         for data in transaction_log(path.read_bytes()):
             entry = wandb_internal_pb2.Record()
             entry.ParseFromString(data)
@@ -66,7 +62,7 @@ def offline(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def transaction_log(data: bytes) -> Iterator[bytes]:
+def transaction_log(data):
     """Yield the records of a file: LevelDB's log format after a head of seven bytes, in blocks of 32 KiB."""
     place, parts = 7, b""
     while place + 7 <= len(data):
@@ -80,14 +76,12 @@ def transaction_log(data: bytes) -> Iterator[bytes]:
             parts = b""
 
 
-def values(items: Any) -> dict[str, Any]:
+def values(items):
     named = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items}
     return {name: value for name, value in named.items() if not name.startswith("_")}
 
 
-def test_wandb_receives_config_rows_and_summary_and_a_resumed_run_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wandb_receives_config_rows_and_summary_and_a_resumed_run_continues(tmp_path, monkeypatch):
     for name, value in {"MODE": "offline", "SILENT": "true", "DISABLE_CODE": "true", "DISABLE_GIT": "true"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -109,9 +103,7 @@ def test_wandb_receives_config_rows_and_summary_and_a_resumed_run_continues(
 @pytest.mark.parametrize(
     ("kind", "module", "package"), [(TensorBoard, "torch.utils.tensorboard", "tensorboard"), (Wandb, "wandb", "wandb")]
 )
-def test_a_missing_package_names_the_extra(
-    kind: Any, module: str, package: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_the_extra(kind, module, package, monkeypatch):
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingDependency) as error:
@@ -122,40 +114,40 @@ def test_a_missing_package_names_the_extra(
 class Seen(Callback):
     """Notes its calls in the folder of the run, one file a rank; fails where the file ``fail`` says so."""
 
-    def on_start(self, run: RunInfo) -> None:
+    def on_start(self, run):
         self.path = run.out / f"seen-{run.rank}"
         self.fail = (run.out / "fail").read_text().split() if (run.out / "fail").exists() else []
         self.rank = run.rank
         self.note("start", run.samples)
 
-    def note(self, what: str, value: object) -> None:
+    def note(self, what, value):
         with self.path.open("a") as file:
             file.write(f"{what} {value}\n")
         if self.fail == [what, str(self.rank)]:
             raise RuntimeError("it broke")
 
-    def on_step(self, row: Any) -> None:
+    def on_step(self, row):
         self.note("step", row["samples"])
 
-    def on_eval(self, row: Any) -> None:
+    def on_eval(self, row):
         self.note("eval", row["samples"])
 
-    def on_checkpoint(self, samples: int) -> None:
+    def on_checkpoint(self, samples):
         self.note("checkpoint", samples)
 
-    def on_end(self, summary: Any) -> None:
+    def on_end(self, summary):
         self.note("end", summary["samples"])
 
 
-def needs_argument(what: str) -> Callback:
+def needs_argument(what):
     return Seen()
 
 
-def makes_something_else() -> object:
+def makes_something_else():
     return {}
 
 
-def test_wrong_loggers_and_callbacks_are_named() -> None:
+def test_wrong_loggers_and_callbacks_are_named():
     base = toy.toy_config(Path()).run
     for changes, message, hint in (
         ({"loggers": ("tensorbord",)}, "run.loggers has 'tensorbord'", "did you mean tensorboard?"),
@@ -164,7 +156,7 @@ def test_wrong_loggers_and_callbacks_are_named() -> None:
         ({"callbacks": ("Seen",)}, "run.callbacks has 'Seen'", "write it as module:name"),
     ):
         with pytest.raises(UsageError, match=message) as error:
-            replace(base, **changes)  # type: ignore[arg-type]
+            replace(base, **changes)
         assert hint in (error.value.hint or "")
     for name, message, hint in (
         ("Sean", "has no 'Sean'", "did you mean Seen?"),
@@ -177,13 +169,13 @@ def test_wrong_loggers_and_callbacks_are_named() -> None:
         assert hint in (error.value.hint or "")
 
 
-def scenario(folder: Path) -> list[list[str]]:
+def scenario(folder):
     """Train on two ranks with the callback, and return what it saw on each."""
     assert toy.spawn(2, folder, "seen", module="tests.train.plugins.ranks") == [0, 0]
     return [(folder / "seen" / f"seen-{rank}").read_text().splitlines() for rank in range(2)]
 
 
-def test_a_callback_is_called_on_every_rank_at_the_same_points(tmp_path: Path) -> None:
+def test_a_callback_is_called_on_every_rank_at_the_same_points(tmp_path):
     first, second = scenario(tmp_path)
     assert first == second
     steps = toy.NUM_SAMPLES // toy.BATCH
@@ -197,7 +189,7 @@ def test_a_callback_is_called_on_every_rank_at_the_same_points(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("where", ["step 1", "checkpoint 0", "eval 1"])
-def test_a_callback_that_fails_on_one_rank_ends_the_run_on_all(tmp_path: Path, where: str) -> None:
+def test_a_callback_that_fails_on_one_rank_ends_the_run_on_all(tmp_path, where):
     (tmp_path / "seen").mkdir()
     (tmp_path / "seen" / "fail").write_text(where)
     # Returns, although the other rank waits for numbers of this one; each says why.
@@ -209,11 +201,11 @@ def test_a_callback_that_fails_on_one_rank_ends_the_run_on_all(tmp_path: Path, w
 
 
 class Broken(Logger):
-    def write(self, kind: str, row: Any) -> None:
+    def write(self, kind, row):
         raise OSError("no network")
 
 
-def test_a_logger_that_fails_is_named_after_the_row_is_written(tmp_path: Path) -> None:
+def test_a_logger_that_fails_is_named_after_the_row_is_written(tmp_path):
     recorder = Recorder(tmp_path / METRICS_FILE, Observers("run.loggers", {"my:Broken": Broken()}))
     with pytest.raises(FastvidError, match=r"run\.loggers 'my:Broken' failed in write: OSError: no network"):
         recorder.write("train", samples=8, loss=0.5)

@@ -1,17 +1,15 @@
 """Optimizers and schedules that a user names as module:name."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fastvid.errors import UsageError
+from fastvid.runtime.processes import World
 from fastvid.train.config import overrides
 from fastvid.train.config.config import OptimConfig
 from fastvid.train.parts.optim import Schedule, make_optimizer, state_per_weight
@@ -22,34 +20,34 @@ BASE = OptimConfig(base_lr=0.1, base_batch_size=4, weight_decay=0.01, decay="con
 HERE = __name__
 
 
-def momentum(groups: Any, *, beta: float, nesterov: bool = False) -> torch.optim.Optimizer:
+def momentum(groups, *, beta, nesterov=False):
     return torch.optim.SGD(groups, lr=1.0, momentum=beta, nesterov=nesterov)
 
 
-def loses_groups(groups: Any) -> torch.optim.Optimizer:
+def loses_groups(groups):
     return torch.optim.SGD([one for group in groups for one in group["params"]], lr=1.0)
 
 
-def forgets(groups: Any) -> None:
+def forgets(groups):
     torch.optim.SGD(groups, lr=1.0)
 
 
-def linear(progress: float, *, end: float = 0.0) -> float:
+def linear(progress, *, end=0.0):
     return 1.0 - (1.0 - end) * progress
 
 
-def explodes(progress: float) -> float:
+def explodes(progress):
     return math.inf if progress == 1 else 1.0
 
 
-def says(_progress: float) -> str:
+def says(_progress):
     return "half"
 
 
-def trained(optim: OptimConfig) -> list[torch.Tensor]:
+def trained(optim):
     model = toy.net()
     replica = Replica(model, make_optimizer(model, optim), schedule(optim))
-    batch = next(iter(toy.ToyLoader(toy.World())))
+    batch = next(iter(toy.ToyLoader(World())))
     for _ in range(5):
         replica.set_lr()
         replica.optimizer.zero_grad()
@@ -59,18 +57,18 @@ def trained(optim: OptimConfig) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def schedule(optim: OptimConfig) -> Schedule:
+def schedule(optim):
     return Schedule(optim, epochs=2, samples_per_epoch=20, global_batch_size=4)
 
 
-def test_an_own_optimizer_steps_as_the_same_one_of_fastvid_does() -> None:
+def test_an_own_optimizer_steps_as_the_same_one_of_fastvid_does():
     plain = replace(BASE, groups="tsm", momentum=0.8, nesterov=True)
     own = replace(BASE, groups="tsm", name=f"{HERE}:momentum", options={"beta": 0.8, "nesterov": True})
     for one, other in zip(trained(plain), trained(own), strict=True):
         assert torch.equal(one, other)
 
 
-def test_a_class_of_torch_is_an_optimizer_as_it_is() -> None:
+def test_a_class_of_torch_is_an_optimizer_as_it_is():
     config = overrides.apply(
         toy.toy_config(Path()), ["optim.name=torch.optim:RMSprop", "optim.options.alpha=0.5"]
     ).optim
@@ -101,14 +99,14 @@ def test_a_class_of_torch_is_an_optimizer_as_it_is() -> None:
         ({"name": f"{HERE}:BASE"}, "is not callable", "name a function"),
     ],
 )
-def test_wrong_optimizers_are_named(changes: dict[str, Any], message: str, hint: str) -> None:
+def test_wrong_optimizers_are_named(changes, message, hint):
     with pytest.raises(UsageError) as error:
         make_optimizer(toy.net(), replace(BASE, **changes))
     assert message in error.value.message
     assert hint in (error.value.hint or "")
 
 
-def test_an_own_schedule_follows_warm_up_by_samples() -> None:
+def test_an_own_schedule_follows_warm_up_by_samples():
     own = replace(BASE, decay=f"{HERE}:linear", decay_options={"end": 0.2}, warmup_epochs=0.4)
     made = schedule(own)
     # Warm-up ends at sample 8 of 40.
@@ -127,7 +125,7 @@ def test_an_own_schedule_follows_warm_up_by_samples() -> None:
         ({"decay": f"{HERE}:says"}, "returned 'half' at progress 0", "finite factor"),
     ],
 )
-def test_wrong_schedules_are_named(changes: dict[str, Any], message: str, hint: str) -> None:
+def test_wrong_schedules_are_named(changes, message, hint):
     with pytest.raises(UsageError) as error:
         schedule(replace(BASE, **changes))
     assert message in error.value.message

@@ -1,11 +1,7 @@
 """Fine-tuning a vision transformer of transformers by the recipe: it learns, resumes, and is evaluated."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +24,7 @@ NAME = "fastvid.models.hugging_face:videomae"
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def shards(tmp_path_factory):
     """Two classes that differ in colour, so that few steps suffice."""
     folder = tmp_path_factory.mktemp("videomae")
     clips = [
@@ -40,7 +36,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shards"
 
 
-def config(shards: Path, out: Path, *changes: str) -> Any:
+def config(shards, out, *changes):
     words = [f"model.options.{name}={value}" for name, value in SMALL.items()]
     words += [
         f"data.path={shards}", f"run.out={out}", "data.global_batch_size=4", "data.eval_batch_size=12",
@@ -58,7 +54,7 @@ def config(shards: Path, out: Path, *changes: str) -> Any:
     return replace(small, data=data)
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
+def weights(out):
     from fastvid.train.records.checkpoint import Checkpoints, decode
 
     found = Checkpoints(str(out / "checkpoints")).newest()
@@ -66,7 +62,7 @@ def weights(out: Path) -> dict[str, torch.Tensor]:
     return decode(found.data, found.name)["replica"]["model"]
 
 
-def test_the_recipe_learns_and_resumes_to_the_same_weights(shards: Path, tmp_path: Path) -> None:
+def test_the_recipe_learns_and_resumes_to_the_same_weights(shards, tmp_path):
     whole = config(shards, tmp_path / "whole")
     plan = dry_run.check([whole])[0]
     assert launch.start([whole]) == 0
@@ -93,7 +89,7 @@ def test_the_recipe_learns_and_resumes_to_the_same_weights(shards: Path, tmp_pat
     assert all(torch.equal(value, second[name]) for name, value in first.items())
 
 
-def test_drop_path_is_seeded_scaled_and_off_in_evaluation() -> None:
+def test_drop_path_is_seeded_scaled_and_off_in_evaluation():
     drop, branch = DropPath(0.25, frames=2), torch.ones(4000, 3)
     torch.manual_seed(3)
     one = drop(branch)
@@ -110,8 +106,8 @@ def test_drop_path_is_seeded_scaled_and_off_in_evaluation() -> None:
 
 
 @pytest.mark.parametrize("name", ["tsm-r18", NAME])
-def test_models_have_a_drop_path_that_rises_with_depth(name: str) -> None:
-    options: dict[str, Any] = {"width": 8} if name != NAME else {
+def test_models_have_a_drop_path_that_rises_with_depth(name):
+    options = {"width": 8} if name != NAME else {
         "image_size": 32, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32,
     }  # fmt: skip
     torch.manual_seed(0)
@@ -127,7 +123,7 @@ def test_models_have_a_drop_path_that_rises_with_depth(name: str) -> None:
     assert not torch.equal(model.train()(clips), model(clips))
 
 
-def test_recomputed_blocks_drop_the_same_paths_again() -> None:
+def test_recomputed_blocks_drop_the_same_paths_again():
     clips, gradients = torch.randn(4, 3, 2, 32, 32), []
     for recompute in (False, True):
         torch.manual_seed(0)
@@ -138,7 +134,7 @@ def test_recomputed_blocks_drop_the_same_paths_again() -> None:
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
 
 
-def test_wrong_options_of_transformers_are_named() -> None:
+def test_wrong_options_of_transformers_are_named():
     with pytest.raises(UsageError, match="VideoMAEConfig has no 'hidden_sise'"):
         zoo.build(NAME, 2, 4, hidden_sise=8)
     with pytest.raises(UsageError, match="cannot make the VideoMAE"):

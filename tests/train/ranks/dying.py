@@ -3,8 +3,6 @@
 The other ranks leave the error in FOLDER/RANK.txt.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
@@ -17,7 +15,7 @@ from fastvid.errors import FastvidError
 from fastvid.train.ranks import join
 
 
-def main() -> None:
+def main():
     folder, how = Path(sys.argv[1]), sys.argv[2]
     try:
         with join(8.0) as member:
@@ -30,7 +28,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def end(how: str) -> None:
+def end(how):
     if how == "raise":
         raise LookupError("the shelf is empty")
     os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)

@@ -3,8 +3,6 @@
 Prints one JSON object: how often the kill fell inside a write, and what could be loaded after each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -20,7 +18,7 @@ from fastvid.train.records.checkpoint import Checkpoints, decode
 SIZE = 500_000  # numbers of a state: 2 MB, some milliseconds of writing
 
 
-def write(folder: Path, first: int, told: int) -> None:
+def write(folder, first, told):
     """Write checkpoints in a loop, and report each one."""
     checkpoints = Checkpoints(str(folder), keep=2)
     for samples in range(first, first + 1000):
@@ -29,7 +27,7 @@ def write(folder: Path, first: int, told: int) -> None:
         os.write(told, samples.to_bytes(8, "little"))
 
 
-def main() -> None:
+def main():
     folder, kills, seed = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     draws = random.Random(seed)
     inside, newest, lost, unreadable = 0, 0, 0, 0
@@ -47,7 +45,7 @@ def main() -> None:
         time.sleep(draws.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)
         assert os.WIFSIGNALED(os.waitpid(child, 0)[1]), "a writer failed by itself"
-        said = first + b"".join(iter(lambda pipe=ours: os.read(pipe, 4096), b""))  # type: ignore[misc]
+        said = first + b"".join(iter(lambda pipe=ours: os.read(pipe, 4096), b""))
         os.close(ours)
         confirmed = int.from_bytes(said[-8:], "little")
         inside += any(path.suffix == ".tmp" for path in folder.iterdir())

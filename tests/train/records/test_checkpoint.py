@@ -1,7 +1,5 @@
 """Checkpoints: written atomically, verified, and loadable with plain torch."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json
@@ -11,7 +9,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,33 +20,33 @@ from fastvid.train.records.checkpoint import BEST, Checkpoints, decode
 STATE = {"replica": {"weight": torch.arange(1000.0)}, "lineage": [{"epoch": 0, "samples": 8}], "step": 3}
 
 
-def save_many(folder: Path, *samples: int, keep: int = 3) -> Checkpoints:
+def save_many(folder, *samples, keep=3):
     checkpoints = Checkpoints(str(folder), keep=keep)
     for count in samples:
         checkpoints.save({**STATE, "samples": count}, count)
     return checkpoints
 
 
-def state_of(checkpoints: Checkpoints) -> dict[str, Any]:
+def state_of(checkpoints):
     found = checkpoints.newest()
     assert found is not None
     return decode(found.data, found.name)
 
 
-def newest(checkpoints: Checkpoints) -> int:
+def newest(checkpoints):
     return int(state_of(checkpoints)["samples"])
 
 
-def test_saved_state_is_read_back_unchanged(tmp_path: Path) -> None:
+def test_saved_state_is_read_back_unchanged(tmp_path):
     checkpoints = save_many(tmp_path, 8)
     state = state_of(checkpoints)
-    assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])  # type: ignore[index]
+    assert torch.equal(state["replica"]["weight"], STATE["replica"]["weight"])
     assert state["lineage"] == STATE["lineage"]
     # Plain torch can also read the file, without unpickling.
     assert torch.load(tmp_path / checkpoints.names()[0], weights_only=True)["step"] == 3
 
 
-def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> None:
+def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path):
     checkpoints = save_many(tmp_path, 8, 16)
     checkpoints.save({**STATE, "samples": 16, "step": 4}, 16)
     assert len(checkpoints.names()) == 2
@@ -57,9 +54,7 @@ def test_saving_at_the_same_samples_replaces_the_checkpoint(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
-def test_a_damaged_checkpoint_is_logged_and_the_previous_one_used(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
-) -> None:
+def test_a_damaged_checkpoint_is_logged_and_the_previous_one_used(tmp_path, caplog, damage):
     checkpoints = save_many(tmp_path, 8, 16)
     name = checkpoints.names()[-1]
     data = bytearray((tmp_path / name).read_bytes())
@@ -72,7 +67,7 @@ def test_a_damaged_checkpoint_is_logged_and_the_previous_one_used(
         checkpoints.read(name)
 
 
-def test_newest_raises_when_all_checkpoints_are_damaged(tmp_path: Path) -> None:
+def test_newest_raises_when_all_checkpoints_are_damaged(tmp_path):
     checkpoints = save_many(tmp_path, 8, 16)
     for name in checkpoints.names():
         (tmp_path / name).write_bytes(b"gone")
@@ -80,11 +75,11 @@ def test_newest_raises_when_all_checkpoints_are_damaged(tmp_path: Path) -> None:
         checkpoints.newest()
 
 
-def test_loading_does_not_execute_a_pickle(tmp_path: Path) -> None:
+def test_loading_does_not_execute_a_pickle(tmp_path):
     marker = tmp_path / "executed"
 
     class Trap:
-        def __reduce__(self) -> tuple[object, ...]:
+        def __reduce__(self):
             return os.mkdir, (str(marker),)
 
     path = tmp_path / "trap.pt"
@@ -97,13 +92,13 @@ def test_loading_does_not_execute_a_pickle(tmp_path: Path) -> None:
     assert marker.exists()
 
 
-def test_a_checkpoint_of_another_version_raises_version_error(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_version_raises_version_error(tmp_path):
     torch.save({"version": 2}, tmp_path / "x.pt")
     with pytest.raises(VersionError, match="version 2, this fastvid reads 1"):
         decode((tmp_path / "x.pt").read_bytes(), "x.pt")
 
 
-def test_a_kill_during_a_write_keeps_the_previous_checkpoint_and_no_temporary_files(tmp_path: Path) -> None:
+def test_a_kill_during_a_write_keeps_the_previous_checkpoint_and_no_temporary_files(tmp_path):
     code = (
         "import torch\n"
         "from fastvid.train.records.checkpoint import Checkpoints\n"
@@ -124,7 +119,7 @@ def test_a_kill_during_a_write_keeps_the_previous_checkpoint_and_no_temporary_fi
     assert [path.name for path in tmp_path.iterdir()] == checkpoints.names()
 
 
-def test_a_checkpoint_stays_loadable_over_50_kills_during_writes(tmp_path: Path) -> None:
+def test_a_checkpoint_stays_loadable_over_50_kills_during_writes(tmp_path):
     command = [sys.executable, "-m", "tests.train.records.killing", str(tmp_path), "50", "0"]
     result = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
@@ -134,7 +129,7 @@ def test_a_checkpoint_stays_loadable_over_50_kills_during_writes(tmp_path: Path)
     assert found["inside_a_write"] > 5
 
 
-def test_state_may_be_modified_while_it_is_written(tmp_path: Path) -> None:
+def test_state_may_be_modified_while_it_is_written(tmp_path):
     checkpoints, weight = Checkpoints(str(tmp_path)), torch.ones(2_000_000)
     checkpoints.begin({"replica": {"weight": weight}, "lineage": [(1, 2)]}, 8)
     weight.zero_()
@@ -144,10 +139,10 @@ def test_state_may_be_modified_while_it_is_written(tmp_path: Path) -> None:
     assert state["lineage"] == [(1, 2)]
 
 
-def test_a_failed_write_is_raised_by_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_is_raised_by_wait(tmp_path, monkeypatch):
     checkpoints = Checkpoints(str(tmp_path))
 
-    def full(state: object, samples: int) -> str:
+    def full(state, samples):
         raise StorageError("no space left on device")
 
     monkeypatch.setattr(checkpoints, "save", full)
@@ -157,7 +152,7 @@ def test_a_failed_write_is_raised_by_wait(tmp_path: Path, monkeypatch: pytest.Mo
     checkpoints.wait()
 
 
-def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=2)
     assert checkpoints.best() is None
     noted = []
@@ -177,7 +172,7 @@ def test_the_best_checkpoint_is_kept_in_addition_to_the_newest(tmp_path: Path) -
     assert [int(name.split("-")[1]) for name in checkpoints.names()] == [48, 56]
 
 
-def test_a_file_is_named_after_its_samples_and_the_start_of_its_hash(tmp_path: Path) -> None:
+def test_a_file_is_named_after_its_samples_and_the_start_of_its_hash(tmp_path):
     checkpoints = save_many(tmp_path, 12_288)
     (name,) = checkpoints.names()
     digest = hashlib.sha256((tmp_path / name).read_bytes()).hexdigest()
@@ -186,7 +181,7 @@ def test_a_file_is_named_after_its_samples_and_the_start_of_its_hash(tmp_path: P
     assert checkpoints.newest_samples() == 12_288
 
 
-def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
+def test_other_files_are_no_checkpoints(tmp_path):
     checkpoints = Checkpoints(str(tmp_path), keep=1)
     assert checkpoints.newest_samples() == -1
     assert checkpoints.newest() is None
@@ -202,7 +197,7 @@ def test_other_files_are_no_checkpoints(tmp_path: Path) -> None:
             checkpoints.read(name)
 
 
-def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path):
     checkpoints = save_many(tmp_path, 8, 16)
     assert checkpoints.note(16, 50.0)
     assert checkpoints.note(16, 40.0)
@@ -217,7 +212,7 @@ def test_a_checkpoint_that_is_scored_again_has_its_last_score(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04", {"weight": 1}, [1, 2], torch.ones(2)])
-def test_other_bytes_and_a_file_of_torch_without_a_version_are_no_checkpoint(content: object) -> None:
+def test_other_bytes_and_a_file_of_torch_without_a_version_are_no_checkpoint(content):
     buffer = io.BytesIO(content if isinstance(content, bytes) else b"")
     if not isinstance(content, bytes):
         torch.save(content, buffer)
@@ -225,9 +220,7 @@ def test_other_bytes_and_a_file_of_torch_without_a_version_are_no_checkpoint(con
         decode(buffer.getvalue(), "x.pt")
 
 
-def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(
-    s3: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(s3, caplog):
     checkpoints = Checkpoints(f"s3://{s3.bucket()}/some run/checkpoints", keep=2)
     assert checkpoints.newest() is None
     for count in (8, 16, 24, 32):
@@ -250,8 +243,8 @@ def test_an_object_store_keeps_newest_and_best_and_skips_damaged_checkpoints(
     "content", [b"", b'{"name": "check', b"null", b"[]", b'{"name": "x"}', b'{"name": "x", "score": "y"}']
 )
 def test_a_damaged_record_of_the_best_stops_no_save_and_no_checkpoint_is_lost_until_it_is_replaced(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, content: bytes
-) -> None:
+    tmp_path, caplog, content
+):
     checkpoints = save_many(tmp_path, 8, 16, keep=1)
     checkpoints.note(16, 50.0)
     (tmp_path / BEST).write_bytes(content)

@@ -1,17 +1,14 @@
-"""Metrics files, lineage, the table of strategies, micro-batches, seeds."""
-
-from __future__ import annotations
+"""Records of a run: metrics files, lineage, strategies' waits, speed, the report page."""
 
 import json
 import math
 import resource
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
 
+from fastvid.errors import UsageError
 from fastvid.load.batch.batch import Batch
 from fastvid.runtime.processes import World
 from fastvid.runtime.values import json_text
@@ -19,10 +16,12 @@ from fastvid.train.loop.strategy import Strategy, build_strategy
 from fastvid.train.parts.replica import Lineage
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
+from fastvid.train.records.records import METRICS_FILE, Exposure, Recorder, Telemetry
+from fastvid.train.run import run_report as report
 from tests.train import toy
 
 
-def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> None:
+def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path):
     path = tmp_path / "metrics.jsonl"
     first = metrics.Recorder(path)
     first.write("train", samples=8, loss=1.0)
@@ -38,9 +37,7 @@ def test_reading_skips_an_incomplete_line_of_a_killed_writer(tmp_path: Path) -> 
     ]
 
 
-def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(tmp_path, caplog):
     path = tmp_path / "metrics.jsonl"
     recorder = metrics.Recorder(path)
     recorder.write("train", samples=8)
@@ -61,8 +58,8 @@ def test_rows_that_a_full_disk_refuses_are_written_later_and_end_no_run(
     assert [json.loads(line)["samples"] for line in path.read_text().splitlines()] == [8, 16, 24, 32]
 
 
-def test_numbers_that_are_not_finite_are_null_in_json() -> None:
-    def refuse(literal: str) -> None:
+def test_numbers_that_are_not_finite_are_null_in_json():
+    def refuse(literal):
         raise AssertionError(literal)
 
     value = {"eval": {"loss": math.nan, "rows": [(1.5, -math.inf)]}, "over": True, "name": "NaN", "samples": 3}
@@ -73,23 +70,23 @@ def test_numbers_that_are_not_finite_are_null_in_json() -> None:
 class Waiting(Strategy):
     """A strategy with a time limit of its own."""
 
-    def __init__(self, member: Member, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, member, *, timeout_s=60.0):
         super().__init__(member)
         self.timeout_s = timeout_s
 
 
-def test_a_strategy_waits_as_long_as_the_run_unless_its_option_says_otherwise() -> None:
+def test_a_strategy_waits_as_long_as_the_run_unless_its_option_says_otherwise():
     alone = Member(World(), torch.device("cpu"))
     name = f"{__name__}:Waiting"
-    assert [
-        build_strategy(name, alone, options, timeout_s=20.0).timeout_s  # type: ignore[attr-defined]
-        for options in ({}, {"timeout_s": 7.0})
-    ] == [20.0, 7.0]
+    assert [build_strategy(name, alone, options, timeout_s=20.0).timeout_s for options in ({}, {"timeout_s": 7.0})] == [
+        20.0,
+        7.0,
+    ]
     build_strategy("ddp", alone, {}, timeout_s=20.0)
 
 
-def test_curve_excludes_lost_work() -> None:
-    def train(samples: int, loss: float) -> dict[str, object]:
+def test_curve_excludes_lost_work():
+    def train(samples, loss):
         return {"kind": "train", "samples": samples, "loss": loss}
 
     rows = [
@@ -100,12 +97,12 @@ def test_curve_excludes_lost_work() -> None:
     assert metrics.curve(rows, "eval") == [{"kind": "eval", "samples": 8}]
 
 
-def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch):
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     watch = metrics.Stopwatch()
 
-    def slow() -> Iterator[int]:
+    def slow():
         nonlocal now
         for _ in range(2):
             now += 0.75
@@ -119,7 +116,7 @@ def test_stopwatch_excludes_pauses_and_measures_waiting(monkeypatch: pytest.Monk
     assert watch.numbers() == {"clips_per_s": 8.0, "step_ms": 1000.0, "wait_percent": 75.0}
 
 
-def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
+def test_lineage_can_be_summed_over_ranks_and_steps():
     one, parts = Lineage(), Lineage()
     for batch in toy.ToyLoader(World()):
         one.add(0, *Lineage.of(batch))
@@ -132,9 +129,9 @@ def test_lineage_can_be_summed_over_ranks_and_steps() -> None:
     assert restored.state_dict() == one.state_dict()
 
 
-def test_lineage_differs_for_different_positions() -> None:
+def test_lineage_differs_for_different_positions():
     class Swapped(toy.ToyLoader):
-        def __iter__(self):  # type: ignore[no-untyped-def]
+        def __iter__(self):
 
             for batch in super().__iter__():
                 yield Batch(batch, key=tuple(reversed(batch.key)))
@@ -146,3 +143,81 @@ def test_lineage_differs_for_different_positions() -> None:
         b.add(0, *Lineage.of(batch))
     assert a.epochs[0][0] == b.epochs[0][0]
     assert a.epochs[0][1] != b.epochs[0][1]
+
+
+def test_speed_is_per_rank_and_against_the_peak():
+    found = Telemetry(4, torch.device("cpu"), flops_per_clip=2_000_000_000_000, peak=100.0).numbers(
+        {"clips_per_s": 80.0}, seconds=10.0, exposed_s=0.5
+    )
+    # 20 clips per second and rank, at 2 TFLOP each.
+    assert found["clips_per_s_per_gpu"] == 20.0
+    assert found["tflops_per_gpu"] == 40.0
+    assert found["mfu_percent"] == 40.0
+    assert found["exposed_percent"] == 5.0
+    assert found["memory_gib"] > 0
+
+
+def test_flops_of_a_toy_model_are_counted(tmp_path):
+    model = toy.net()
+    telemetry = Telemetry.of(toy.toy_config(tmp_path), Member(World(), torch.device("cpu")), model)
+    # A kernel of 3 * 2 * 3 * 3 on 1 x 2 x 2 places into 4 channels, and 16 * 5 of the last layer; 6 for each.
+    assert telemetry.flops_per_clip == 6 * (54 * 4 * 4 + 16 * 5)
+
+
+def test_exposed_time_starts_after_the_last_gradient(monkeypatch):
+    now = iter([10.0, 10.25, 20.0, 21.0])
+    monkeypatch.setattr("fastvid.train.records.records.time.perf_counter", lambda: next(now))
+    model = toy.net()
+    exposure = Exposure(model, torch.device("cpu"))
+    model(torch.zeros(1, 3, 2, 4, 4, dtype=torch.float64)).sum().backward()
+    exposure.backward_ended()
+    with exposure.waiting():
+        pass
+    assert exposure.take() == 1.25
+    assert exposure.take() == 0.0
+
+
+def write_run(folder, worlds):
+    recorder = Recorder(folder / METRICS_FILE)
+    samples = 0
+    for world, speed in worlds:
+        recorder.write("start", samples=samples, world_size=world, checkpoint=None)
+        for step in range(3):
+            samples += 10
+            recorder.write(
+                "train", samples=samples, epoch=samples // 31, loss=1.0 / samples, lr=0.1, grad_norm=1.0, step_ms=50.0,
+                clips_per_s=speed + step, wait_percent=10.0, exposed_percent=4.0,
+            )  # fmt: skip
+    recorder.write("eval", samples=samples, epoch=0, top1_percent=50.0, loss=1.0)
+    recorder.close()
+    return folder
+
+
+def test_efficiency_is_relative_to_the_smallest_world(tmp_path):
+    run = report.RunMetrics.read(write_run(tmp_path, ((2, 99.0), (8, 319.0))))
+    rows = report.efficiency([run])
+    assert [row[0] for row in rows] == [2, 8]
+    # Medians of 100 and 320: 50 and 40 per rank.
+    assert [row[2] for row in rows] == [50.0, 40.0]
+    assert [row[3] for row in rows] == [100.0, 80.0]
+
+
+def test_report_shows_one_run_or_compares_two(tmp_path):
+    one, two = (write_run(tmp_path / name, ((1, 10.0), (2, 19.0))) for name in ("one", "two"))
+    text = report.page([one])
+    assert text.count("<figure>") == 7
+    assert text.count('class="bars"') == 1
+    # A step takes 50 ms, of which 10 % is waiting for data and 4 % communication.
+    assert [f'class="value">{value} ms<' in text for value in ("43", "5", "2")] == [True] * 3
+    assert "waiting for other ranks" in text
+    assert "efficiency" in text
+    assert text.index("training loss") < text.index("held-out loss")
+    assert "http" not in text.replace("http-equiv", "")
+    both = report.page([one, two])
+    assert both.count("<figure>") == 7
+    assert 'class="bars"' not in both
+    for name in ("one", "two"):
+        assert f"<td>{name}</td>" in both
+        assert both.count(f'<th class="num">{name}</th>') == 7
+    with pytest.raises(UsageError, match="does not contain a run"):
+        report.page([tmp_path / "none"])

@@ -1,12 +1,7 @@
 """Ranks that read different data, or have other settings, refuse to train together; two runs share no folder."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +21,7 @@ RANK_0 = Member(World(0, 3), torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Two datasets of the same keys and labels but other videos, and a recipe whose rank 1 reads the second."""
     folder = tmp_path_factory.mktemp("agreement")
     for number, size in enumerate(("48x48", "64x48")):
@@ -39,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ranks_that_read_other_data_do_not_train(folder: Path) -> None:
+def test_ranks_that_read_other_data_do_not_train(folder):
     done = forks.ranks(2, "fastvid.train", folder / "recipe.py", folder=folder)
     assert all(rank.returncode for rank in done)
     assert any("rank 1 differs from rank 0 in generation's files" in rank.stderr for rank in done), done
@@ -47,32 +42,32 @@ def test_ranks_that_read_other_data_do_not_train(folder: Path) -> None:
     assert not list((folder / "run").iterdir())
 
 
-def facts(folder: Path, *changes: str, edit: Callable[[Any], Any] = lambda dataset: dataset) -> dict[str, str]:
+def facts(folder, *changes, edit=lambda dataset: dataset):
     config = recipes.load(str(folder / "recipe.py"), list(changes))
     train = edit(Dataset(str(folder / "shards0"), split="train"))
     return assemble.facts(config, {"dataset": "one"}, train, Dataset(str(folder / "shards0"), split="val"))
 
 
-def other_shard(dataset: Dataset) -> Any:
+def other_shard(dataset):
     class Stale:
         generation = replace(
             dataset.generation, shards=tuple(replace(shard, sha256="0" * 64) for shard in dataset.generation.shards)
         )
         classes = dataset.classes
 
-        def __len__(self) -> int:
+        def __len__(self):
             return len(dataset)
 
     return Stale()
 
 
-def check(monkeypatch: pytest.MonkeyPatch, *ranks: dict[str, str]) -> None:
+def check(monkeypatch, *ranks):
     gathered = [json.dumps(rank).encode() for rank in ranks]
     monkeypatch.setattr(assemble, "gather_bytes", lambda _data, _member: gathered)
     assemble.check_agreement(ranks[0], RANK_0)
 
 
-def test_the_rank_and_the_first_difference_are_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rank_and_the_first_difference_are_named(folder, monkeypatch):
     same = facts(folder)
     for changed, name in (
         (facts(folder, "optim.base_lr=0.5"), "optim.base_lr: it has 0.5, rank 0 has 0.02"),
@@ -86,12 +81,12 @@ def test_the_rank_and_the_first_difference_are_named(folder: Path, monkeypatch: 
         check(monkeypatch, same, facts(folder, "run.seed=3"), facts(folder, "run.seed=4"))
 
 
-def test_paths_and_threads_may_differ_between_nodes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_and_threads_may_differ_between_nodes(folder, monkeypatch):
     node = ("run.out=/scratch/run", "data.path=/scratch/data", "data.num_threads=7", "data.workers=process")
     check(monkeypatch, facts(folder), facts(folder, *node), facts(folder))
 
 
-def test_a_second_run_in_the_same_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_a_second_run_in_the_same_folder_is_refused(folder, tmp_path):
     config = recipes.load(str(folder / "recipe.py"), [f"run.out={tmp_path}", "run.epochs=1"])
     with launch.only_run(tmp_path):
         with pytest.raises(JobError, match="another run is writing here") as error:
@@ -102,9 +97,7 @@ def test_a_second_run_in_the_same_folder_is_refused(folder: Path, tmp_path: Path
     assert not (tmp_path / launch.LOCK_FILE).exists()
 
 
-def test_the_summary_of_a_run_that_scored_nothing_is_json(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_summary_of_a_run_that_scored_nothing_is_json(folder, tmp_path, monkeypatch, capsys):
     nothing = Score({"loss": float("nan")}, float("nan"), 0, 4)
     monkeypatch.setattr(loop, "evaluate", lambda *_words, **_options: nothing)
     config = recipes.load(str(folder / "recipe.py"), [f"run.out={tmp_path}", "run.epochs=1"])

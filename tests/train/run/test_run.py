@@ -1,7 +1,5 @@
 """Whole runs on real clips: torchrun, killed workers, signals, evaluation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -12,7 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
@@ -58,11 +56,11 @@ def recipe():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     pictures = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
     samples = [(f"clip{n:02d}", pictures[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
-    columns: dict[str, list[object]] = {
+    columns = {
         "split": ["train"] * TRAIN + ["val"] * HELD_OUT,
         "picture": [n % 4 for n in range(TRAIN + HELD_OUT)],
         "gap": [None, *range(TRAIN + HELD_OUT - 1)],
@@ -72,14 +70,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def newest(folder: Path) -> dict[str, Any]:
+def newest(folder):
     found = Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None
     return decode(found.data, found.name)
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder: Path) -> Path:
+def undisturbed(folder):
     words = ("fastvid.train", folder / "recipe.py", f"run.out={folder / 'undisturbed'}")
     result, other = done = forks.ranks(2, *words, folder=folder)
     assert [rank.returncode for rank in done] == [0, 0], done
@@ -89,7 +87,7 @@ def undisturbed(folder: Path) -> Path:
     return folder / "undisturbed"
 
 
-def test_a_run_of_two_ranks_writes_all_its_files(folder: Path, undisturbed: Path) -> None:
+def test_a_run_of_two_ranks_writes_all_its_files(folder, undisturbed):
     summary = json.loads((undisturbed / "summary.json").read_text())
     assert summary["over"] is True
     assert summary["samples"] == 2 * TRAIN
@@ -105,9 +103,7 @@ def test_a_run_of_two_ranks_writes_all_its_files(folder: Path, undisturbed: Path
     assert [row["samples"] for row in metrics.curve(rows, "eval")] == [TRAIN, 2 * TRAIN]
 
 
-def test_a_finished_run_keeps_its_record(
-    folder: Path, undisturbed: Path, tmp_path: Path, capsys: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_finished_run_keeps_its_record(folder, undisturbed, tmp_path, capsys, caplog):
     """Started again, also with a setting that it never ran with, it prints its summary; more epochs are trained."""
     out = shutil.copytree(undisturbed, tmp_path / "out")
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
@@ -145,9 +141,7 @@ def test_torch_has_the_cores_of_a_rank_unless_told_otherwise(given, torchrun, is
         (["optim.base_batch_size=1", "data.global_batch_size=8", "optim.warmup_start=1"], True),
     ],
 )
-def test_a_first_rate_far_above_the_base_rate_is_warned_of(
-    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, changes: list[str], *, warned: bool
-) -> None:
+def test_a_first_rate_far_above_the_base_rate_is_warned_of(folder, tmp_path, caplog, changes, *, warned):
     """A batch far larger than that of the base rate, without warm-up; the remedy begins at the base rate."""
     assert fastvid_command(["train", str(folder / "recipe.py"), f"run.out={tmp_path}", *changes, "--dry-run"]) == 0
     said = "the first learning rate is 0.16, 8 times optim.base_lr: data.global_batch_size is 8, "
@@ -155,7 +149,7 @@ def test_a_first_rate_far_above_the_base_rate_is_warned_of(
     assert ("set optim.warmup_epochs=2 and optim.warmup_start=0.1250" in caplog.text) == warned
 
 
-def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_path: Path) -> None:
+def test_a_tag_names_the_generation_with_which_a_run_starts(folder, tmp_path):
     store = LocalStorage(shutil.copytree(folder / "shards", tmp_path / "shards"))
     _tag(store, "paper", 1)
     keys = Dataset(store.url, split="train").keys.to_pylist()
@@ -175,13 +169,13 @@ def test_a_tag_names_the_generation_with_which_a_run_starts(folder: Path, tmp_pa
         open_datasets(replace(config, data=replace(config.data, generation="thesis")), None, alone)
 
 
-def _tag(store: LocalStorage, name: str, number: int) -> None:
+def _tag(store, name, number):
     """Name a generation, as fastvid 0.2 did."""
     head = read_head(store)
     swap_head(store, head, dataset_id=head.dataset_id, generation=head.generation, tags={name: number})
 
 
-def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed: Path) -> None:
+def test_lineage_contains_every_sample_at_its_position(folder, undisturbed):
     dataset = Dataset(str(folder / "shards"), split="train")
     for entry in newest(undisturbed)["lineage"]:
         from fastvid.load.order.draws import Permutation
@@ -192,15 +186,15 @@ def test_lineage_contains_every_sample_at_its_position(folder: Path, undisturbed
         assert expected.state_dict() == [entry]
 
 
-def digest_of(keys: list[str]) -> tuple[int, int]:
+def digest_of(keys):
     class Rows:
         position = torch.arange(len(keys))
         key = keys
 
-    return Lineage.of(Rows())  # type: ignore[arg-type]
+    return Lineage.of(Rows())
 
 
-def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder: Path, undisturbed: Path) -> None:
+def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder, undisturbed):
     # Every process is killed at its eighth step: in the second epoch, and after a restart at the twelfth step.
     # Its clips come from worker processes, those of the uninterrupted run from threads; they are equal.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -224,9 +218,7 @@ def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder: P
         assert torch.allclose(value, after["replica"]["model"][name], atol=1e-6), name
 
 
-def test_separate_evaluation_equals_the_evaluation_of_the_run(
-    folder: Path, undisturbed: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_separate_evaluation_equals_the_evaluation_of_the_run(folder, undisturbed, capsys):
     assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}"]) == 0
     again = json.loads(capsys.readouterr().out)
     before = json.loads((undisturbed / "summary.json").read_text())["eval"]
@@ -235,9 +227,7 @@ def test_separate_evaluation_equals_the_evaluation_of_the_run(
 
 
 @pytest.mark.parametrize(("name", "place"), [(None, ""), ("best", ""), (None, "checkpoints")])
-def test_the_weights_of_a_run_are_a_file_for_plain_torch(
-    undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str | None, place: str
-) -> None:
+def test_the_weights_of_a_run_are_a_file_for_plain_torch(undisturbed, tmp_path, capsys, name, place):
     out = tmp_path / "weights.pth"
     words = ["weights", str(undisturbed / place), "--out", str(out), *(["--checkpoint", name] if name else [])]
     assert fastvid_command(words) == 0
@@ -249,15 +239,13 @@ def test_the_weights_of_a_run_are_a_file_for_plain_torch(
     assert all(torch.equal(kept[key], found[key]) for key in found)
 
 
-def test_weights_of_a_folder_without_a_run_are_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_of_a_folder_without_a_run_are_an_error(tmp_path, capsys):
     assert fastvid_command(["weights", str(tmp_path), "--out", str(tmp_path / "weights.pth")]) == 2
     assert "run has no checkpoint" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_evaluation_by_views_counts_every_video_once_in_each(
-    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluation_by_views_counts_every_video_once_in_each(folder, undisturbed, tmp_path, capsys):
     written, page = tmp_path / "eval.json", tmp_path / "eval.html"
     words = ["eval", str(folder / "recipe.py"), f"run.out={undisturbed}", "--protocol", "2x3", "--checkpoint", "best"]
     assert fastvid_command([*words, "--json", str(written), "--report", str(page)]) == 0
@@ -271,9 +259,7 @@ def test_evaluation_by_views_counts_every_video_once_in_each(
     assert "Confusion matrix" in page.read_text()
 
 
-def test_a_video_outside_the_dataset_is_predicted_and_drawn(
-    folder: Path, undisturbed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_video_outside_the_dataset_is_predicted_and_drawn(folder, undisturbed, tmp_path, capsys):
     words = ["predict", str(folder / "recipe.py"), str(folder / "0.mp4"), str(folder / "1.mp4")]
     picture = tmp_path / "strip.png"
     assert fastvid_command([*words, f"run.out={undisturbed}", "--picture", str(picture)]) == 0
@@ -292,9 +278,7 @@ def test_a_video_outside_the_dataset_is_predicted_and_drawn(
     assert f"hint: name its videos, for example {folder}/*.mp4" in capsys.readouterr().err
 
 
-def test_a_dry_run_counts_steps_and_detects_missing_files(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_counts_steps_and_detects_missing_files(folder, tmp_path, capsys):
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'dry'}"]
     assert fastvid_command([*words, "--dry-run", "--world", "2"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -317,7 +301,7 @@ def test_a_dry_run_counts_steps_and_detects_missing_files(
     assert tar.name in capsys.readouterr().err
 
 
-def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder: Path) -> None:
+def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder):
     out = folder / "terminated"
     changes = [f"run.out={out}", "run.epochs=1000", "run.eval_every_epochs=1000", "run.checkpoint_every_s=1000"]
     process = forks.Command("fastvid.train", folder / "recipe.py", *changes)
@@ -337,7 +321,7 @@ def test_a_run_stopped_by_sigterm_writes_a_checkpoint_and_resumes(folder: Path) 
     assert newest(out)["replica"]["samples"] == epochs * TRAIN
 
 
-def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder: Path, s3: Any) -> None:
+def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder, s3):
     store = f"s3://{s3.bucket()}/run"
     for number, epochs in enumerate((1, 2)):
         out = folder / f"machine-{number}"
@@ -351,7 +335,7 @@ def test_another_machine_resumes_from_checkpoints_in_an_object_store(folder: Pat
     assert decode(found.data, found.name)["replica"]["samples"] == 2 * TRAIN
 
 
-def test_labels_can_come_from_another_column(folder: Path) -> None:
+def test_labels_can_come_from_another_column(folder):
     changes = [f"run.out={folder / 'picture'}", "data.label=picture", "model.num_classes=4", "run.epochs=1"]
     changes += ["model.channels_last=true", "run.amp=bf16", "run.micro_batch_size=3"]
     assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
@@ -373,9 +357,7 @@ def test_labels_can_come_from_another_column(folder: Path) -> None:
         (["run.out=s3://bucket/run"], "expected a local folder"),
     ],
 )
-def test_errors_are_raised_before_the_first_step(
-    folder: Path, undisturbed: Path, tmp_path: Path, changes: list[str], message: str
-) -> None:
+def test_errors_are_raised_before_the_first_step(folder, undisturbed, tmp_path, changes, message):
     filled = [f"run.out={tmp_path}", *(change.format(done=undisturbed) for change in changes)]
     keys = [change.partition("=")[0] for change in filled]
     filled = [change for index, change in enumerate(filled) if keys[index] not in keys[index + 1 :]]
@@ -405,9 +387,7 @@ def test_errors_are_raised_before_the_first_step(
         ("sync=relay", "fewer than"),
     ],
 )
-def test_a_dry_run_refuses_what_a_run_refuses(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str, message: str
-) -> None:
+def test_a_dry_run_refuses_what_a_run_refuses(folder, tmp_path, capsys, change, message):
     """Both end with the same message and exit code, and leave nothing behind."""
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", *change.split()]
     # With two ranks, as a dry run; the run itself is started with the most that one process can be.
@@ -424,7 +404,7 @@ def test_a_dry_run_refuses_what_a_run_refuses(
     assert not (tmp_path / "out" / "sweep.json").exists()
 
 
-def test_a_dry_run_knows_every_optimizer(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_knows_every_optimizer(folder, tmp_path, capsys):
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", "--dry-run"]
     found = {}
     for name in get_args(OptimizerName):

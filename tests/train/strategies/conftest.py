@@ -1,14 +1,10 @@
 """Runs all scenarios once, grouped by world, because a process takes seconds to start; also once for all workers of
 pytest-xdist."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import shutil
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +19,7 @@ ALONE = Member(World(), torch.device("cpu"))
 BY_WORLD = {
     2: (
         "k1-sgd", "k1-momentum", "k1-adam", "k4", "k4-norm", "count-k11", "count-k5", "count-int8", "count-int4",
-        "k4-nesterov", "post-local", "ddp-plain", "batch-ddp", "batch-kavg", "batch-capped", "batch-plateau",
+        "k4-nesterov", "post-local", "ddp-plain", "batch-ddp", "batch-kavg", "batch-plateau",
         "meter-ddp", "meter-k1", "meter-k5",
         *(f"{when}-{name}" for name in scenarios.STATEFUL for when in ("whole", "again")),
     ),
@@ -37,10 +33,10 @@ Outcome = dict[str, Any]
 class Outcomes:
     """Results of scenarios, one per rank. A world runs when one of its results is first requested."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
 
-    def __call__(self, world: int, name: str) -> list[Outcome]:
+    def __call__(self, world, name):
         here = self.folder / str(world)
         with self._once(str(world) if world > 1 else f"1-{name}") as begin:
             if begin and world == 1:
@@ -52,7 +48,7 @@ class Outcomes:
                 assert toy.spawn(world, here, *BY_WORLD[world], module=scenarios.__name__) == [0] * world
         return lab.results(here, name, world)
 
-    def killed(self) -> Path:
+    def killed(self):
         """Return the folder of a run of two ranks, one of which was killed."""
         here = self.folder / "killed"
         with self._once("killed") as begin:
@@ -65,7 +61,7 @@ class Outcomes:
         return here / "killed"
 
     @contextlib.contextmanager
-    def _once(self, name: str) -> Iterator[bool]:
+    def _once(self, name):
         """Return whether this process must run it; wait while another process does."""
         done = self.folder / f"{name}.done"
         with open(self.folder / f"{name}.lock", "w") as lock:
@@ -73,14 +69,14 @@ class Outcomes:
             yield not done.exists()
             done.touch()
 
-    def _prepare(self, here: Path, name: str) -> None:
+    def _prepare(self, here, name):
         here.mkdir(exist_ok=True)
         if name == "resumed":
             shutil.copytree(self.killed(), here / name)
 
 
 @pytest.fixture(scope="session")
-def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcomes:
+def outcomes(tmp_path_factory, worker_id):
     base = tmp_path_factory.getbasetemp()
     folder = (base if worker_id == "master" else base.parent) / "sync"
     folder.mkdir(exist_ok=True)
@@ -88,7 +84,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Outcom
 
 
 @pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Use one thread, as the commands do, because sums of floats depend on the number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -1,9 +1,7 @@
 """Runs for the strategies: the toy of `tests.train.toy` and a quadratic objective, under the real trainer."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +11,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from fastvid.load.batch.batch import Batch
-from fastvid.train.config.config import Config
 from fastvid.train.loop.loop import Trainer
 from fastvid.train.loop.strategy import strategy_of
-from fastvid.train.parts.replica import Replica
-from fastvid.train.ranks import Member, StopSignal, join
+from fastvid.train.ranks import join
 from fastvid.train.strategies.average import moments, statistics
 from fastvid.train.tasks.classification import Classification
-from fastvid.train.tasks.task import Sums
 from tests.train import toy
 
 DIMENSIONS = 6
@@ -35,12 +30,12 @@ LIFT = 60.0
 class Quadratic(nn.Module):
     """Logits whose cross-entropy for class 0 is ``LIFT + w A w / 2 + noise * x w``, x being the start of the clip."""
 
-    def __init__(self, noise: float) -> None:
+    def __init__(self, noise):
         super().__init__()
         self.noise = noise
         self.weight = nn.Parameter(torch.full((1, DIMENSIONS), START, dtype=torch.float64))
 
-    def forward(self, video: Tensor) -> Tensor:
+    def forward(self, video):
         w = self.weight[0]
         cost = LIFT + 0.5 * (CURVATURE * w * w).sum() + self.noise * video.flatten(1)[:, :DIMENSIONS] @ w
         return torch.stack([torch.zeros_like(cost), cost], dim=1)
@@ -49,7 +44,7 @@ class Quadratic(nn.Module):
 class QuadraticLoader(toy.ToyLoader):
     """Every clip has class 0."""
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self):
         for batch in super().__iter__():
             yield Batch(batch, label=batch.label.clamp_max(0))
 
@@ -83,15 +78,15 @@ PLAIN = {"momentum": 0.0, "weight_decay": 0.0}
 CONSTANT = {"decay": "constant", "warmup_epochs": 0.0, "base_lr": RATE}
 
 
-def config_of(case: Case, folder: Path) -> Config:
+def config_of(case, folder):
     base = toy.toy_config(folder, **case.run)
     # No clipping, which each rank applies to its own gradient, so results would not be exact.
-    changes: dict[str, Any] = {"clip_norm": None, "groups": "plain", "weight_decay": 0.01}
+    changes = {"clip_norm": None, "groups": "plain", "weight_decay": 0.01}
     optim = replace(base.optim, **(changes | dict(case.optim)))
     return replace(base, optim=optim, task=Classification(), sync=case.sync, sync_options=dict(case.options))
 
 
-def build(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> Trainer:
+def build(case, folder, member, stop=None):
     config = config_of(case, folder)
     strategy_of(config)
     model = None if case.noise is None else Quadratic(case.noise)
@@ -112,16 +107,16 @@ class Trace:
     reduced: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def flat(tensors: Any) -> Tensor:
+def flat(tensors):
     parts = [tensor.detach().reshape(-1).double() for tensor in tensors]
     return torch.cat([*parts, torch.empty(0).double()])
 
 
-def watch(made: Trainer) -> Trace:
+def watch(made):
     """Record the steps of a trainer by wrapping its methods."""
     trace, strategy, inner = Trace(), made.strategy, made.strategy.maybe_sync
 
-    def spy(replica: Replica, sums: Sums) -> None:
+    def spy(replica, sums):
         inner(replica, sums)
         model = replica.model
         trace.weights.append(flat(model.parameters()))
@@ -130,29 +125,29 @@ def watch(made: Trainer) -> Trace:
         trace.samples.append(replica.samples)
         trace.lr.append(replica.lr)
 
-    strategy.maybe_sync = spy  # type: ignore[method-assign]
+    strategy.maybe_sync = spy
     return trace
 
 
-def run(case: Case, folder: Path, member: Member, stop: StopSignal | None = None) -> dict[str, Any]:
+def run(case, folder, member, stop=None):
     """Train, from the newest checkpoint in the folder if there is one."""
     made = build(case, folder, member, stop)
     trace = watch(made)
     places = [parameter.data_ptr() for parameter in made.replica.model.parameters()]
     plain = dist.all_reduce
 
-    def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def counted(tensor, *args, **kwargs):
         trace.reduced.append((len(trace.weights), tensor.numel(), str(tensor.dtype)))
         return plain(tensor, *args, **kwargs)
 
     if case.setup is not None:
         case.setup(made)
-    dist.all_reduce = counted  # type: ignore[assignment]
+    dist.all_reduce = counted
     try:
         result = toy.fit(made, member)
     finally:
         dist.all_reduce = plain
-    strategy: Any = getattr(made.strategy, "inner", made.strategy)
+    strategy = getattr(made.strategy, "inner", made.strategy)
     traffic, meter = getattr(strategy, "traffic", None), getattr(made.strategy, "meter", None)
     return {
         **result,
@@ -163,7 +158,7 @@ def run(case: Case, folder: Path, member: Member, stop: StopSignal | None = None
     }
 
 
-def main(scenarios: Mapping[str, Callable[[Path, Member], Any]]) -> None:
+def main(scenarios):
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     with join(60.0) as member:
@@ -172,6 +167,6 @@ def main(scenarios: Mapping[str, Callable[[Path, Member], Any]]) -> None:
             torch.save(result, folder / f"{name}-{member.world.rank}.pt")
 
 
-def results(folder: Path, name: str, world: int) -> list[dict[str, Any]]:
+def results(folder, name, world):
     """Return the results of the ranks of a spawned scenario."""
     return [torch.load(folder / f"{name}-{rank}.pt") for rank in range(world)]

@@ -1,15 +1,10 @@
 """Runs with the tutorial's asynchronous strategy, a file outside the package: ``python -m ... FOLDER SCENARIO...``."""
 
-from __future__ import annotations
-
 import functools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from fastvid.train.loop.loop import Trainer
-from fastvid.train.ranks import Member
 from tests.train import toy
 from tests.train.strategies import lab
 
@@ -19,11 +14,11 @@ AHEAD, BEHIND = 20, 3  # steps of the first rank that the second one waits for i
 STOPPED_AFTER = 6
 
 
-def at_its_own_pace(made: Trainer) -> None:
+def at_its_own_pace(made):
     """Have the second rank wait in a step until the first one has done many."""
     steps, sign = 0, Path(made.config.run.out) / "ahead"
 
-    def hook(*_: Any) -> None:
+    def hook(*_):
         nonlocal steps
         steps += made.replica.model.training
         if made.member.leads and steps == AHEAD:
@@ -34,7 +29,7 @@ def at_its_own_pace(made: Trainer) -> None:
     made.replica.model.register_forward_pre_hook(hook)
 
 
-def stopped(case: lab.Case, folder: Path, member: Member) -> dict[str, Any]:
+def stopped(case, folder, member):
     """Stop after some steps, on all ranks, then resume."""
     first = lab.run(case, folder, member, toy.StopAfter(STOPPED_AFTER))
     return {"first": first, **lab.run(case, folder, member)}

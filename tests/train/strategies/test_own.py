@@ -1,21 +1,16 @@
 """User-defined strategies can do everything that the built-in ones can; tests those of the documentation."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
-from fastvid.train.config.config import Config
 from fastvid.train.loop.strategy import Strategy, build_strategy, find_strategy, strategy_of
 from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
@@ -31,7 +26,7 @@ RANKS = 2
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(tmp_path_factory):
     """Return a folder with the strategies of the documentation and of the examples."""
     folder = tmp_path_factory.mktemp("own")
     written = dict(FILE.findall((CHECKOUT / "docs" / "extending.md").read_text()))
@@ -41,12 +36,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def importable(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def importable(files, monkeypatch):
     monkeypatch.syspath_prepend(str(files))
 
 
 @pytest.fixture(scope="module")
-def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def runs(files, tmp_path_factory):
     """Return the folder with the results of two ranks."""
     folder = tmp_path_factory.mktemp("runs")
     path = os.pathsep.join([str(files), os.environ.get("PYTHONPATH", "")])
@@ -54,7 +49,7 @@ def runs(files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, tmp_path: Path) -> None:
+def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs, tmp_path):
     both = lab.results(runs, "whole", RANKS)
     steps = [len(found["trace"]["weights"]) for found in both]
     # The second rank blocked in a step until the first had done many: ranks do not wait for each other.
@@ -72,7 +67,7 @@ def test_ranks_of_a_user_defined_asynchronous_strategy_do_not_wait(runs: Path, t
     assert both[1]["score"] is None
 
 
-def test_a_user_defined_asynchronous_run_resumes(runs: Path) -> None:
+def test_a_user_defined_asynchronous_run_resumes(runs):
     both = lab.results(runs, "stopped", RANKS)
     assert not any(found["first"]["over"] for found in both)
     assert all(found["over"] for found in both)
@@ -85,7 +80,7 @@ def test_a_user_defined_asynchronous_run_resumes(runs: Path) -> None:
     assert before[0] <= STEPS - after <= sum(before)
 
 
-def test_errors_list_the_options_of_a_user_defined_strategy() -> None:
+def test_errors_list_the_options_of_a_user_defined_strategy():
     for name, options, message, hint in (
         ("gossip", {}, "unknown sync 'gossip'", "use one of asgd, ddp, kavg, relay; or module:class"),
         ("gossip:Whisper", {}, "sync is 'gossip:Whisper', but module 'gossip' has no 'Whisper'", ""),
@@ -101,7 +96,7 @@ def test_errors_list_the_options_of_a_user_defined_strategy() -> None:
         assert hint in (error.value.hint or "")
 
 
-def test_the_batch_grows_with_a_user_defined_strategy(tmp_path: Path) -> None:
+def test_the_batch_grows_with_a_user_defined_strategy(tmp_path):
     optim = {"decay": "step", "milestones": (1.0, 2.5), "gamma": 0.5}
     case = lab.Case({"batch": "schedule"}, sync="epochly:Epochly", optim=optim)
     grown = lab.run(case, tmp_path / "own", ALONE)
@@ -111,12 +106,12 @@ def test_the_batch_grows_with_a_user_defined_strategy(tmp_path: Path) -> None:
     assert all(torch.allclose(value, plain["weights"][name], atol=1e-9) for name, value in grown["weights"].items())
 
 
-def config(sync: str, **optim: Any) -> Config:
+def config(sync, **optim):
     base = toy.toy_config(Path())
     return replace(base, sync=sync, optim=replace(base.optim, **optim))
 
 
-def test_ema_needs_ranks_that_share_batches() -> None:
+def test_ema_needs_ranks_that_share_batches():
     with pytest.raises(UsageError, match=f"sync={own.SYNC} does not support optim.ema_decay"):
         strategy_of(config(own.SYNC, ema_decay=0.9))
     assert strategy_of(config("epochly:Epochly", ema_decay=0.9)) is find_strategy("epochly:Epochly")
@@ -126,11 +121,11 @@ class Several(Strategy):
     """Trains all models of a recipe itself."""
 
     @classmethod
-    def start(cls, configs: Sequence[Config], train: Callable[[Config], int]) -> int:
+    def start(cls, configs, train):
         return 100 + len(configs)
 
 
-def test_a_strategy_can_train_several_models() -> None:
+def test_a_strategy_can_train_several_models():
     assert launch.start([config(f"{__name__}:Several")] * 3) == 103
     with pytest.raises(UsageError, match="2 models, but sync=gossip:Gossip trains one") as error:
         launch.start([config(own.SYNC)] * 2)

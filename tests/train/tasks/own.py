@@ -3,13 +3,7 @@
 Started as ``python -m tests.train.tasks.own FOLDER SCENARIO...`` on every rank. FOLDER/shards is the dataset of `make`.
 """
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
-
-from torch import nn
 
 import fastvid
 from fastvid.train import (
@@ -21,10 +15,7 @@ from fastvid.train import (
     OptimConfig,
     Regression,
     RunConfig,
-    Task,
 )
-from fastvid.train.config.config import OptimizerName
-from fastvid.train.ranks import Member
 from fastvid.train.records import records as metrics
 from fastvid.train.run import launch
 from tests import datasets
@@ -34,20 +25,20 @@ from tests.train.strategies import lab
 TRAIN, HELD_OUT = 24, 8
 LABELS = (["jump"], ["wave"], ["jump", "wave"], [])
 FILTERS = ("hue=h=0", "hue=h=120", "hue=h=240", "hue=s=0")
-TASKS: dict[str, Task] = {
+TASKS = {
     "classification": Classification(label_smoothing=0.1),
     "multi_label": MultiLabel("actions"),
     "regression": Regression(("angle", "speed"), error="huber"),
     "masks": kit.load("masked_autoencoding").Restore(),
 }
-OPTIMIZERS: dict[str, tuple[OptimizerName, float]] = {"regression": ("sgd", 0.1), "masks": ("adam", 0.01)}
+OPTIMIZERS = {"regression": ("sgd", 0.1), "masks": ("adam", 0.01)}
 
 
-def make(folder: Path) -> None:
+def make(folder):
     """Make a dataset of clips of four kinds."""
     kinds = [datasets.make_clip(folder / f"{n}.mp4", size="48x48", filters=FILTERS[n]) for n in range(4)]
     count = TRAIN + HELD_OUT
-    columns: dict[str, list[object]] = {
+    columns = {
         "split": ["train"] * TRAIN + ["val"] * HELD_OUT,
         "actions": [LABELS[n % 4] for n in range(count)],
         "angle": [float(n % 4) for n in range(count)],
@@ -58,16 +49,16 @@ def make(folder: Path) -> None:
     datasets.pack(folder / "shards", [samples], classes=classes, columns=columns)
 
 
-def exact(num_classes: int, num_frames: int) -> nn.Module:
+def exact(num_classes, num_frames):
     """Return a net in float64: over a hundred steps, rounding to float32 would depend on the number of ranks."""
     net = kit.load("multi_label").Net(num_classes, num_frames).double()
     net.register_forward_pre_hook(lambda _net, clips: tuple(clip.double() for clip in clips))
     return net
 
 
-def config(folder: Path, name: str, **run: Any) -> Config:
+def config(folder, name, **run):
     """Return the configuration of a run of a task."""
-    clips: dict[str, Any] = {
+    clips = {
         "frames": fastvid.Segments(4), "eval_frames": fastvid.Segments(4, jitter=False),
         "spatial": (fastvid.CenterCrop(32),), "eval_spatial": (fastvid.CenterCrop(32),),
     }  # fmt: skip
@@ -88,7 +79,7 @@ def config(folder: Path, name: str, **run: Any) -> Config:
     )
 
 
-def trained(name: str, folder: Path, member: Member) -> dict[str, Any]:
+def trained(name, folder, member):
     """Train a task, and return its losses and its score."""
     result = launch.run_as(config(folder.parent, name), member)
     rows = metrics.read(folder / metrics.METRICS_FILE) if member.leads else []

@@ -1,18 +1,13 @@
 """Each task learns what it should, alike on any number of ranks; one's own is trained, resumed and evaluated."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fastvid.cli.main import main as fastvid_command
 from fastvid.errors import UsageError
@@ -41,7 +36,7 @@ REACHED = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tasks")
     own.make(folder)
     sys.path.insert(0, str(REPOSITORY / "examples"))
@@ -50,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
+def runs(folder):
     """What each task's run on one and on two ranks left, by world size and task."""
     two = folder / "two"
     two.mkdir()
@@ -62,7 +57,7 @@ def runs(folder: Path) -> dict[int, dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("name", own.TASKS)
-def test_a_task_learns_alike_on_one_and_on_two_ranks(runs: dict[int, Any], name: str) -> None:
+def test_a_task_learns_alike_on_one_and_on_two_ranks(runs, name):
     one, two = runs[1][name], runs[2][name]
     metric, least, most = REACHED[name]
     assert least <= one["score"][metric] <= most
@@ -72,7 +67,7 @@ def test_a_task_learns_alike_on_one_and_on_two_ranks(runs: dict[int, Any], name:
         assert two["score"][number] == pytest.approx(value, rel=1e-3, abs=1e-4), number
 
 
-def test_evaluation_agrees_with_that_of_the_run(folder: Path, runs: dict[int, Any]) -> None:
+def test_evaluation_agrees_with_that_of_the_run(folder, runs):
     for name in ("classification", "multi_label", "regression"):
         config = own.config(folder, name)
         score, inside = scoring.score(config).score, runs[1][name]["score"]
@@ -83,7 +78,7 @@ def test_evaluation_agrees_with_that_of_the_run(folder: Path, runs: dict[int, An
         scoring.score(own.config(folder, "masks"))
 
 
-def test_the_best_checkpoint_follows_the_metric_of_the_task(folder: Path, runs: dict[int, Any]) -> None:
+def test_the_best_checkpoint_follows_the_metric_of_the_task(folder, runs):
     for name in ("multi_label", "regression"):
         rows = metrics.curve(metrics.read(folder / name / "metrics.jsonl"), "eval")
         task = own.TASKS[name]
@@ -149,9 +144,7 @@ def recipe():
 """
 
 
-def test_a_task_of_ones_own_is_checked_trained_resumed_and_evaluated(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_task_of_ones_own_is_checked_trained_resumed_and_evaluated(folder, tmp_path, monkeypatch, capsys):
     (tmp_path / "my_task.py").write_text(OWN_TASK)
     (tmp_path / "recipe.py").write_text(OWN_RECIPE.format(folder=str(folder)))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -198,8 +191,8 @@ def test_a_task_of_ones_own_is_checked_trained_resumed_and_evaluated(
         (["model.options.sidee=3"], "did you mean side?"),
     ],
 )
-def test_a_dry_run_refuses_what_a_run_refuses(folder: Path, tmp_path: Path, changes: list[str], message: str) -> None:
-    def refusal(start: Any) -> str:
+def test_a_dry_run_refuses_what_a_run_refuses(folder, tmp_path, changes, message):
+    def refusal(start):
         with pytest.raises(UsageError) as error:
             start(overrides.apply(own.config(folder, "classification"), [*changes, f"run.out={tmp_path}"]))
         return str(error.value)
@@ -212,21 +205,21 @@ def test_a_dry_run_refuses_what_a_run_refuses(folder: Path, tmp_path: Path, chan
 class Flat(nn.Module):
     """One output per clip, whatever the task."""
 
-    def __init__(self, width: int = 1) -> None:
+    def __init__(self, width=1):
         super().__init__()
         self.scale = nn.Parameter(torch.ones(width))
 
-    def forward(self, video: Tensor) -> Tensor:
+    def forward(self, video):
         return video.mean((1, 2, 3, 4))[:, None] * self.scale
 
 
 @dataclass(frozen=True)
 class Scalar(Task):
-    def loss(self, outputs: Any, batch: Batch) -> Tensor:
+    def loss(self, outputs, batch):
         return outputs.mean()
 
 
-def test_fit_trains_a_module_or_a_function_and_names_what_does_not_fit(folder: Path, tmp_path: Path) -> None:
+def test_fit_trains_a_module_or_a_function_and_names_what_does_not_fit(folder, tmp_path):
     config = own.config(folder, "regression", epochs=1)
     config = replace(config, run=replace(config.run, out=str(tmp_path / "run")))
     model = Flat(2)
@@ -247,15 +240,15 @@ def test_fit_trains_a_module_or_a_function_and_names_what_does_not_fit(folder: P
         with pytest.raises(UsageError, match=message):
             fit(fresh, model=Flat() if not isinstance(task, Task) or type(task) is not Task else Dicts(), task=task)
     with pytest.raises(UsageError, match="task is 3, which is not a task"):
-        fit(fresh, task=3)  # type: ignore[arg-type]
+        fit(fresh, task=3)
 
 
 class Dicts(Flat):
-    def forward(self, video: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
+    def forward(self, video):
         return {"something": super().forward(video)}
 
 
-def test_average_precision_is_the_sum_over_thresholds_also_with_ties() -> None:
+def test_average_precision_is_the_sum_over_thresholds_also_with_ties():
     generator = torch.Generator().manual_seed(0)
     for levels in (3, 1000):
         scores = torch.randint(levels, (50,), generator=generator).double() / levels
@@ -270,10 +263,10 @@ def test_average_precision_is_the_sum_over_thresholds_also_with_ties() -> None:
     assert average_precision(torch.zeros(3).double(), torch.zeros(3, dtype=torch.bool)) is None
 
 
-def test_metrics_of_sums_are_those_of_all_predictions() -> None:
+def test_metrics_of_sums_are_those_of_all_predictions():
     generator = torch.Generator().manual_seed(1)
     outputs, labels = (torch.randn(20, 3, generator=generator).double() for _ in range(2))
-    cases: list[tuple[Task, dict[str, Any]]] = [
+    cases = [
         (Regression(("a", "b", "c"), error="l1"), {"numbers": labels}),
         (Regression(("a", "b", "c")), {"numbers": labels}),
         (MultiLabel(), {"labels": (labels > 0).float()}),
@@ -292,7 +285,7 @@ def test_metrics_of_sums_are_those_of_all_predictions() -> None:
         assert row.items() <= {name: pytest.approx(value, abs=1e-9) for name, value in score.items()}.items()
 
 
-def test_masked_clips_count_in_no_sum() -> None:
+def test_masked_clips_count_in_no_sum():
     rows = {"loss": torch.tensor([1.0, float("nan"), 3.0]), "far": torch.tensor([True, True, False])}
     sums = Sums.over(rows, torch.tensor([True, False, True]))
     assert sums.numbers() == {"loss": 4.0, "far": 1.0, "clips": 2.0}
@@ -301,7 +294,7 @@ def test_masked_clips_count_in_no_sum() -> None:
         sums["top1"]
 
 
-def test_seeds_follow_positions_in_training_and_samples_in_evaluation() -> None:
+def test_seeds_follow_positions_in_training_and_samples_in_evaluation():
     batch = Batch(epoch=1, position=torch.tensor([4, 5]), sample=torch.tensor([9, 2]))
     later = Batch(epoch=2, position=torch.tensor([4, 5]), sample=torch.tensor([2, 9]))
     training, evaluation = Phase(training=True, seed=3), Phase(training=False, seed=3)

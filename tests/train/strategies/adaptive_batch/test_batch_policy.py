@@ -1,11 +1,8 @@
-"""Growing batches: decisions, their equality on all ranks, and exact samples and rates."""
-
-from __future__ import annotations
+"""Batches that grow while a run trains: when, by how much, and the same samples as with fixed ones."""
 
 import math
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -20,19 +17,19 @@ from fastvid.train.strategies.adaptive_batch import Noise, Plateau, Scheduled, m
 from fastvid.train.strategies.average import NoiseMeter
 from tests.train import toy
 from tests.train.strategies import lab
-from tests.train.strategies.conftest import ALONE, Outcome, Outcomes
-from tests.train.strategies.kavg.test_kavg_exact import difference
+from tests.train.strategies.conftest import ALONE
+from tests.train.strategies.kavg.test_kavg import difference
 
 EPOCH = lab.STEPS * toy.BATCH
 
 
-def sizes(rank: Outcome) -> list[int]:
+def sizes(rank):
     """Return the samples of each step."""
     samples = [*rank["trace"]["samples"], rank["samples"]]
     return [after - before for before, after in pairwise(samples)]
 
 
-def expected(milestones: tuple[float, ...], largest: int = 10**9) -> list[int]:
+def expected(milestones, largest=10**9):
     """Return the sizes of a run whose batch doubles at epochs; the rest of an epoch is a multiple of the first."""
     found, samples = [], 0
     while samples < toy.EPOCHS * EPOCH:
@@ -47,7 +44,7 @@ def expected(milestones: tuple[float, ...], largest: int = 10**9) -> list[int]:
 
 
 @pytest.mark.parametrize(("world", "name"), [(1, "ddp"), (2, "ddp"), (3, "ddp"), (2, "kavg")])
-def test_the_batch_doubles_where_the_rate_would_have_halved(outcomes: Outcomes, world: int, name: str) -> None:
+def test_the_batch_doubles_where_the_rate_would_have_halved(outcomes, world, name):
     plain = outcomes(2, "k4")[0]
     for rank in outcomes(world, f"batch-{name}"):
         assert sizes(rank) == expected((1.0, 2.5))
@@ -61,22 +58,14 @@ def test_the_batch_doubles_where_the_rate_would_have_halved(outcomes: Outcomes, 
             assert rate == pytest.approx(0.05 if samples >= warm else 0.05 * (0.1 + 0.9 * samples / warm), rel=1e-14)
 
 
-def test_growing_batches_give_the_same_result_for_any_world_size(outcomes: Outcomes) -> None:
+def test_growing_batches_give_the_same_result_for_any_world_size(outcomes):
     one = outcomes(1, "batch-ddp")[0]
     for world in (2, 3):
         for rank in outcomes(world, "batch-ddp"):
             assert difference(one, rank) < 1e-9
 
 
-def test_growth_stops_at_the_maximum(outcomes: Outcomes) -> None:
-    ranks = outcomes(2, "batch-capped")
-    for rank in ranks:
-        assert sizes(rank) == expected((1.0, 2.5), largest=16)
-        # Where the batch may not grow, the rate decreases, so that the ratio still follows the schedule.
-        assert rank["trace"]["lr"][-1] == pytest.approx(0.05 * 0.5, rel=1e-14)
-
-
-def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes) -> None:
+def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes):
     ranks = outcomes(2, "batch-plateau")
     assert sizes(ranks[0]) == sizes(ranks[1])
     by_epoch = [
@@ -92,7 +81,7 @@ def test_a_plateau_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes) -> N
 
 
 @pytest.mark.parametrize("name", ["whole-noise", "again-noise"])
-def test_noise_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes, name: str) -> None:
+def test_noise_grows_the_batch_equally_on_all_ranks(outcomes, name):
     first, second = outcomes(2, name)
     assert sizes(first) == sizes(second)
     assert max(sizes(first)) == 32
@@ -100,7 +89,7 @@ def test_noise_grows_the_batch_equally_on_all_ranks(outcomes: Outcomes, name: st
     assert first["lineage"] == outcomes(2, "k4")[0]["lineage"]
 
 
-def truth() -> float:
+def truth():
     """Return the noise scale of the quadratic at the start, for clips drawn from all samples of the toy."""
     clips = torch.stack([toy.clip(sample).flatten()[: lab.DIMENSIONS] for sample in range(toy.NUM_SAMPLES)])
     signal = (lab.CURVATURE * lab.START + clips.mean(0)).square().sum()
@@ -108,7 +97,7 @@ def truth() -> float:
 
 
 @pytest.mark.parametrize("name", ["ddp", "k1", "k5"])
-def test_the_measured_noise_scale_matches_the_known_one(outcomes: Outcomes, name: str) -> None:
+def test_the_measured_noise_scale_matches_the_known_one(outcomes, name):
     scales = [rank["noise_scale"] for rank in outcomes(2, f"meter-{name}")]
     assert scales[0] == scales[1]
     # Samples are drawn without replacement, so the mean over an epoch differs from that of independent draws.
@@ -116,7 +105,7 @@ def test_the_measured_noise_scale_matches_the_known_one(outcomes: Outcomes, name
 
 
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(1, 9), min_size=2, max_size=5))
-def test_the_noise_estimate_is_unbiased_for_uneven_shares(seed: int, shares: list[int]) -> None:
+def test_the_noise_estimate_is_unbiased_for_uneven_shares(seed, shares):
     # For every gradient G and noise S the expectation is known, so S and G2 are put in without drawing anything.
     generator = torch.Generator().manual_seed(seed)
     signal, noise = (0.1 + torch.rand(2, generator=generator, dtype=torch.float64)).tolist()
@@ -129,8 +118,8 @@ def test_the_noise_estimate_is_unbiased_for_uneven_shares(seed: int, shares: lis
     assert meter.scale() == pytest.approx(noise / signal, rel=1e-9)
 
 
-def test_the_noise_scale_is_zero_infinite_or_nan_without_noise_or_signal() -> None:
-    def scale(own: float, mean: float) -> float:
+def test_the_noise_scale_is_zero_infinite_or_nan_without_noise_or_signal():
+    def scale(own, mean):
         meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
         for _ in range(2):
             meter.add(torch.tensor(own), torch.tensor(mean), torch.tensor(0.5), 8)
@@ -142,7 +131,7 @@ def test_the_noise_scale_is_zero_infinite_or_nan_without_noise_or_signal() -> No
     assert 0 < scale(1.0, 0.9) < math.inf
 
 
-def test_overflowed_steps_are_not_measured() -> None:
+def test_overflowed_steps_are_not_measured():
     meter = NoiseMeter(2, torch.device("cpu"), lambda values: lambda: values)
     for own, mean in ((1.0, 0.9), (math.inf, math.inf), (1.0, math.nan)):
         meter.add(torch.tensor(own), torch.tensor(mean), torch.tensor(0.5), 8)
@@ -150,7 +139,7 @@ def test_overflowed_steps_are_not_measured() -> None:
 
 
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True), max_size=20), st.integers(2, 4), st.integers(8, 600))
-def test_sizes_never_decrease_or_exceed_the_maximum(scales: list[float], growth: int, largest: int) -> None:
+def test_sizes_never_decrease_or_exceed_the_maximum(scales, growth, largest):
     policy = Noise(growth, largest)
     policy.begin(8, EPOCH, ())
     found = [policy.size(0)]
@@ -165,7 +154,7 @@ def test_sizes_never_decrease_or_exceed_the_maximum(scales: list[float], growth:
     }
 
 
-def test_a_plateau_grows_only_after_its_patience() -> None:
+def test_a_plateau_grows_only_after_its_patience():
     policy = Plateau(2, None, threshold=0.1, patience=2)
     policy.begin(8, EPOCH, ())
     losses = [math.nan, 2.0, 1.0, 0.95, 1.1, 0.95, 0.95, 0.5, math.nan, 0.5, 0.4]
@@ -177,19 +166,7 @@ def test_a_plateau_grows_only_after_its_patience() -> None:
     assert found == [8, 8, 8, 8, 16, 16, 32, 32, 32, 64, 64]
 
 
-def test_a_policy_resumes_from_its_state() -> None:
-    first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
-    for policy in (first, second):
-        policy.begin(8, EPOCH, ())
-    for loss in (1.0, 1.0):
-        first.observe_loss(loss, 0)
-    second.load_state_dict(first.state_dict())
-    for policy in (first, second):
-        policy.observe_loss(1.0, 0)
-    assert first.size(0) == second.size(0) == 16
-
-
-def test_batch_at_is_parsed_as_epochs() -> None:
+def test_batch_at_is_parsed_as_epochs():
     policy = Scheduled(2, None, at="1,2.5")
     policy.begin(8, 88, (7,))
     assert [policy.size(samples) for samples in (0, 87, 88, 219, 220)] == [8, 8, 16, 16, 32]
@@ -212,7 +189,7 @@ def test_batch_at_is_parsed_as_epochs() -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["ddp", "kavg"])
-def test_an_invalid_option_is_named(name: str, options: dict[str, object], message: str) -> None:
+def test_an_invalid_option_is_named(name, options, message):
     with pytest.raises(UsageError, match=message):
         build_strategy(name, ALONE, options)
 
@@ -220,16 +197,28 @@ def test_an_invalid_option_is_named(name: str, options: dict[str, object], messa
 class Unmeasured(Strategy):
     """Neither wraps a model nor measures anything."""
 
-    def prepare(self, replica: Any) -> None:
+    def prepare(self, replica):
         pass
 
 
-def test_conflicting_options_are_refused() -> None:
+def test_conflicting_options_are_refused():
     two = Member(World(0, 2), torch.device("cpu"))
-    unmeasured: Any = build_strategy(f"{__name__}:Unmeasured", two, {"batch": "noise"})
+    unmeasured = build_strategy(f"{__name__}:Unmeasured", two, {"batch": "noise"})
     with pytest.raises(UsageError, match="does not measure the gradient noise"):
         unmeasured.prepare(SimpleNamespace(forward=None))
     with pytest.raises(UsageError, match="no epochs to grow at"):
         make_policy("schedule").begin(8, EPOCH, ())
     with pytest.raises(UsageError, match="batch_max is 4"):
         make_policy("plateau", largest=4).begin(8, EPOCH, ())
+
+
+def test_a_policy_resumes_from_its_state():
+    first, second = Plateau(2, None, 0.1, 2), Plateau(2, None, 0.1, 2)
+    for policy in (first, second):
+        policy.begin(8, EPOCH, ())
+    for loss in (1.0, 1.0):
+        first.observe_loss(loss, 0)
+    second.load_state_dict(first.state_dict())
+    for policy in (first, second):
+        policy.observe_loss(1.0, 0)
+    assert first.size(0) == second.size(0) == 16

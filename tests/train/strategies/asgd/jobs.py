@@ -5,18 +5,13 @@ or ``python -m tests.train.strategies.asgd.jobs FOLDER job NAME PORT ALL...`` fo
 NAME is "server", else a client of it. It takes its first step when all that are named are about to.
 """
 
-from __future__ import annotations
-
 import sys
 import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fastvid.runtime.processes import World
-from fastvid.train.loop.loop import Trainer
 from fastvid.train.ranks import Member
 from tests.train.strategies import lab
 
@@ -29,45 +24,45 @@ STEP_S = 0.02  # so that clients take turns
 PAUSE_S = 0.005
 
 
-def begin_together(folder: Path, name: str, names: Sequence[str]) -> Callable[[Trainer], None]:
+def begin_together(folder, name, names):
     """Make a trainer wait before its first step until all named jobs are about to take theirs."""
     own, all_of_them = folder / f"{name}.steps", [folder / f"{other}.steps" for other in names]
 
-    def step(*_: object) -> None:
+    def step(*_):
         if not own.exists():
             own.touch()
             for other in all_of_them:
                 wait_for(other)
         time.sleep(STEP_S)
 
-    def setup(made: Trainer) -> None:
+    def setup(made):
         made.replica.model.register_forward_pre_hook(step)
 
     return setup
 
 
-def wait_in_the_middle(folder: Path, late: str) -> Callable[[Trainer], None]:
+def wait_in_the_middle(folder, late):
     """Make a trainer wait in a step until a job that starts later takes its first one."""
     steps = 0
 
-    def step(*_: object) -> None:
+    def step(*_):
         nonlocal steps
         steps += 1
         if steps == MIDDLE:
             (folder / "server.middle").touch()
             wait_for(folder / f"{late}.steps")
 
-    def setup(made: Trainer) -> None:
+    def setup(made):
         made.replica.model.register_forward_pre_hook(step)
 
     return setup
 
 
-def stand_still(folder: Path, member: Member) -> Callable[[Trainer], None]:
+def stand_still(folder, member):
     """Make the last rank stand in its second step until the first has done `AHEAD`."""
     steps, sign = 0, folder / "ahead"
 
-    def step(*_: object) -> None:
+    def step(*_):
         nonlocal steps
         steps += 1
         if member.leads and steps == AHEAD:
@@ -75,29 +70,29 @@ def stand_still(folder: Path, member: Member) -> Callable[[Trainer], None]:
         if member.world.rank == member.world.size - 1 and steps == 2:
             wait_for(sign)
 
-    def setup(made: Trainer) -> None:
+    def setup(made):
         begin_together(folder, str(member.world.rank), [str(rank) for rank in range(member.world.size)])(made)
         made.replica.model.register_forward_pre_hook(step)
 
     return setup
 
 
-def wait_for(sign: Path) -> None:
+def wait_for(sign):
     while not sign.exists():
         time.sleep(PAUSE_S)
 
 
-GRADIENTS: dict[str, Any] = {"lease_batches": LEASE_BATCHES}
+GRADIENTS = {"lease_batches": LEASE_BATCHES}
 
 
-def plain(folder: Path, member: Member) -> dict[str, Any]:
+def plain(folder, member):
     ranks = [str(rank) for rank in range(member.world.size)]
     setup = begin_together(folder, str(member.world.rank), ranks)
     case = lab.Case(sync="asgd", norm=True, options=GRADIENTS, optim={"momentum": 0.5}, setup=setup)
     return lab.run(case, folder, member)
 
 
-def standing(folder: Path, member: Member) -> dict[str, Any]:
+def standing(folder, member):
     case = lab.Case({"lease_batches": PERIOD}, sync="asgd", setup=stand_still(folder, member))
     return lab.run(case, folder, member)
 
@@ -105,7 +100,7 @@ def standing(folder: Path, member: Member) -> dict[str, Any]:
 SCENARIOS = {"plain": plain, "standing": standing}
 
 
-def job(folder: Path, name: str, port: str, *names: str) -> None:
+def job(folder, name, port, *names):
     torch.set_num_threads(1)
     place = {"port": int(port)} if name == "server" else {"server": f"127.0.0.1:{port}"}
     setup = wait_in_the_middle(folder, "late") if names == ("late",) else begin_together(folder, name, names)

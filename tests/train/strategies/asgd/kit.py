@@ -1,38 +1,33 @@
 """Servers and clients in threads of one process, over real connections."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.optim import SGD
 
 from fastvid.train.strategies.asgd.client import ParameterClient
 from fastvid.train.strategies.asgd.server import Server
-from fastvid.train.strategies.asgd.weights import OptimizerFactory, Weights
+from fastvid.train.strategies.asgd.weights import Weights
 from fastvid.train.strategies.link import Link
 
 TOKEN = "0123456789abcdef"
-SGD_RULE: OptimizerFactory = functools.partial(SGD, lr=0.0)
+SGD_RULE = functools.partial(SGD, lr=0.0)
 
 
 @contextlib.contextmanager
 def serving(
-    size: int,
+    size,
     *,
-    rule: OptimizerFactory = SGD_RULE,
-    kind: type[Weights] = Weights,
-    timeout_s: float = 20.0,
-    **options: Any,
-) -> Iterator[Server]:
+    rule=SGD_RULE,
+    kind=Weights,
+    timeout_s=20.0,
+    **options,
+):
     """Yield a server of float64 weights. Clients must leave before the block ends."""
     server = Server(kind(size, rule, dtype=torch.float64), token=TOKEN, timeout_s=timeout_s, **options)
     yield server
@@ -40,19 +35,19 @@ def serving(
 
 
 @contextlib.contextmanager
-def client_of(server: Server) -> Iterator[ParameterClient]:
+def client_of(server):
     client = ParameterClient(server.address, timeout_s=20.0)
     yield client
     client.leave()
 
 
 @contextlib.contextmanager
-def noted_waits() -> Iterator[list[Link]]:
+def noted_waits():
     """Lines whose client was told to wait: a server does it after a quarter of its patience."""
-    told: list[Link] = []
+    told = []
     plain = Link.beat
 
-    def beat(link: Link) -> None:
+    def beat(link):
         plain(link)
         told.append(link)
 
@@ -61,7 +56,7 @@ def noted_waits() -> Iterator[list[Link]]:
         yield told
 
 
-def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
+def until(reached, seconds=60.0):
     """Wait for a condition, and fail after a time limit."""
     end = time.monotonic() + seconds
     while not reached():
@@ -69,16 +64,15 @@ def until(reached: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.01)
 
 
-def weights_of(server: Server) -> Tensor:
-    values: Tensor = server.weights.state_dict()["values"]
-    return values
+def weights_of(server):
+    return server.weights.state_dict()["values"]
 
 
-def together(count: int, work: Callable[[int], Any]) -> list[Any]:
+def together(count, work):
     """Run functions in threads that start at the same time."""
     barrier = threading.Barrier(count)
 
-    def one(index: int) -> Any:
+    def one(index):
         barrier.wait(20)
         return work(index)
 

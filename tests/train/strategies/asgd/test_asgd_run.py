@@ -1,37 +1,37 @@
-"""``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with clients that die."""
+"""``sync=asgd`` under the real trainer: alone, with ranks that share a job, and with jobs that die and join."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+import signal
+from dataclasses import replace
 
 import pytest
 import torch
 
+from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
-from fastvid.train.loop.loop import Trainer
+from fastvid.train.loop.strategy import strategy_of
 from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.weights import WeightRange, Weights
+from tests import forks
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs
-from tests.train.strategies.asgd.kit import SGD_RULE
+from tests.train.strategies.asgd.kit import SGD_RULE, TOKEN, until
 
 RANKS = 3
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def case(**changes: Any) -> lab.Case:
+def case(**changes):
     return lab.Case(sync="asgd", **changes)
 
 
-def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def same(a, b):
     return all(torch.equal(value, b["weights"][name]) for name, value in a["weights"].items())
 
 
-def newest(folder: Path) -> dict[str, Any]:
+def newest(folder):
     found = Checkpoints(str(folder / "checkpoints")).newest()
     assert found is not None
     return decode(found.data, found.name)
@@ -42,9 +42,9 @@ def newest(folder: Path) -> dict[str, Any]:
     [{"groups": "tsm", "nesterov": True}, {"name": "adam", "clip_norm": 0.5}, {"name": "adagrad"}],
     ids=lambda o: str(o),
 )
-def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None:
+def test_one_rank_trains_like_ddp(tmp_path, optim):
     """Equal bit for bit: momentum, weight decay, schedule, groups, norm statistics, masked rows, lineage, metrics."""
-    shared: dict[str, Any] = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
+    shared = {"optim": optim, "norm": True, "data": {"last": "mask", "bad": (3, 40)}}
     runs = {
         name: lab.run(lab.Case(sync=name, options=options, **shared), tmp_path / name, jobs.ALONE)
         for name, options in (("ddp", {}), ("asgd", {"push": "gradients", "lease_batches": 2}))
@@ -60,11 +60,11 @@ def test_one_rank_trains_like_ddp(tmp_path: Path, optim: dict[str, Any]) -> None
         assert (row["staleness_mean"], row["clients"], row["updates"]) == (0, 1, row["step"])
 
 
-def in_a_row(made: Trainer) -> None:
+def in_a_row(made):
     place_on_devices(made.replica.model, [torch.device("cpu")] * 2, 2)
 
 
-def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
+def test_a_replica_may_span_several_devices(tmp_path):
     """With a pipeline of blocks and two micro-batches, the server receives the gradient of the whole batch."""
     runs = {
         "whole": lab.run(case(options=jobs.GRADIENTS), tmp_path / "whole", jobs.ALONE),
@@ -80,7 +80,7 @@ def test_a_replica_may_span_several_devices(tmp_path: Path) -> None:
     assert 0 < max(differences) < 1e-12
 
 
-def test_a_stopped_run_resumes(tmp_path: Path) -> None:
+def test_a_stopped_run_resumes(tmp_path):
     made = case(options=jobs.GRADIENTS, norm=True)
     whole = lab.run(made, tmp_path / "whole", jobs.ALONE)
     stopped = lab.run(made, tmp_path / "again", jobs.ALONE, toy.StopAfter(6))
@@ -93,7 +93,7 @@ def test_a_stopped_run_resumes(tmp_path: Path) -> None:
     assert same(whole, again)
 
 
-def test_server_statistics_are_the_running_average_of_the_clients() -> None:
+def test_server_statistics_are_the_running_average_of_the_clients():
     shard = Weights(4, SGD_RULE, [WeightRange(0, 2), WeightRange(2, 4, averaged=True)], dtype=torch.float64)
     shard.initialize(torch.tensor([1.0, 1.0, 5.0, 5.0]))
     shard.step(torch.tensor([1.0, 1.0, 7.0, 9.0]), 0.5)
@@ -104,7 +104,7 @@ def test_server_statistics_are_the_running_average_of_the_clients() -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Return the folder with the results of three ranks of one job."""
     folder = tmp_path_factory.mktemp("asgd")
     assert toy.spawn(RANKS, folder, "plain", module=jobs.__name__) == [0] * RANKS
@@ -112,11 +112,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def expected(tmp_path_factory):
     return lab.run(lab.Case(sync="ddp"), tmp_path_factory.mktemp("ddp"), jobs.ALONE)
 
 
-def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]) -> None:
+def test_ranks_train_on_every_sample_once(folder, expected):
     first, *_ = lab.results(folder, "plain", RANKS)
     assert first["over"]
     # The same samples at the same positions of the same epochs as with ddp, each acknowledged once.
@@ -133,18 +133,7 @@ def test_ranks_train_on_every_sample_once(folder: Path, expected: dict[str, Any]
     assert max(row.get("staleness_mean", 0.0) for row in rows) > 1
 
 
-def test_the_checkpoint_contains_the_servers_statistics(folder: Path) -> None:
-    first, second, _ = lab.results(folder, "plain", RANKS)
-    saved = newest(folder / "plain")
-    values = saved["strategy"]["state"]["servers"][0]["shard"]["values"]
-    kept = [saved["replica"]["model"][f"1.running_{name}"] for name in ("mean", "var")]
-    assert torch.equal(values[-8:], torch.cat(kept))
-    assert all(torch.equal(first["weights"][name], value) for name, value in saved["replica"]["model"].items())
-    # A client keeps its own statistics.
-    assert not torch.equal(second["weights"]["1.running_mean"], kept[0])
-
-
-def test_conflicting_options_are_refused(tmp_path: Path) -> None:
+def test_conflicting_options_are_refused(tmp_path):
     for options, message in (
         ({"n_push": 8}, "no option 'n_push'"),
         ({"push": "deltas"}, "push is 'deltas'"),
@@ -166,3 +155,93 @@ def test_conflicting_options_are_refused(tmp_path: Path) -> None:
         with pytest.raises(StateError, match=message):
             other.load_state_dict({**state, "strategy": {"name": "asgd", "state": {**own, **changes}}})
     other.recorder.close()
+
+
+def test_what_a_server_cannot_train_is_refused(tmp_path):
+    config = lab.config_of(lab.Case(sync="asgd"), tmp_path)
+    strategy_of(config)
+    for changed, what in (
+        (replace(config, run=replace(config.run, amp="fp16")), "run.amp=fp16"),
+        (replace(config, optim=replace(config.optim, name="lamb")), "optim.name=lamb"),
+        (replace(config, optim=replace(config.optim, freeze=("0",))), "optim.freeze"),
+    ):
+        with pytest.raises(UsageError, match=f"sync=asgd does not support {what}"):
+            strategy_of(changed)
+
+
+def run_jobs(folder, **faults):
+    """Runs jobs of one process each, which take their first steps together. Exit codes by name; a name comes with what
+    is to kill it, or nothing."""
+    for old in folder.glob("*.steps"):
+        old.unlink()
+    with reserved_port() as port:
+        running = {
+            name: forks.start(
+                jobs.__name__, folder, "job", name, port, *faults, FASTVID_FAULT=fault, FASTVID_TOKEN=TOKEN
+            )
+            for name, fault in faults.items()
+        }
+        return {name: forks.wait(process) for name, process in running.items()}
+
+
+def test_a_killed_client_loses_its_lease_and_affects_no_other_client(tmp_path, expected):
+    """Server and clients are separate jobs; one client dies in its third push."""
+    codes = run_jobs(tmp_path, server="", steady="", doomed="payload-push:3")
+    assert codes == {"server": 0, "steady": 0, "doomed": -signal.SIGKILL}
+    server, steady = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "steady.pt")
+    assert server["over"]
+    assert server["lineage"] == expected["lineage"]
+    last = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))[-1]
+    assert last["lost"] == 1
+    # Two of the three batches of its first lease were acknowledged.
+    assert last["returned"] == (jobs.PERIOD - 2) * toy.BATCH
+    assert sum(entry["samples"] for entry in steady["lineage"]) > 0
+    # A client of another job writes no checkpoint and scores nothing.
+    assert not list((tmp_path / "steady" / "checkpoints").glob("*.pt"))
+    assert steady["score"] is None
+
+
+def test_a_killed_server_resumes_from_its_checkpoint(tmp_path, expected):
+    codes = run_jobs(tmp_path, server="step:9", client="")
+    assert codes["server"] == -signal.SIGKILL
+    # The client reports that the server is gone.
+    assert codes["client"] == 1
+    before = newest(tmp_path / "server")
+    done = sum(entry["samples"] for entry in before["lineage"])
+    # It saves after its own pushes.
+    assert 8 * toy.BATCH <= done < expected["samples"]
+    assert run_jobs(tmp_path, server="", client="") == {"server": 0, "client": 0}
+    result = torch.load(tmp_path / "server.pt")
+    assert result["lineage"] == expected["lineage"]
+    starts = [row for row in metrics.read(tmp_path / "server" / metrics.METRICS_FILE) if row["kind"] == "start"]
+    assert [row["samples"] for row in starts] == [0, done]
+
+
+def test_a_client_of_another_job_joins_in_the_middle(tmp_path, expected):
+    """The server is in a step of its own until the new client is in its first one."""
+    with reserved_port() as port:
+        server = forks.start(jobs.__name__, tmp_path, "job", "server", port, "late", FASTVID_TOKEN=TOKEN)
+        until((tmp_path / "server.middle").exists, 250)
+        late = forks.start(jobs.__name__, tmp_path, "job", "late", port, FASTVID_TOKEN=TOKEN)
+        assert [forks.wait(job) for job in (server, late)] == [0, 0]
+    result, joined = torch.load(tmp_path / "server.pt"), torch.load(tmp_path / "late.pt")
+    assert result["lineage"] == expected["lineage"]
+    # What the server's rank had done before was not done again, and the new client's learning rate is as far.
+    assert 0 < sum(entry["samples"] for entry in joined["lineage"]) <= expected["samples"] - jobs.MIDDLE * toy.BATCH
+    assert joined["trace"]["samples"][0] >= (jobs.MIDDLE - 1) * toy.BATCH
+    # It started with the server's weights.
+    untrained = torch.cat([value.flatten() for value in toy.net().parameters()]).detach()
+    assert (joined["trace"]["weights"][0] - untrained).abs().max() > 0.01
+    rows = metrics.curve(metrics.read(tmp_path / "server" / metrics.METRICS_FILE))
+    assert max(row["clients"] for row in rows) == 2
+    assert rows[-1]["lost"] == rows[-1]["returned"] == 0
+
+
+def test_a_rank_that_stands_still_stops_no_other(tmp_path, expected):
+    """Of three ranks the last one stands in its second step until the first has done many."""
+    assert toy.spawn(3, tmp_path, "standing", module=jobs.__name__) == [0, 0, 0]
+    first, second, standing = lab.results(tmp_path, "standing", 3)
+    assert first["lineage"] == expected["lineage"]
+    assert len(first["trace"]["weights"]) >= jobs.AHEAD
+    assert len(second["trace"]["weights"]) > jobs.PERIOD
+    assert len(standing["trace"]["weights"]) < jobs.AHEAD

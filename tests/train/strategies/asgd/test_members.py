@@ -1,20 +1,14 @@
 """Clients that join, leave and die, their leases, and a server that resumes from its checkpoint."""
 
-from __future__ import annotations
-
-import functools
 import threading
 import time
 
 import pytest
 import torch
-from torch import Tensor
-from torch.optim import SGD
 
-from fastvid.errors import StateError, UsageError
+from fastvid.errors import UsageError
 from fastvid.train.strategies.asgd.client import LeaseProgress, ParameterClient
 from fastvid.train.strategies.asgd.lease import Leases
-from fastvid.train.strategies.asgd.server import Server
 from tests.train.strategies.asgd.kit import client_of, noted_waits, serving, together, until, weights_of
 
 pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or two
@@ -22,14 +16,14 @@ pytestmark = pytest.mark.soak  # many processes and real waiting: a minute or tw
 SIZE = 5
 
 
-def ones(size: int = SIZE) -> Tensor:
+def ones(size=SIZE):
     return torch.ones(size, dtype=torch.float64)
 
 
-def test_the_first_client_initializes_the_weights() -> None:
+def test_the_first_client_initializes_the_weights():
     with serving(SIZE) as server:
 
-        def work(index: int) -> tuple[Tensor, int]:
+        def work(index):
             with client_of(server) as client:
                 client.join(ones() * (index + 1))
                 return client.weights, client.version
@@ -42,7 +36,7 @@ def test_the_first_client_initializes_the_weights() -> None:
         assert all(torch.equal(weights, first) and version == 0 for weights, version in found)
 
 
-def test_requests_before_initialization_are_rejected() -> None:
+def test_requests_before_initialization_are_rejected():
     with serving(SIZE) as server, client_of(server) as client:
         client.weights = ones()
         for ask in (client.fetch, lambda: client.push(ones(), 1.0, 0), client.lease):
@@ -50,7 +44,7 @@ def test_requests_before_initialization_are_rejected() -> None:
                 ask()
 
 
-def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
+def test_another_client_initializes_the_weights_if_the_first_leaves():
     with serving(SIZE) as server:
         gone = ParameterClient(server.address, timeout_s=20.0)
         # It is chosen to initialize the weights, but leaves instead.
@@ -63,22 +57,7 @@ def test_another_client_initializes_the_weights_if_the_first_leaves() -> None:
             assert torch.equal(weights_of(server), ones() * 7)
 
 
-def test_a_late_client_starts_from_the_current_version() -> None:
-    with serving(SIZE) as server, client_of(server) as early:
-        early.join(ones())
-        for _ in range(4):
-            early.push(ones(), 0.5)
-        with client_of(server) as late:
-            late.join(torch.zeros(SIZE, dtype=torch.float64))
-            assert late.version == 4
-            assert torch.equal(late.weights, -ones())
-            assert late.push(ones(), 0.5) == 0
-            # The weights fetched before are now one version old, and two after the next push.
-            assert early.push(ones(), 0.5, 4) == 1
-            assert early.push(ones(), 0.5, 4) == 2
-
-
-def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
+def test_a_warm_start_admits_other_clients_after_the_warm_up():
     with serving(SIZE, warm_up=6) as server, client_of(server) as first:
         first.join(ones())
         with client_of(server) as second:
@@ -92,12 +71,12 @@ def test_a_warm_start_admits_other_clients_after_the_warm_up() -> None:
             assert second.version == 6
 
 
-def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
+def test_positions_are_acknowledged_once_when_clients_join_and_leave():
     leases = Leases(samples_per_epoch=50, epochs=3, size=8)
-    done: list[tuple[int, int]] = []
+    done = []
     with serving(SIZE, leases=leases) as server:
 
-        def work(index: int) -> None:
+        def work(index):
             taken = 0
             while True:
                 with client_of(server) as client:
@@ -124,14 +103,14 @@ def test_positions_are_acknowledged_once_when_clients_join_and_leave() -> None:
         assert server.lost == 0
 
 
-def test_a_client_waits_for_leases_that_may_be_returned() -> None:
+def test_a_client_waits_for_leases_that_may_be_returned():
     leases = Leases(samples_per_epoch=4, epochs=1, size=4)
     with noted_waits() as told, serving(SIZE, leases=leases, timeout_s=8.0) as server, client_of(server) as second:
         first = ParameterClient(server.address)
         first.join(ones())
         second.join(ones())
         assert first.lease() is not None
-        got: list[object] = []
+        got = []
         waiting = threading.Thread(target=lambda: got.append(second.lease()))
         waiting.start()
         until(lambda: bool(told))
@@ -142,44 +121,7 @@ def test_a_client_waits_for_leases_that_may_be_returned() -> None:
         assert got[0] is not None
 
 
-def test_a_server_resumes_from_its_checkpoint() -> None:
-    rule = functools.partial(SGD, lr=0.0, momentum=0.9)
-
-    def push(server: Server, last: int) -> None:
-        with client_of(server) as client:
-            client.join(ones())
-            while (lease := client.lease()) is not None:
-                for position in range(lease.start, lease.stop):
-                    if position == last:
-                        return
-                    client.push(
-                        client.weights * (position + 1), 0.01, progress=LeaseProgress(lease.number, position + 1)
-                    )
-                    client.fetch()
-
-    with serving(SIZE, rule=rule, leases=Leases(20, 1, 6)) as server:
-        push(server, 20)
-        whole = weights_of(server)
-    with serving(SIZE, rule=rule, leases=Leases(20, 1, 6)) as server:
-        push(server, 9)
-        state = server.state_dict()
-        before = weights_of(server)
-    again = Leases(20, 1, 6)
-    with serving(SIZE, rule=rule, leases=again, state=state) as server:
-        assert torch.equal(weights_of(server), before)
-        assert server.clients[1].pushes == 9
-        push(server, 20)
-        assert torch.equal(weights_of(server), whole)
-        assert server.weights.version == 20
-        # A client of the previous run is not mistaken for one of this run.
-        assert len(server.clients) == 2
-        assert server.staleness == {0: 20}
-    assert again.over
-    with pytest.raises(StateError):
-        Leases(21, 1, 6).load_state_dict(state["leases"])
-
-
-def test_a_lease_is_acknowledged_by_its_holder_only() -> None:
+def test_a_lease_is_acknowledged_by_its_holder_only():
     leases = Leases(10, 1, 4)
     lease = leases.take(1)
     assert lease is not None

@@ -1,12 +1,9 @@
 """Whole sweeps on real clips, by the command that users type: three models, two stages, and stages that are killed."""
 
-from __future__ import annotations
-
 import json
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -55,18 +52,18 @@ def sweep():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sweep")
     clips = [datasets.make_clip(folder / f"{n}.mp4", frames=8 + n, size="48x48") for n in range(4)]
     samples = [(f"clip{n:02d}", clips[n % 4], n % 2) for n in range(TRAIN + HELD_OUT)]
-    columns: dict[str, list[object]] = {"split": ["train"] * TRAIN + ["val"] * HELD_OUT}
+    columns = {"split": ["train"] * TRAIN + ["val"] * HELD_OUT}
     datasets.pack(folder / "shards", [samples[:8], samples[8:16], samples[16:]], columns=columns)
     (folder / "recipe.py").write_text(RECIPE.format(data=str(folder / "shards")))
     return folder
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
+def found(folder):
     """Both processes are killed at about the third visit of the second one, and started again."""
     arguments = ("fastvid.train", folder / "recipe.py", f"run.out={folder / 'out'}")
     killed = forks.ranks(STAGES, *arguments, folder=folder, FASTVID_FAULT="visit:5")
@@ -78,7 +75,7 @@ def found(folder: Path) -> dict[str, Any]:
     return dict(written)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(one, other):
     """Return whether two states are equal bit by bit."""
     if isinstance(one, torch.Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
@@ -89,7 +86,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def check_against_training_alone(folder: Path, out: Path) -> None:
+def check_against_training_alone(folder, out):
     """Weights, moments and counters are those of a plain loop over the partitions in the recorded order."""
     token_store = TokenStore(MODELS, str(out / "tokens"))
     alone = Clips(recipes.load_all(str(folder / "recipe.py")), STAGES, torch.device("cpu"))
@@ -114,7 +111,7 @@ def check_against_training_alone(folder: Path, out: Path) -> None:
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_models_equal_those_of_a_plain_loop_when_processes_are_killed(folder: Path, found: dict[str, Any]) -> None:
+def test_models_equal_those_of_a_plain_loop_when_processes_are_killed(folder, found):
     rows = metrics.read(folder / "out" / metrics.METRICS_FILE)
     starts = [row["visits"] for row in rows if row["kind"] == "start"]
     assert len(starts) == 2
@@ -122,7 +119,7 @@ def test_models_equal_those_of_a_plain_loop_when_processes_are_killed(folder: Pa
     check_against_training_alone(folder, folder / "out")
 
 
-def test_results_contain_scores_losses_and_bytes(folder: Path, found: dict[str, Any]) -> None:
+def test_results_contain_scores_losses_and_bytes(folder, found):
     models = found["models"]
     assert sorted(model["model"] for model in models) == list(range(MODELS))
     assert [model["status"] for model in models] == ["over"] * MODELS
@@ -146,7 +143,7 @@ def test_results_contain_scores_losses_and_bytes(folder: Path, found: dict[str, 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("fault", ["visit:2", "visited:2"])
-def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder: Path, fault: str) -> None:
+def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder, fault):
     """Run a hub with a stage, and one in a separate job that dies in a visit, or before it has said what it trained."""
     out = folder / fault
     run = ("fastvid.train", folder / "recipe.py", f"run.out={out}")
@@ -168,7 +165,7 @@ def test_a_killed_stage_of_another_job_does_not_stop_the_sweep(folder: Path, fau
     check_against_training_alone(folder, out)
 
 
-def test_data_errors_are_raised_before_the_first_visit(folder: Path, tmp_path: Path) -> None:
+def test_data_errors_are_raised_before_the_first_visit(folder, tmp_path):
     changes = (f"run.out={tmp_path}", "data.split=none", "data.where=nothing > 1")
     wrong = forks.run("fastvid.train", folder / "recipe.py", *changes, folder=folder)
     assert wrong.returncode != 0
@@ -176,7 +173,7 @@ def test_data_errors_are_raised_before_the_first_visit(folder: Path, tmp_path: P
     assert "Traceback" not in wrong.stderr
 
 
-def test_models_with_different_shared_settings_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_with_different_shared_settings_are_refused(folder, monkeypatch):
     monkeypatch.setenv("FASTVID_TOKEN", TOKEN)
     first, second, _ = recipes.load_all(str(folder / "recipe.py"))
     with pytest.raises(UsageError, match=r"share run\.epochs"):
@@ -197,7 +194,7 @@ def test_models_with_different_shared_settings_are_refused(folder: Path, monkeyp
             Relay.check(replace(first, sync_options=options))
 
 
-def test_a_refused_start_leaves_nothing_and_is_reported_once(folder: Path, tmp_path: Path) -> None:
+def test_a_refused_start_leaves_nothing_and_is_reported_once(folder, tmp_path):
     """The training split has three shards, too few for four partitions; the folder then takes another sweep."""
     out = tmp_path / "out"
     words = ("fastvid.train", folder / "recipe.py", f"run.out={out}", "sync_options.partitions=4")

@@ -1,9 +1,6 @@
 """What an average is made of, and averages of integers: error feedback loses nothing, and ranks get the same bits."""
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +10,9 @@ from torch import nn
 
 from fastvid.train.strategies.average import BITS, BLOCK, decode, encode, moments, shares, statistics
 from tests.train.strategies import scenarios
-from tests.train.strategies.conftest import Outcomes
 
 
-def test_statistics_are_the_floating_point_buffers() -> None:
+def test_statistics_are_the_floating_point_buffers():
     norm = nn.BatchNorm1d(2)
     assert [id(buffer) for buffer in statistics(nn.Sequential(norm))] == [id(norm.running_mean), id(norm.running_var)]
 
@@ -24,7 +20,7 @@ def test_statistics_are_the_floating_point_buffers() -> None:
 @pytest.mark.parametrize(
     ("kind", "each"), [(torch.optim.Adam, 2), (torch.optim.SGD, 0), (torch.optim.Adagrad, 1), (torch.optim.Adadelta, 2)]
 )
-def test_moments_have_the_shape_of_their_parameter_and_are_no_counters(kind: Any, each: int) -> None:
+def test_moments_have_the_shape_of_their_parameter_and_are_no_counters(kind, each):
     # The scalar parameter has the shape of a step counter.
     parameters = [nn.Parameter(torch.ones(2, 3)), nn.Parameter(torch.tensor(1.0)), nn.Parameter(torch.ones(4))]
     optimizer = kind(parameters[:2], lr=0.1)
@@ -39,13 +35,13 @@ def test_moments_have_the_shape_of_their_parameter_and_are_no_counters(kind: Any
     assert not [tensor for tensor in found if id(tensor) in steps]
 
 
-def test_a_parameter_without_a_step_has_no_moments() -> None:
+def test_a_parameter_without_a_step_has_no_moments():
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))])
     assert moments(optimizer) == []
 
 
 @pytest.mark.parametrize(("name", "bits"), list(BITS.items()))
-def test_the_messages_and_what_is_withheld_sum_to_all_that_was_given(outcomes: Outcomes, name: str, bits: int) -> None:
+def test_the_messages_and_what_is_withheld_sum_to_all_that_was_given(outcomes, name, bits):
     ranks = [rank[name] for rank in outcomes(3, "wire")]
     for rank in ranks:
         assert all(torch.equal(mine, others) for mine, others in zip(rank["means"], ranks[0]["means"], strict=True))
@@ -63,7 +59,7 @@ def test_the_messages_and_what_is_withheld_sum_to_all_that_was_given(outcomes: O
 
 @pytest.mark.parametrize("bits", [8, 4])
 @given(data=st.data())
-def test_levels_are_the_nearest_ones(bits: int, data: st.DataObject) -> None:
+def test_levels_are_the_nearest_ones(bits, data):
     length = data.draw(st.sampled_from([0, 1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3]))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     values = torch.randn(length, generator=generator, dtype=torch.float64) * 10 ** data.draw(st.integers(-6, 6))
@@ -79,7 +75,7 @@ def test_levels_are_the_nearest_ones(bits: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(bits: int) -> None:
+def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(bits):
     assert not decode(encode(torch.zeros(5), bits), 5, bits, torch.float32).any()
     for bad in (float("nan"), float("inf")):
         values = torch.ones(BLOCK + 1)
@@ -90,7 +86,7 @@ def test_zeros_stay_zeros_and_what_is_not_finite_stays_so(bits: int) -> None:
 
 
 @given(st.integers(0, 10 * BLOCK), st.integers(1, 9))
-def test_ranks_own_whole_blocks_of_everything(length: int, size: int) -> None:
+def test_ranks_own_whole_blocks_of_everything(length, size):
     parts = shares(length, size)
     assert len(parts) == size
     assert (parts[0].start, parts[-1].stop) == (0, length)
