@@ -13,10 +13,10 @@ import tempfile
 from pathlib import Path
 
 from tests.conftest import FOOTAGE
-from tests.golden import golden, orders, runs, shards, states
+from tests.golden import golden, orders, pictures, runs, shards, states
 from tests.golden.seams import encoder
 
-AREAS = {area.NAME: area for area in (orders, states, runs, shards)}
+AREAS = {area.NAME: area for area in (orders, pictures, states, runs, shards)}
 OF_BUILDS = ("encoded", "corpus")
 
 

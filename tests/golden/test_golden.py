@@ -1,4 +1,4 @@
-"""What fastvid makes is as recorded: orders and crops, states, losses and evaluations, tars and tables.
+"""What fastvid makes is as recorded: orders, crops and pictures, states, losses and evaluations, tars and tables.
 
 Encoded tars are compared with those of a known build of ffmpeg, all others with every build.
 """
@@ -7,9 +7,9 @@ import functools
 
 import pytest
 
-from tests.golden import golden, orders, runs, shards, states
+from tests.golden import golden, orders, pictures, runs, shards, states
 
-AREAS = {area.NAME: area for area in (orders, states, shards, runs)}
+AREAS = {area.NAME: area for area in (orders, pictures, states, shards, runs)}
 RECORDED = {name: golden.read(name) for name in AREAS}
 RUNS = [name for name in RECORDED[runs.NAME] if name != "kernels"]
 # With other kernels only twelve digits are compared, because torch's softmax differs in the last bit.
@@ -57,6 +57,13 @@ def test_a_difference_in_the_last_bit_is_detected_when_bits_are_compared():
     assert not runs.first_difference(one, other, bits=False)
     assert runs.first_difference(one, (1.0 + 1e-11).hex(), bits=False)
     assert runs.first_difference(one, f"{one} {one}", bits=False)
+
+
+def test_forms_made_in_different_ways_are_equal():
+    recorded = RECORDED[pictures.NAME]
+    assert recorded["processes"] == recorded["float32"] == recorded["levels"]
+    assert recorded["views in processes"] == recorded["views"]
+    assert recorded["rgb and flow in processes"] == recorded["rgb and flow"]
 
 
 def test_recomputed_sidecars_equal_the_lost_ones():

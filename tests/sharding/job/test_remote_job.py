@@ -25,6 +25,7 @@ from fastvid.sharding.sources.sources import find_sources
 from fastvid.sharding.verify.verify import verify_dataset
 from fastvid.sharding.work.tasks import SourceTask
 from fastvid.storage import LocalStorage, RemoteOptions, open_storage
+from tests import forks
 from tests.sharding.shardtools import command, encode_source, ledger, make, settings, tars
 from tests.storage.local_server import LocalServer
 from tests.storage.lossy import LossyProxy
