@@ -60,9 +60,6 @@ _DECODER: Final = {codec: "libdav1d" if codec is Codec.AV1 else codec.label for 
 # Codecs whose decoders start at any packet and conceal missing references without an error.
 _CONCEALING: Final = frozenset({Codec.H264, Codec.HEVC})
 
-# Codecs whose key pictures need nothing of the pictures before them, and are shown in the order of their packets.
-_ALONE: Final = frozenset({Codec.H264, Codec.MJPEG})
-
 # Codecs whose key packets restore all that earlier packets set: RFC 6386 (9.3), VP9 bitstream specification (8.4.2).
 _RESTARTED: Final = frozenset({Codec.VP8, Codec.VP9})
 # Codecs whose packets are searched for parameter sets; of others it is not known what their packets set.
@@ -248,10 +245,13 @@ def _key(info: StreamInfo) -> _ContextKey:
 
 
 def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
-    """Return the key of a clip's context if its packets can be decoded with those of other clips."""
+    """Return the key of a clip's context if its packets can be decoded with those of other clips, else None.
+
+    H.264 alone: of a damaged JPEG libavcodec may show, without saying so, what its memory had of the picture before.
+    """
     clip, output = pair
     info = clip.info
-    if info.codec not in _ALONE or isinstance(output, Levels) or not (clip.keys.all() and clip.sizes.all()):
+    if info.codec is not Codec.H264 or isinstance(output, Levels) or not (clip.keys.all() and clip.sizes.all()):
         return None
     return None if not int(info.flags) & _CONFORMS and _is_changed(info, clip) else _key(info)
 
