@@ -111,7 +111,9 @@ class Corpus:
 
     def _rows(self, batch: fastvid.Batch) -> npt.NDArray[np.int64]:
         """Return the number of each frame of a batch among all frames."""
-        return np.array([self.firsts[key] for key in batch["key"]])[:, None] + batch["frame_index"].numpy()
+        firsts = np.array([self.firsts[key] for key in batch["key"]], dtype=np.int64)
+        rows: npt.NDArray[np.int64] = firsts[:, None] + batch["frame_index"].numpy()
+        return rows
 
     def similarity(self, windows: Windows) -> float:
         """Return the mean SSIM of the luma of a batch; FastvidError if it shows other pictures."""

@@ -114,13 +114,14 @@ def verified(
     """
     flags = int(info.flags)  # tests of a flag by its class take longer than a checksum
     if not flags & _UNCHECKED:
-        check_packets(data, *places.tolist(), records["crc32"].tolist(), plan.packets)
+        starts, sizes = places.tolist()
+        check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
     shows, keys = records["frame"].astype(np.int64), (records["flags"] & _KEY) != 0
     if flags & _LATE:
         packets = [data[start : start + size] for start, size in places.T.tolist()]
         needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
         places, shows, keys = places[:, needed], shows[needed], keys[needed]
-    return EncodedClip(request, info, data, *places, shows, keys, key, shard)
+    return EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard)
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:

@@ -118,7 +118,8 @@ class PyAvDecoder(ThreadDecoder):
         """Decode clips of key packets in one pass; return whether every frame was as expected."""
         packets, shown, repeating = list[Any](), list[tuple[int, int]](), list[int]()
         for number, (clip, _) in enumerate(group):
-            frames, data, shows = clip.request.frames.tolist(), clip.data, clip.shows.tolist()
+            data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
+            frames, shows = clip.request.frames.tolist(), clip.shows.tolist()
             places = first_places(frames)
             if shows != sorted(places):
                 return False

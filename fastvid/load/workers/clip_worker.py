@@ -298,7 +298,8 @@ class ClipWorker:
     def __init__(self, decoder: Decoder, max_clips: int | None = None) -> None:
         self._decoder, self._most = decoder, max_clips or decoder.max_clips
         is_on_host = Rgb in decoder.outputs
-        self.least, self._pixels = (1, _CACHED) if is_on_host else (self._most, math.inf)
+        self.least = 1 if is_on_host else self._most
+        self._pixels: float = _CACHED if is_on_host else math.inf
         self._scratches: list[PacketBuffer] = []
         self._stages = [Stage() for _ in range(self._most)]
 
@@ -322,11 +323,11 @@ class ClipWorker:
                     fetched.append(row)
                     clips.append(found[0])
                     costs.append(found[1])
-        for some in self._calls(clips):
-            watch.rows = fetched[some]
+        for call in self._calls(clips):
+            watch.rows = fetched[call]
             if watch.is_over:
                 return
-            self._decode(fetched[some], clips[some], costs[some], done)
+            self._decode(fetched[call], clips[call], costs[call], done)
 
     def close(self) -> None:
         """Close the decoder."""

@@ -331,7 +331,7 @@ class Geometry:
 def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -> Geometry:
     """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height."""
     shape = Fraction(width, height) * aspect
-    side, step = profile.short_side or round(min(width * aspect, height)), profile.multiple
+    side, step = profile.short_side or max(2, round(min(width * aspect, Fraction(height)))), profile.multiple
     long = max(shape, 1 / shape) * side
     # Chroma has half the size: with an even side the scale factors of all planes are equal.
     scaled = max(side, 2 * round(long / 2) if profile.short_side else round(long))
