@@ -22,6 +22,7 @@ from fastvid.cli.main import COMMANDS, main
 from fastvid.load.clips import crops, sampling
 from fastvid.train.strategies import BUILT_IN
 from tests.conftest import LONG
+from tests.datasets import pack
 
 ROOT = Path(fastvid.__file__).parent
 
@@ -231,6 +232,21 @@ def test_import_loads_neither_torch_nor_a_decoder():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_a_dataset_opens_and_gives_its_first_batch_without_pandas(tmp_path, videos):
+    pytest.importorskip("pandas")
+    pack(tmp_path, [[("a", videos.textured("intra").data, 0)] * 1, [("b", videos.textured("intra").data, 1)]])
+    code = (
+        "import sys, fastvid\n"
+        f"dataset = fastvid.open({str(tmp_path)!r})\n"
+        "loader = fastvid.ClipLoader(dataset, frames=fastvid.Segments(2), spatial=[fastvid.RandomCrop(64)],"
+        " global_batch_size=2)\n"
+        "next(iter(loader)), print('pandas' in sys.modules)\n"
+        "dataset.annotations['label'].fill_null(0), print('pandas' in sys.modules)  # what was avoided"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "True"]
 
 
 def test_every_error_can_be_pickled():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fastvid.format.bitstream import packet_flags
+from fastvid.format.bitstream import has_arithmetic_coding, packet_flags
 from fastvid.format.headers import HEAD_BYTES, WHOLE_PACKETS, flags_of_heads
 from fastvid.format.schema import PacketFlag
 from tests import makers
-from tests.makers import packets_of
+from tests.makers import Video, encode, packets_of, texture
 
 PROMISES = PacketFlag.KEY | PacketFlag.DROPPABLE
 
@@ -44,3 +44,10 @@ def test_unread_and_short_heads_promise_nothing_wrong(encoding, videos):
         ]
         found = flags_of_heads(codec, extradata, heads, sizes)
         assert not (found & ~expected & PROMISES).any()
+
+
+def test_arithmetic_coding_is_read_from_the_picture_parameters(videos, tmp_path):
+    encode(tmp_path / "default.mp4", texture(2, (96, 160)), ["-c:v", "libx264"])
+    default, plain = Video(tmp_path / "default.mp4").info.extradata, videos.textured("intra").info.extradata
+    assert has_arithmetic_coding(default)
+    assert not any(map(has_arithmetic_coding, (plain, b"", default[:12])))
