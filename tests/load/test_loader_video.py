@@ -208,7 +208,7 @@ def test_statistics_count_planned_reading(compact):
     assert 0 < total.packets < total.packets_from_keys
     size = sum(path.stat().st_size for path in compact.glob("*.tar"))
     assert 0 < total.bytes_read < size
-    assert total.requests >= 7
+    assert total.requests  # clips that are near each other in the file may share one
     assert total.fetch_seconds > 0
     assert total.decode_seconds > 0
     assert total.fill_seconds > 0
