@@ -112,7 +112,7 @@ def real(footage, tmp_path_factory):
 @pytest.mark.parametrize("damage", [0.0, 0.1])
 @pytest.mark.parametrize("which", ["some", "real"])
 def test_one_pass_makes_the_same_pictures_and_errors(which, damage, request):
-    wrong, failed, passed = differences(request.getfixturevalue(which), 7, 200, damage=damage)
+    wrong, failed, passed = differences(request.getfixturevalue(which), 7, 400, damage=damage)
     assert not wrong
     assert bool(failed) == bool(damage)
     assert passed > 40
