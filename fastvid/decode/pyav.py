@@ -75,7 +75,7 @@ Write = Callable[[VideoFrame, int], None]
 
 
 class PyAvDecoder(ThreadDecoder):
-    """Decodes one clip at a time on the calling thread."""
+    """Decodes clips in order on the calling thread."""
 
     NAME = "PyAvDecoder"  # libavcodec crashes if two threads use one context
     max_clips: Final = 32
