@@ -40,6 +40,7 @@ BENCHES: Final = {
     "reads": "bench.load.reads",
     "scale": "bench.scaling.scale",
     "shard": "bench.shard.shard",
+    "small": "bench.load.small",
     "stores": "bench.load.stores",
     "trace": "bench.trace",
     "train": "bench.train.train",

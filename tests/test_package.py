@@ -232,6 +232,21 @@ def test_import_loads_neither_torch_nor_a_decoder():
     assert out.stdout.strip() == "[]"
 
 
+def test_a_dataset_opens_and_gives_its_first_batch_without_pandas(tmp_path, videos):
+    pytest.importorskip("pandas")
+    pack(tmp_path, [[("a", videos.textured("intra").data, 0)] * 1, [("b", videos.textured("intra").data, 1)]])
+    code = (
+        "import sys, fastvid\n"
+        f"dataset = fastvid.open({str(tmp_path)!r})\n"
+        "loader = fastvid.ClipLoader(dataset, frames=fastvid.Segments(2), spatial=[fastvid.RandomCrop(64)],"
+        " global_batch_size=2)\n"
+        "next(iter(loader)), print('pandas' in sys.modules)\n"
+        "dataset.annotations['label'].fill_null(0), print('pandas' in sys.modules)  # what was avoided"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.split() == ["False", "True"]
+
+
 def test_every_error_can_be_pickled():
     def tree(kind: type[errors.FastvidError]) -> list[type[errors.FastvidError]]:
         return [kind, *(sub for child in kind.__subclasses__() for sub in tree(child))]

@@ -53,6 +53,8 @@ NEWEST: Final[Mapping[str, Rival]] = {
     "lance": Rival(
         "pylance", "14.0.2", ("lance-namespace==0.13.0", "lance-namespace-urllib3-client==0.13.0")
     ),
+    # The libjpeg-turbo that loaders of pictures in tables take.
+    "simplejpeg": Rival("simplejpeg", "1.9.0"),
     # What it requires of numpy and transformers is older than what fastvid's environment has; it runs with these, too.
     "streaming": Rival(
         "mosaicml-streaming",

@@ -21,7 +21,7 @@ from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.bitstream import packet_flags
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING, PacketFlag, StreamFlag
-from fastvid.runtime.arrays import BoolArray, IntArray
+from fastvid.runtime.arrays import BoolArray, IntArray, RecordArray
 
 Read = Callable[[Sequence[tuple[int, memoryview]]], None]
 """Reads ranges of a stream, given as (byte offset, writable view to fill)."""
@@ -71,6 +71,16 @@ def read_clip(
     starts, runs = coalesce(packet_offsets(records), sizes, gap)
     if limit is not None and sum(runs[-1]) > limit:
         raise FormatError("packet table points outside the sample's bytes", hint="run `fastvid index` to rebuild it")
+    data, ranges = room_for(runs, scratch)
+    read(ranges)
+    places = np.array([starts, sizes], dtype=np.int64)
+    return verified(request, info, plan, records, data, places, key, shard)
+
+
+def room_for(
+    runs: Sequence[tuple[int, int]], scratch: PacketBuffer | None
+) -> tuple[memoryview, list[tuple[int, memoryview]]]:
+    """Return memory for reads, (first byte, number of bytes), with padding; and each first byte with its part of it."""
     total = sum(map(itemgetter(1), runs))
     size = total + INPUT_PADDING
     if scratch is None:
@@ -84,16 +94,34 @@ def read_clip(
     for begin, length in runs:
         ranges.append((begin, data[at : at + length]))
         at += length
-    read(ranges)
-    if not info.flags & _UNCHECKED:
+    return data, ranges
+
+
+def verified(
+    request: ClipRequest,
+    info: StreamInfo,
+    plan: PacketPlan,
+    records: RecordArray,
+    data: memoryview,
+    places: IntArray,
+    key: str = "",
+    shard: str = "",
+) -> EncodedClip:
+    """Return the clip of packets that were read, once their checksums are verified.
+
+    `records`: those of the plan. `data`: the bytes, with padding. `places`: first byte in `data` and size of each
+    packet, int64 [2, P].
+    """
+    flags = int(info.flags)  # tests of a flag by its class take longer than a checksum
+    if not flags & _UNCHECKED:
+        starts, sizes = places.tolist()
         check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
     shows, keys = records["frame"].astype(np.int64), (records["flags"] & _KEY) != 0
-    columns = np.array(starts, dtype=np.int64), np.array(sizes, dtype=np.int64), shows, keys
-    if info.flags & _LATE:
-        packets = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+    if flags & _LATE:
+        packets = [data[start : start + size] for start, size in places.T.tolist()]
         needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
-        columns = columns[0][needed], columns[1][needed], shows[needed], keys[needed]
-    return EncodedClip(request, info, data, *columns, key, shard)
+        places, shows, keys = places[:, needed], shows[needed], keys[needed]
+    return EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard)
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:

@@ -4,6 +4,8 @@ These rules keep it exact and fast; for each rule of exactness a test shows the 
 
 - A codec context stays open between clips, is drained and flushed after each, and is discarded after any error, and
   after packets that changed its parameter sets: otherwise the next clip can be wrong without an error.
+- Neighbours whose packets are all key packets, of streams with one header, are decoded in one pass as if they were one
+  clip. Whatever is unusual there is found again, and named, by decoding them one by one.
 - `thread_count=1`: parallelism is across clips. `strict=1`: otherwise libavcodec guesses the reorder depth of streams
   that do not signal it, and drops pictures.
 - Extradata is set before a context opens, never after: libavcodec ignores a later change.
@@ -23,7 +25,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import starmap
+from itertools import groupby, starmap
+from operator import add
 from typing import Any, Final
 
 import av
@@ -72,10 +75,10 @@ Write = Callable[[VideoFrame, int], None]
 
 
 class PyAvDecoder(ThreadDecoder):
-    """Decodes one clip at a time on the calling thread."""
+    """Decodes clips in order on the calling thread."""
 
     NAME = "PyAvDecoder"  # libavcodec crashes if two threads use one context
-    max_clips: Final = 1
+    max_clips: Final = 32
     outputs = frozenset({Planes, Levels, Rgb})
 
     def __init__(self, *, max_contexts: int = 32) -> None:
@@ -84,6 +87,7 @@ class PyAvDecoder(ThreadDecoder):
         super().__init__()
         self._max_contexts = max_contexts
         self._contexts: OrderedDict[_ContextKey, VideoCodecContext] = OrderedDict()
+        self._apart: set[_ContextKey] = set()  # streams that are not decoded in one pass, though nothing is wrong
         self._converter = RgbConverter()
 
     def give(self, clip: EncodedClip, write: Write) -> None:
@@ -95,26 +99,83 @@ class PyAvDecoder(ThreadDecoder):
         self._converter = RgbConverter()
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        return list(starmap(self._decode, zip(clips, outputs, strict=True)))
+        errors = list[FastvidError | None]()
+        for key, pairs in groupby(zip(clips, outputs, strict=True), key=_key_of_keys):
+            group = list(pairs)
+            if len(group) > 1 and key is not None and key not in self._apart:
+                if self._decode_together(key, group):
+                    errors += [None] * len(group)
+                    continue
+                found = list(starmap(self._decode, group))
+                if not any(found):
+                    self._apart.add(key)
+                errors += found
+            else:
+                errors += starmap(self._decode, group)
+        return errors
+
+    def _decode_together(self, key: _ContextKey, group: Sequence[tuple[EncodedClip, DecoderOutput]]) -> bool:
+        """Decode clips of key packets in one pass; return whether every frame was as expected."""
+        packets, shown, repeating = list[Any](), list[tuple[int, int]](), list[int]()
+        for number, (clip, _) in enumerate(group):
+            data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
+            frames, shows = clip.request.frames.tolist(), clip.shows.tolist()
+            places = first_places(frames)
+            if shows != sorted(places):
+                return False
+            if len(places) < len(frames):
+                repeating.append(number)
+            shown += [(number, places[show]) for show in shows]
+            ends = map(add, starts := clip.starts.tolist(), clip.sizes.tolist())
+            packets += [av.Packet(data[start:end]) for start, end in zip(starts, ends, strict=True)]
+        context, info, count, current = self._contexts.pop(key, None), group[0][0].info, 0, -1
+        try:
+            context = context or self._open(info)
+            for pts, packet in enumerate(packets):
+                packet.pts = pts
+            for packet in (*packets, None):
+                for frame in context.decode(packet):
+                    if frame.pts != count or frame.is_corrupt or not frame.key_frame:
+                        return False
+                    if frame.width != info.width or frame.height != info.height:
+                        return False
+                    number, place = shown[count]
+                    if number != current:
+                        current, write = number, self._writer(*group[number])
+                    if frame.format.name not in _FORMATS_420:
+                        frame = self._converter.to_420(frame, group[number][0].info)
+                    write(frame, place)
+                    count += 1
+            context.flush_buffers()
+        except (av.FFmpegError, ValueError, DecodeError):
+            return False
+        if count < len(packets):
+            return False
+        self._keep(key, context)
+        for number in repeating:
+            _repeat(*group[number])
+        return True
 
     def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
-        request, frames = clip.request, clip.request.frames.tolist()
-        places = first_places(frames)
         try:
-            if isinstance(output, Rgb):
-                self._converter.begin(clip.info, request, output)
-                self._run(clip, places, self._converter.write)
-            elif isinstance(output, Planes):
-                self._run(clip, places, _planes_writer(output, request.box))
-            else:
-                assert isinstance(output, Levels)
-                self._run(clip, places, _levels_writer(output, request.box), as_coded=True)
+            as_coded = isinstance(output, Levels)
+            places = first_places(clip.request.frames.tolist())
+            self._run(clip, places, self._writer(clip, output), as_coded=as_coded)
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
-        if len(places) < len(frames):
-            repeat_frames(frames, places, output.data if isinstance(output, Rgb) else output.arrays)
+        _repeat(clip, output)
         return None
+
+    def _writer(self, clip: EncodedClip, output: DecoderOutput) -> Write:
+        request = clip.request
+        if isinstance(output, Rgb):
+            self._converter.begin(clip.info, request, output)
+            return self._converter.write
+        if isinstance(output, Planes):
+            return _planes_writer(output, request.box)
+        assert isinstance(output, Levels)
+        return _levels_writer(output, request.box)
 
     def _run(self, clip: EncodedClip, places: Mapping[int, int], write: Write, *, as_coded: bool = False) -> None:
         """Feed a clip's packets to libavcodec, and write the frames that have a place.
@@ -122,7 +183,7 @@ class PyAvDecoder(ThreadDecoder):
         `as_coded`: whether they are written in the decoder's pixel format, else in 8-bit 4:2:0.
         """
         info = clip.info
-        key = (info.codec, info.extradata, info.width, info.height)
+        key = _key(info)
         # Remove the context while it is in use; put it back only after a clip without errors.
         context = self._contexts.pop(key, None)
         try:
@@ -135,6 +196,9 @@ class PyAvDecoder(ThreadDecoder):
             raise DecodeError(f"{info.codec.label} decoder: {error}") from error
         if not info.flags & _CONFORMS and _is_changed(info, clip):
             return
+        self._keep(key, context)
+
+    def _keep(self, key: _ContextKey, context: VideoCodecContext) -> None:
         self._contexts[key] = context
         if len(self._contexts) > self._max_contexts:
             self._contexts.popitem(last=False)
@@ -175,6 +239,31 @@ class PyAvDecoder(ThreadDecoder):
 
     def _open(self, info: StreamInfo) -> VideoCodecContext:
         return open_context(info.codec, info.extradata)
+
+
+def _key(info: StreamInfo) -> _ContextKey:
+    return info.codec, info.extradata, info.width, info.height
+
+
+def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
+    """Return the key of a clip's context if its packets can be decoded with those of other clips, else None.
+
+    H.264 alone: of a damaged JPEG libavcodec may show, without saying so, what its memory had of the picture before.
+    """
+    clip, output = pair
+    info = clip.info
+    if info.codec is not Codec.H264 or isinstance(output, Levels) or not (clip.keys.all() and clip.sizes.all()):
+        return None
+    return None if not int(info.flags) & _CONFORMS and _is_changed(info, clip) else _key(info)
+
+
+def _repeat(clip: EncodedClip, output: DecoderOutput) -> None:
+    """Copy the frames that a clip shows several times, once each is written at its first place."""
+    frames = clip.request.frames.tolist()
+    places = first_places(frames)
+    if len(places) < len(frames):
+        assert isinstance(output, Rgb | Planes | Levels)
+        repeat_frames(frames, places, output.data if isinstance(output, Rgb) else output.arrays)
 
 
 def _packets(clip: EncodedClip) -> list[Any]:

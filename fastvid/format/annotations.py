@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.generations import Generation, ShardRecord, read_annotations
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, SIGNALS, from_parquet, to_parquet
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, SIGNALS, from_parquet, numpy_integers, to_parquet
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import sha256
 from fastvid.storage import Storage
@@ -144,7 +144,7 @@ _LAYOUT: Final = "2"
 
 
 def _labels(table: pa.Table) -> IntArray:
-    return np.asarray(table["label"].fill_null(-1).to_numpy(), dtype=np.int64)
+    return numpy_integers(table["label"], null=-1)
 
 
 def _num_frames(table: pa.Table) -> IntArray:

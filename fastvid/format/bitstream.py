@@ -10,6 +10,7 @@ these slots, so nothing refers to such a frame.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -285,6 +286,18 @@ def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
                 raise IndexError(end)
             yield record[at + 2 : end]
             at = end
+
+
+def has_arithmetic_coding(extradata: bytes) -> bool:
+    """Return whether pictures of H.264 are coded by CABAC, as the first picture parameter set of its record says."""
+    with contextlib.suppress(FormatError, IndexError):
+        for unit in parameter_sets(Codec.H264, extradata) if nal_length_size(Codec.H264, extradata) else ():
+            if unit and unit[0] & 31 == 8:  # a picture parameter set
+                bits = Bits(unit[1:].replace(b"\0\0\3", b"\0\0"))
+                bits.read_golomb()  # its number
+                bits.read_golomb()  # that of the sequence parameter set
+                return bool(bits.read(1))
+    return False
 
 
 def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:

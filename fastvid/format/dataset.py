@@ -31,7 +31,7 @@ from fastvid.format.generations import commit_generation as commit_generation
 from fastvid.format.generations import history, read_annotations, read_generation, read_head
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile
 from fastvid.format.planes import DepthScale
-from fastvid.format.schema import DEPTH, StreamFlag, from_parquet
+from fastvid.format.schema import DEPTH, StreamFlag, arrow_integers, from_parquet
 from fastvid.format.selection import META_FIELDS, in_split, matching_rows, with_class
 from fastvid.format.shard import OpenShards, Shard, open_shard, write_in_place
 from fastvid.format.tar import TarDigest, TarMember
@@ -124,7 +124,7 @@ class Dataset:
         self._require(name)
         column = self.annotations[name]
         whole = len(self.rows) == len(column) and self.is_in_order
-        return column if whole else column.take(pa.array(self.rows))
+        return column if whole else column.take(arrow_integers(self.rows))
 
     @cached_property
     def labels(self) -> IntArray:
@@ -311,7 +311,7 @@ class Dataset:
         keep = pc.invert(table["removed"])
         if self.split is not None:
             keep = pc.and_(keep, in_split(table, self.split))
-        keep = keep.fill_null(False)
+        keep = pc.and_kleene(keep, pc.is_valid(keep))  # not by `fill_null`, see `arrow_integers`
         is_whole = pc.all(keep, min_count=0).as_py()
         rows = self._annotations.rows if is_whole else np.flatnonzero(keep.to_numpy())
         if self.where is not None:

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fastvid.errors import FormatError, UsageError, VersionError
+from fastvid.runtime.arrays import IntArray
 
 FORMAT: Final = "fastvid"
 FORMAT_VERSION: Final = (2, 0)
@@ -316,6 +317,19 @@ def check_key(key: str) -> str:
     if len(key.encode()) > MAX_KEY_BYTES:
         raise UsageError(f"key {key!r} has {len(key.encode())} bytes, at most {MAX_KEY_BYTES} are allowed")
     return key
+
+
+# What pyarrow does itself to convert values begins with importing pandas, where it is installed. That takes longer than
+# all else that is done before the first batch.
+def arrow_integers(values: IntArray) -> pa.Array:
+    """Return int64 [N] as Arrow's array of the same memory."""
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def numpy_integers(column: pa.ChunkedArray, *, null: int) -> IntArray:
+    """Return a column of integers as int64 [N]; `null` stands for null."""
+    filled = pc.coalesce(column.cast(pa.int64()), arrow_integers(np.full(len(column), null, dtype=np.int64)))
+    return np.concatenate([np.empty(0, np.int64), *map(np.from_dlpack, filled.chunks)])
 
 
 def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VERSION[0]) -> None:

@@ -271,7 +271,14 @@ class Shard:
 
     def table(self, row: int, stream: str = "") -> PacketTable:
         """Return the packets of a stream, which are read and checked unless they were lately used of this shard."""
+        return self._kept_table(self._record(row, stream), row, stream)
+
+    def stream(self, row: int, stream: str = "") -> tuple[StreamReader, PacketTable]:
+        """Return what `reader` and `table` return, and look only once for the stream."""
         record = self._record(row, stream)
+        return self._reader(record, row, stream), self._kept_table(record, row, stream)
+
+    def _kept_table(self, record: Any, row: int, stream: str) -> PacketTable:
         try:
             key = (self._opening, row, stream)
             return TABLES.get(key) or TABLES.add(key, self._packet_table(record))
@@ -285,7 +292,9 @@ class Shard:
 
     def reader(self, row: int, stream: str = "") -> StreamReader:
         """Return a reader of the stream's bytes."""
-        record = self._record(row, stream)
+        return self._reader(self._record(row, stream), row, stream)
+
+    def _reader(self, record: Any, row: int, stream: str) -> StreamReader:
         place = record.member_offset, record.member_size
         if self.root is None:
             return StreamReader(self.storage, self.data, *place, content=self.tar_sha256)

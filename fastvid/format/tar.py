@@ -7,7 +7,7 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, Final, TypeVar
@@ -194,6 +194,13 @@ class StreamReader:
         self.listed = listed
         self._content = content
         self.size, self.gap, self.requests = size, storage.gap, 0
+
+    @property
+    def source(self) -> Hashable:
+        """What `read_file` reads, equal for streams of one file; None if the node caches the bytes of the file."""
+        if self._storage.units is not None and self._content:
+            return None
+        return id(self._storage), self._file, self._version
 
     def __call__(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
         units = self._storage.units

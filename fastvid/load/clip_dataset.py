@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as MapStyle
-from torch.utils.data import DistributedSampler, Subset, default_collate
+from torch.utils.data import DistributedSampler, Subset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastvid.decode.backends import Backend
@@ -176,10 +176,15 @@ class ClipDataset(MapStyle[ClipRow]):
             raise error
         batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
         lengths = (batch.frame_index >= 0).sum(1).tolist()
-        each = [name for name, value in batch.items() if isinstance(value, Tensor | tuple | list)]
+        # Views of the batch, which `collate_rows` joins again without copying them.
+        each = {
+            name: list(value)
+            for name, value in batch.items()
+            if isinstance(value, Tensor | tuple | list) and name not in _OF_BATCH
+        }
         return [
             ClipRow(
-                {name: batch[name][row] for name in each if name not in _OF_BATCH},
+                {name: values[row] for name, values in each.items()},
                 frame_index=batch.frame_index[row, : lengths[row]],
                 seconds=batch.seconds[row, : lengths[row]],
                 sample=visit.sample,
@@ -249,9 +254,8 @@ def collate_rows(
     start, stop = min(start for start, _ in spans), max(stop for _, stop in spans)
     clips = stop - start if len(spans) == 1 else len(rows)
     tensors = [name for name, value in rows[0].items() if isinstance(value, Tensor)]
-    # In a worker process, `default_collate` stacks tensors in shared memory.
     stacked: dict[str, Any] = {
-        name: (default_collate if name in _LARGE else torch.stack)([row[name] for row in rows]) for name in tensors
+        name: (_joined if name in _LARGE else torch.stack)([row[name] for row in rows]) for name in tensors
     }
     words = {name: tuple(row[name] for row in rows) for name in ("key", "text", "dataset") if name in rows[0]}
     fields: Mapping[str, tuple[Any, ...]] = {
@@ -268,6 +272,23 @@ def collate_rows(
         stop=stop,
         fields=fields,
     )
+
+
+def _joined(clips: list[Tensor]) -> Tensor:
+    """Return clips as one tensor: that of which they are views, if they are, else a copy."""
+    first = clips[0]
+    memory, strides, step = first.untyped_storage().data_ptr(), first.stride(), first.numel()
+    are_neighbours = get_worker_info() is None and all(
+        clip.untyped_storage().data_ptr() == memory
+        and clip.storage_offset() == first.storage_offset() + number * step
+        and clip.stride() == strides
+        for number, clip in enumerate(clips)
+    )
+    if are_neighbours:
+        return first.as_strided((len(clips), *first.shape), (step, *strides))
+    # In a worker process it stacks tensors in shared memory.
+    joined: Tensor = default_collate(clips)
+    return joined
 
 
 # torch's own way to extend `default_collate`; consulted before it looks at the entries of a mapping.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fastvid.errors import FastvidError, FormatError
-from fastvid.format.bitstream import nal_length_size, nal_units, packet_flags
+from fastvid.format.bitstream import has_arithmetic_coding, nal_length_size, nal_units, packet_flags
 from fastvid.format.headers import HEAD_BYTES, WHOLE_PACKETS, declared_size, flags_of_heads
 from fastvid.format.mp4 import index_mp4
 from fastvid.format.packets import PacketTable
@@ -18,7 +18,7 @@ from fastvid.format.presentation import Times
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.ffmpeg import find_ffmpeg
 from tests import makers
-from tests.makers import opened, packets_of
+from tests.makers import Video, encode, opened, packets_of, texture
 
 FFMPEG = find_ffmpeg().path
 
@@ -287,3 +287,10 @@ def test_other_times_are_refused_in_little_memory(data):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+def test_arithmetic_coding_is_read_from_the_picture_parameters(videos, tmp_path):
+    encode(tmp_path / "default.mp4", texture(2, (96, 160)), ["-c:v", "libx264"])
+    default, plain = Video(tmp_path / "default.mp4").info.extradata, videos.textured("intra").info.extradata
+    assert has_arithmetic_coding(default)
+    assert not any(map(has_arithmetic_coding, (plain, b"", default[:12])))

@@ -74,6 +74,9 @@ class FakeShard:
     def reader(self, row, stream="rgb"):
         return StreamReader(self.storage, self.data, *self.members[row])
 
+    def stream(self, row, stream="rgb"):
+        return self.reader(row, stream), self.table(row, stream)
+
 
 class FakeDataset:
     """`size` samples of 1 to 12 frames, in shards of 16; each has one of the `looks` in turn: frame rate, height and

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from fastvid.errors import StateError, UsageError
 from fastvid.format.dataset import Dataset
+from fastvid.format.schema import arrow_integers
 from fastvid.load.order.draws import (
     GROUPED_VERSION,
     MASK64,
@@ -357,7 +358,7 @@ class EveryFrame(Dataset):
         """
         values = self.samples.column(name)
         whole = values.combine_chunks()
-        stops = pa.array(self._stops)
+        stops = arrow_integers(self._stops)
         kind = pa.run_end_encoded(stops.type, whole.type)
         # `from_arrays` fails in pyarrow 16.
         return pa.RunEndEncodedArray.from_buffers(kind, len(self), [None], children=[stops, whole])

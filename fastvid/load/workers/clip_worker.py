@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import math
 import threading
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
+from operator import add
 from typing import Final, NamedTuple, Protocol
 
-from fastvid.decode.clips import PacketBuffer, coalesce, read_clip
-from fastvid.decode.request import ClipRequest, Decoder, DecoderOutput, EncodedClip
-from fastvid.errors import FastvidError
-from fastvid.format.packets import StreamInfo, packet_offsets
+import numpy as np
+
+from fastvid.decode.clips import PacketBuffer, coalesce, read_clip, room_for, verified
+from fastvid.decode.request import ClipRequest, Decoder, DecoderOutput, EncodedClip, Rgb
+from fastvid.errors import FastvidError, FormatError
+from fastvid.format.packets import PacketPlan, StreamInfo, packet_offsets
 from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
+from fastvid.format.tar import StreamReader
 from fastvid.load.clips.plan import ClipPlace, SoundTask
 from fastvid.load.memory import RgbRow, Stage
 from fastvid.load.stats import Counters
+from fastvid.runtime.arrays import RecordArray
 
 
 def fetch(
@@ -83,41 +90,86 @@ def are_near(one: ClipPlace, other: ClipPlace) -> bool:
     return shard.are_near((one.row, one.stream), (other.row, other.stream))
 
 
-def fetch_together(rows: Sequence[Row]) -> list[tuple[EncodedClip, Counters]]:
-    """Run `fetch_clip` for clips of one file: bytes that several need, or that are near each other, are read once."""
-    places, requests = [row.target.place(row.row) for row in rows], [row.target.request(row.row) for row in rows]
-    shard = places[0].shard
-    readers = [shard.reader(place.row, place.stream) for place in places]
-    tables = [shard.table(place.row, place.stream) for place in places]
-    plans = [table.plan(request.frames) for request, table in zip(requests, tables, strict=True)]
+Fetched = tuple[EncodedClip, Counters] | Exception
+"""What was read for a row and its cost, or the error that it failed with."""
+
+_FILE: Final = 1 << 64
+"""More bytes than any file has: how far files are apart that are read as if they were one."""
+
+
+def fetch_rows(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list[Fetched]:
+    """Read what decoding some rows takes, in one pass where that is possible, see `fetch_together`."""
+    if len(rows) > 1:
+        # Whatever fails is found out clip by clip.
+        with contextlib.suppress(Exception):
+            return list(fetch_together(rows, scratch))
+        scratch = None
+    return [_fetch_one(row, scratch) for row in rows]
+
+
+def _fetch_one(row: Row, scratch: PacketBuffer | None) -> Fetched:
+    begun = time.perf_counter()
+    try:
+        clip, counters = fetch_clip(row, scratch)
+    except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
+        return error
+    counters.fetch_seconds = time.perf_counter() - begun
+    return clip, counters
+
+
+class _Part(NamedTuple):
+    """What is read for one of several rows."""
+
+    row: Row
+    place: ClipPlace
+    request: ClipRequest
+    reader: StreamReader
+    plan: PacketPlan
+    records: RecordArray
+
+    @classmethod
+    def of(cls, row: Row) -> _Part:
+        """Plan the packets of a row."""
+        place, request = row.target.place(row.row), row.target.request(row.row)
+        reader, table = place.shard.stream(place.row, place.stream)
+        plan = table.plan(request.frames)
+        return cls(row, place, request, reader, plan, table.records[plan.packets])
+
+
+def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list[tuple[EncodedClip, Counters]]:
+    """Run `fetch_clip` for several rows in one pass: bytes that several need, or that are near, are read once.
+
+    `scratch`: memory of what is read. Raises an error if one of the rows fails, or if the node caches videos' bytes.
+    """
+    begun, parts = time.perf_counter(), list(map(_Part.of, rows))
+    files = {reader.source: reader for _, _, _, reader, _, _ in parts}
+    firsts = {source: number * _FILE for number, source in enumerate(files)}
     offsets, sizes = list[int](), list[int]()
-    for reader, table, plan in zip(readers, tables, plans, strict=True):
-        records = table.records[plan.packets]
-        offsets += [reader.start + offset for offset in packet_offsets(records)]
-        sizes += records["size"].tolist()
-    gap = readers[0].gap
-    runs = coalesce(offsets, sizes, gap)[1]
-    data = [memoryview(bytearray(length)) for _, length in runs]
-    readers[0].read_file([(start, view) for (start, _), view in zip(runs, data, strict=True)])
-    starts = [start for start, _ in runs]
-    found = []
-    for row, place, request, reader, table, plan in zip(rows, places, requests, readers, tables, plans, strict=True):
-
-        def read(ranges: Sequence[tuple[int, memoryview]], first: int = reader.start) -> None:
-            for offset, view in ranges:
-                run = bisect_right(starts, first + offset) - 1
-                at = first + offset - starts[run]
-                view[:] = data[run][at : at + len(view)]
-
-        info, options = shard.info(place.row, place.stream), {"key": place.key, "shard": shard.stem}
-        encoded = read_clip(request, info, table, read, gap=gap, limit=reader.size, plan=plan, **options)
-        cost = Counters(bytes_whole=reader.size, packets=len(encoded.starts), packets_from_keys=plan.packets_from_keys)
+    for _, _, _, reader, _, records in parts:
+        own, lengths = packet_offsets(records), records["size"].tolist()
+        if reader.source is None or max(map(add, own, lengths)) > reader.size:
+            raise FormatError("packets are cached, or outside the sample's bytes")
+        offsets += map((firsts[reader.source] + reader.start).__add__, own)
+        sizes += lengths
+    starts, runs = coalesce(offsets, sizes, min(reader.gap for reader in files.values()))
+    data, ranges = room_for(runs, scratch)
+    readers = list(files.values())
+    for number, some in itertools.groupby(ranges, key=lambda one: one[0] // _FILE):
+        readers[number].read_file([(at % _FILE, view) for at, view in some])
+    whole, stop = np.array([starts, sizes], dtype=np.int64), 0
+    found = list[tuple[EncodedClip, Counters]]()
+    for row, place, request, reader, plan, records in parts:
+        at, stop = stop, stop + len(records)
+        info = place.info or place.shard.info(place.row, place.stream)
+        clip = verified(request, info, plan, records, data, whole[:, at:stop], place.key, place.shard.stem)
+        cost = Counters(bytes_whole=reader.size, packets=len(clip.starts), packets_from_keys=plan.packets_from_keys)
         if row.row in row.target.sounds:
             fetch_sounds(row, place, cost)
-        found.append((encoded, cost))
+        found.append((clip, cost))
     # What was read is counted with the first.
-    found[0][1].bytes_read += sum(map(len, data))
-    found[0][1].requests += len(runs)
+    first = found[0][1]
+    first.bytes_read, first.requests = first.bytes_read + len(data) - INPUT_PADDING, first.requests + len(runs)
+    first.fetch_seconds = time.perf_counter() - begun
     return found
 
 
@@ -132,9 +184,12 @@ def fetch_sounds(row: Row, place: ClipPlace, counters: Counters) -> None:
     counters.audio_seconds += time.perf_counter() - begun
 
 
-FETCH_CLIPS: Final = 4
-"""Clips that a thread fetches before it decodes them one by one. Decoding fills the CPU caches with its own code and
-data, so that fetching after each decoded clip takes longer than fetching several in a row."""
+FETCH_CLIPS: Final = 16
+"""Clips that a thread fetches before it decodes them. Decoding fills the CPU caches with its own code and data, so that
+fetching after each decoded clip takes longer than fetching several in a row."""
+
+_CACHED: Final = 1 << 19
+"""Most pixels of clips that are decoded in one call on the host: what is converted afterwards is then in the cache."""
 
 
 class Target(Protocol):
@@ -193,8 +248,8 @@ Done = Callable[[Row, Exception | None, Counters], None]
 class Lane(Protocol):
     """Makes clips for one decode thread at a time: a `ClipWorker`, or a worker process that runs one."""
 
-    max_clips: int
-    """Maximum number of clips decoded in one call."""
+    least: int
+    """Rows per call of `make` that it is given even if other lanes then have none."""
     at_once: int
     """Preferred number of rows per call of `make`."""
 
@@ -241,41 +296,54 @@ class ClipWorker:
     at_once: int = FETCH_CLIPS
 
     def __init__(self, decoder: Decoder, max_clips: int | None = None) -> None:
-        self.max_clips = max_clips or decoder.max_clips
-        self._decoder = decoder
+        self._decoder, self._most = decoder, max_clips or decoder.max_clips
+        is_on_host = Rgb in decoder.outputs
+        self.least = 1 if is_on_host else self._most
+        self._pixels: float = _CACHED if is_on_host else math.inf
         self._scratches: list[PacketBuffer] = []
-        self._stages = [Stage() for _ in range(self.max_clips)]
+        self._stages = [Stage() for _ in range(self._most)]
 
     def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
-        self._scratches += [PacketBuffer() for _ in range(len(rows) - len(self._scratches))]
+        # A worker process tells which clip it reads.
+        at_once = 1 if self._most == 1 else len(rows)
+        self._scratches += [PacketBuffer() for _ in range(len(rows) // at_once - len(self._scratches))]
         fetched, clips, costs = list[Row](), list[EncodedClip](), list[Counters]()
-        for row, scratch in zip(rows, self._scratches, strict=False):
-            watch.rows = (row,)
+        for first, scratch in zip(range(0, len(rows), at_once), self._scratches, strict=False):
+            some = watch.rows = rows[first : first + at_once]
             if watch.is_over:
                 return
-            counters, begun = Counters(), time.perf_counter()
-            try:
-                packets = row.target.packets.pop(row.row, None)
-                if packets is None:
-                    packets, counters = fetch_clip(row, scratch)
-                    counters.fetch_seconds = time.perf_counter() - begun
-            except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                done(row, error, counters)
-            else:
-                fetched.append(row)
-                clips.append(packets)
-                costs.append(counters)
-        for first in range(0, len(fetched), self.max_clips):
-            some = slice(first, first + self.max_clips)
-            watch.rows = fetched[some]
+            given = [row.target.packets.pop(row.row, None) for row in some]
+            read = iter(fetch_rows([row for row, clip in zip(some, given, strict=True) if clip is None], scratch))
+            for row, clip in zip(some, given, strict=True):
+                found = next(read) if clip is None else (clip, Counters())
+                if isinstance(found, Exception):
+                    done(row, found, Counters())
+                else:
+                    fetched.append(row)
+                    clips.append(found[0])
+                    costs.append(found[1])
+        for call in self._calls(clips):
+            watch.rows = fetched[call]
             if watch.is_over:
                 return
-            self._decode(fetched[some], clips[some], costs[some], done)
+            self._decode(fetched[call], clips[call], costs[call], done)
 
     def close(self) -> None:
         """Close the decoder."""
         self._decoder.close()
+
+    def _calls(self, clips: Sequence[EncodedClip]) -> Iterator[slice]:
+        """Yield which clips are decoded in each call."""
+        first, pixels = 0, 0
+        for number, clip in enumerate(clips):
+            own = len(clip.request.frames) * math.prod(clip.request.size)
+            if number > first and (number - first == self._most or pixels + own > self._pixels):
+                yield slice(first, number)
+                first, pixels = number, 0
+            pixels += own
+        if clips:
+            yield slice(first, len(clips))
 
     def _decode(self, rows: Sequence[Row], clips: Sequence[EncodedClip], costs: Sequence[Counters], done: Done) -> None:
         errors: Sequence[Exception | None]

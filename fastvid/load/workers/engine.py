@@ -15,7 +15,6 @@ after that; what was prefetched waits between the iterations, and the threads of
 from __future__ import annotations
 
 import atexit
-import contextlib
 import itertools
 import logging
 import os
@@ -26,13 +25,12 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Final, cast
 
-from fastvid.decode.request import EncodedClip
-from fastvid.errors import FastvidError, WorkerError
+from fastvid.errors import WorkerError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.canvas import Canvas
 from fastvid.load.clips.plan import Plan
 from fastvid.load.stats import Counters
-from fastvid.load.workers.clip_worker import Lane, Lanes, Row, Watched, are_near, fetch_clip, fetch_together
+from fastvid.load.workers.clip_worker import Lane, Lanes, Row, Watched, are_near, fetch_rows
 from fastvid.load.workers.lanes import Decoders
 
 _log = logging.getLogger(__name__)
@@ -277,10 +275,8 @@ class BatchPipeline:
                 (self._arrived if is_fetched else self._work).wait()
             if self._stopped:
                 return []
-            most = 1 if lane is None else lane.max_clips
-            if lane is not None and not is_fetched:
-                # Leave enough clips for the other threads.
-                most = max(most, min(lane.at_once, len(queue) // len(self._lanes)))
+            # Leave enough clips for the other threads.
+            most = 1 if lane is None else max(lane.least, min(lane.at_once, len(queue) // len(self._lanes)))
             watch.rows = tasks = [queue.popleft() for _ in range(min(most, len(queue)))]
             return tasks
 
@@ -298,19 +294,11 @@ class BatchPipeline:
 
     def _fetch_ahead(self, watch: Watched) -> None:
         while tasks := self._take_near(watch):
-            begun, together = time.perf_counter(), list[tuple[EncodedClip, Counters]]()
-            if len(tasks) > 1:
-                # Whatever fails is found out clip by clip.
-                with contextlib.suppress(FastvidError):
-                    together = fetch_together(tasks)
-            for place, task in enumerate(tasks):
-                try:
-                    packets, counters = together[place] if together else fetch_clip(task)
-                except Exception as error:  # noqa: BLE001 - belongs to this clip; the consumer handles it
-                    self._done({task.number: task}, task, error, Counters())
+            for task, found in zip(tasks, fetch_rows(tasks), strict=True):
+                if isinstance(found, Exception):
+                    self._done({task.number: task}, task, found, Counters())
                     continue
-                counters.fetch_seconds = time.perf_counter() - begun
-                begun, task.target.packets[task.row] = time.perf_counter(), packets
+                task.target.packets[task.row], counters = found
                 cast(Canvas, task.target).costs.append(counters)
                 with self._lock:
                     self._fetched.append(task)

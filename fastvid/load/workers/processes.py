@@ -75,7 +75,7 @@ _HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and
 class ProcessLane:
     """A worker process, used by one thread at a time."""
 
-    max_clips: int = 1
+    least: int = 1
     at_once: int = PROCESS_CLIPS
 
     def __init__(self, backend: Backend, clip_seconds: float, memory: SharedBufferPool) -> None:

@@ -1,8 +1,9 @@
 """Encode profiles, the settings of a job, and the ffmpeg command that converts any source to a profile.
 
 Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
-range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
-stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it, unless a profile enlarges them.
+range and tagged as such, short side 256, both sides multiples of 16; `small` keeps the size. Frames are scaled and then
+centre-cropped, never stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it, unless a
+profile enlarges them.
 
 The bytes depend only on the source, the profile and the encoder build: one thread per encode, no code paths that differ
 between CPUs, no version strings, no dates. The exception is tone mapping of HDR sources: the results of its
@@ -57,7 +58,7 @@ class Profile:
     bframes: int  # non-reference frames between two reference frames
     crf: int
     preset: str
-    short_side: int = 256  # shorter side in pixels, a multiple of `multiple`
+    short_side: int = 256  # shorter side in pixels, a multiple of `multiple`; 0 for the source's own size
     multiple: int = 16  # width and height in pixels are multiples of it
     fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
     # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
@@ -79,7 +80,7 @@ class Profile:
             raise UsageError(
                 f"a gop of {self.gop} with {self.bframes} B-frames is invalid", hint="choose 0 <= bframes < gop"
             )
-        if self.multiple < 2 or self.short_side < self.multiple or self.short_side % self.multiple:
+        if self.multiple < 2 or self.short_side < 0 or self.short_side % self.multiple:
             raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}")
         if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
             raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
@@ -301,6 +302,8 @@ PROFILES: Final = {
         Profile("compact", "h264", gop=32, bframes=7, crf=23, preset="medium", enlarge=False),
         # One packet per requested frame: twice as fast again for sparse frames, at several times the bytes.
         Profile("intra", "h264", gop=1, bframes=0, crf=23, preset="medium", enlarge=False),
+        # For pictures of 96 to 256 lines, as robots and world models have them: their own size, one packet per frame.
+        Profile("small", "h264", gop=1, bframes=0, crf=18, preset="medium", short_side=0, multiple=2, enlarge=False),
         # For DALI on a CPU, at the quality of compact. A short GOP, because VP9 has no cheap non-reference frames.
         Profile("vp9", "vp9", gop=12, bframes=0, crf=40, preset="4", enlarge=False),
         # Compact's structure in HEVC: a little over half the bytes, two to three times the decode time on a CPU.
@@ -332,20 +335,22 @@ def plan_geometry(width: int, height: int, aspect: Fraction, profile: Profile) -
     """Return the sizes for an upright picture; `aspect` is the width of a pixel over its height."""
     shape = Fraction(width, height) * aspect
     side, step = profile.short_side, profile.multiple
-    if not profile.enlarge:
+    if not side:
+        side = max(2, round(min(width * aspect, Fraction(height))))
+    elif not profile.enlarge:
         side = max(step, min(side, (height if shape >= 1 else width) // step * step))
     long = max(shape, 1 / shape) * side
     # Chroma has half the size: with an even side the scale factors of all planes are equal.
-    scaled = max(side, 2 * round(long / 2))
-    cropped = scaled // step * step
+    scaled = max(side, 2 * round(long / 2) if profile.short_side else round(long))
+    cropped, short = (one // step * step for one in (scaled, side))
     if cropped > _MAX_SIDE:
         raise SourceError(
             f"a picture of {width}x{height} would become {cropped}x{side} pixels, more than {_MAX_SIDE}",
             reason=Reason.BAD_SHAPE,
         )
     if shape >= 1:
-        return Geometry((scaled, side), (cropped, side))
-    return Geometry((side, scaled), (side, cropped))
+        return Geometry((scaled, side), (cropped, short))
+    return Geometry((side, scaled), (short, cropped))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,7 @@ def _structure(
         yield "index", "every frame is a reference frame"
     if size is not None and (info.width, info.height) != size:
         yield "shape", f"{info.width}x{info.height} pixels, expected {size[0]}x{size[1]}"
-    if size is None and min(info.width, info.height) != profile.short_side:
+    if size is None and profile.short_side and min(info.width, info.height) != profile.short_side:
         yield "shape", f"{info.width}x{info.height} pixels, expected {profile.short_side} on the shorter side"
 
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastvid.errors import FormatError
+from fastvid.format.bitstream import has_arithmetic_coding
 from fastvid.format.generations import Generation, history, read_annotations, read_generation, read_head
-from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, SIGNALS, from_parquet
+from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS, LEDGER, SIGNALS, Codec, from_parquet
 from fastvid.runtime.arrays import BoolArray, FloatArray, IntArray
 from fastvid.runtime.values import count, duration, percent, shares, size, things
 from fastvid.sharding.job.ledger import read_ledger
@@ -29,7 +30,7 @@ _READERS: Final = 16
 
 _COLUMNS: Final = (
     "stream", "num_frames", "fps_num", "fps_den", "codec", "color_range", "color_matrix", "conforms", "whole",
-    "member_size", "num_packets", "num_keys", "num_droppable",
+    "member_size", "num_packets", "num_keys", "num_droppable", "extradata",
 )  # fmt: skip
 
 
@@ -48,6 +49,7 @@ class EncodingSummary:
     whole: int  # samples that must be decoded from their first packet
     packets_per_key: float
     droppable_share: float  # of the packets: those that no other packet refers to
+    arithmetic: int  # samples of H.264 with arithmetic coding (CABAC)
 
     def to_json(self) -> dict[str, Any]:
         """Return the numbers for JSON."""
@@ -96,7 +98,13 @@ def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) 
         whole=int(np.count_nonzero(column["whole"])),
         packets_per_key=packets / keys if keys else 0.0,
         droppable_share=droppable / packets if packets else 0.0,
+        arithmetic=sum(map(_is_arithmetic, facts["codec"].to_pylist(), facts["extradata"].to_pylist())),
     )
+
+
+def _is_arithmetic(codec: str, extradata: bytes) -> bool:
+    """Return whether a stream is H.264 with arithmetic coding."""
+    return codec == Codec.H264.label and has_arithmetic_coding(extradata)
 
 
 UNLABELLED: Final = "(no label)"
@@ -346,6 +354,7 @@ def describe(summary: Summary) -> dict[str, str]:
         found["codec"] = f"{shares(encoding.codecs)}; profile {', '.join(sorted(summary.profiles))}"
         rare = percent(encoding.droppable_share, 1)
         found["packets"] = f"{encoding.packets_per_key:.1f} per key frame, {rare} are not referenced"
+        found["decoding"] = _decoding(encoding)
         if encoding.conforming < encoding.samples and summary.tar_bytes:
             found["conforming"] = percent(encoding.conforming, encoding.samples)
         if encoding.whole:
@@ -363,6 +372,18 @@ def describe(summary: Summary) -> dict[str, str]:
     if "audio" in extras:
         found["audio"] = {"copy": "AAC and ALAC copied, others as AAC"}.get(extras["audio"], "AAC")
     return found
+
+
+def _decoding(encoding: EncodingSummary) -> str:
+    """Return what decoding one frame takes, in words."""
+    referenced = encoding.packets_per_key * (1 - encoding.droppable_share)
+    # Those that are referred to up to its own place in the GOP, and itself if nothing refers to it.
+    fed = (referenced + 1) / 2 + encoding.droppable_share
+    text = f"{fed:.1f} packets for one frame"
+    if encoding.arithmetic:
+        text += f"; {percent(encoding.arithmetic, encoding.samples)} of the samples are H.264 with CABAC, which takes"
+        text += " longer than what profiles write (x264's tune fastdecode)"
+    return text
 
 
 def _column(name: str, values: pa.ChunkedArray) -> Column:

@@ -317,7 +317,7 @@ class _ClipFile:
                 "width": shape.width,
                 "height": shape.height,
                 "pix_fmt": "yuvj420p" if settings.profile.full_range else "yuv420p",
-                "conforms": True,
+                "conforms": not (shape.width | shape.height) % 16,
             }
             if part is not None or self._salvaged is not None:
                 start, end = part or (0, shape.num_frames)

@@ -11,7 +11,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fastvid
 from fastvid.errors import ChecksumError, StateError, UsageError
-from fastvid.load.clip_dataset import ClipDataset, ExactSampler, SampleVisit
+from fastvid.load.clip_dataset import ClipDataset, ExactSampler, SampleVisit, collate_rows
 from fastvid.load.order.epoch import BlockShuffle, ClassBalanced
 from tests.datasets import make_clip, pack
 from tests.load.fakes import FakeDataset, fake
@@ -189,6 +189,21 @@ def test_rows_of_plain_indices_collate_with_equal_weights():
     assert isinstance(batch, fastvid.Batch)
     assert torch.equal(batch.weight, torch.full((8,), 1 / 8))
     assert batch.video.shape == (8, 3, 3, 16, 16)
+
+
+def test_rows_of_one_read_collate_without_a_copy_and_others_by_one():
+    clips = clips_of(FakeDataset(40))
+    read, again = clips.__getitems__([3, 1, 2]), clips.__getitems__([2])
+    for some, is_shared in (
+        (read, True),
+        (read[1:], True),
+        (read[::-1], False),
+        (read[::2], False),
+        (read + again, False),
+    ):
+        batch = collate_rows(some)
+        assert torch.equal(batch.video, torch.stack([row["video"] for row in some]))
+        assert (batch.video.data_ptr() == some[0]["video"].data_ptr()) == is_shared
 
 
 def test_a_damaged_clip_is_an_error_that_names_it():

@@ -49,8 +49,18 @@ def test_geometry_keeps_the_aspect_ratio_and_the_multiple(width, height, aspect,
     assert min(scaled) == min(cropped)
 
 
+@given(sides, sides)
+def test_geometry_of_small_pictures_is_their_own(width, height):
+    small = PROFILES["small"]
+    if min(width, height) < 2 or max(width, height) > 4097:
+        return
+    geometry = plan_geometry(width, height, Fraction(1), small)
+    assert geometry.scaled == (width, height)
+    assert geometry.cropped == (width // 2 * 2, height // 2 * 2)
+
+
 def test_invalid_profiles_raise():
-    with pytest.raises(UsageError, match=r"use one of compact, copy, hevc, intra, mjpeg, vp9"):
+    with pytest.raises(UsageError, match=r"use one of compact, copy, hevc, intra, mjpeg, small, vp9"):
         get_profile("fast")
     with pytest.raises(UsageError, match="a gop of 4 with 4 B-frames is invalid"):
         Profile("x", "h264", gop=4, bframes=4, crf=23, preset="fast")

@@ -116,6 +116,7 @@ class TestSummary:
         assert summary.tar_bytes == sum(store.size(f"data-00000{n}.tar") for n in range(2))
         # GOPs of 8, three droppable frames of four: counted by hand from how the clips were encoded.
         assert summary.encoding.packets_per_key == (3 * 12 + 2 * 30 + 2 * 1) / (3 * 2 + 2 * 4 + 2 * 1)
+        assert summary.encoding.arithmetic == 0
         assert [(one.number, one.time) for one in summary.history] == [(n, "2023-11-14T22:13:20Z") for n in (2, 1)]
         assert summarize(store.url, generation=1).num_samples == 8
 
