@@ -50,7 +50,7 @@ $(USER_STAMP): pyproject.toml constraints.txt
 	touch $(USER_STAMP)
 
 $(DEV_STAMP): $(USER_STAMP)
-	$(PIP) -e '.[torch,dali-cuda13,object-stores,flow,ray,docs,dev]'
+	$(PIP) -e '.[torch,dali-cuda13,object-stores,flow,tiles,ray,docs,dev]'
 	touch $(DEV_STAMP)
 
 clean:

@@ -19,7 +19,7 @@ import nox
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = True
 
-PRODUCT = ".[torch,dali-cuda13,object-stores,flow]"
+PRODUCT = ".[torch,dali-cuda13,object-stores,flow,tiles]"
 # What those tests import, of the extra dev; its other packages take minutes to install.
 TOOLS = (
     "aiohttp", "boto3", "hypothesis", "moto[server]", "psutil", "PyNvVideoCodec", "pytest", "pytest-timeout",

@@ -100,6 +100,7 @@ class MissingDependency(FastvidError, ImportError):
 # The extra that installs each module, by import name.
 _EXTRAS = {
     "cv2": "flow",
+    "PIL": "tiles",
     "obstore": "object-stores",
     "ray": "ray",
     "tensorboard": "tensorboard",

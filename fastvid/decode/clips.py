@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
+from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.bitstream import packet_flags
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
@@ -93,7 +94,7 @@ def read_clip(
         packets = [data[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
         columns = columns[0][needed], columns[1][needed], shows[needed], keys[needed]
-    return EncodedClip(request, info, data, *columns, key, shard)
+    return cut_tiles(EncodedClip(request, info, data, *columns, key, shard))
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:

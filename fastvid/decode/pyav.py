@@ -122,7 +122,9 @@ class PyAvDecoder(ThreadDecoder):
         `as_coded`: whether they are written in the decoder's pixel format, else in 8-bit 4:2:0.
         """
         info = clip.info
-        key = (info.codec, info.extradata, info.width, info.height)
+        # A JPEG says its own size; those of tiles differ from clip to clip.
+        size = (0, 0) if info.codec is Codec.MJPEG else (info.width, info.height)
+        key = (info.codec, info.extradata, *size)
         # Remove the context while it is in use; put it back only after a clip without errors.
         context = self._contexts.pop(key, None)
         try:
