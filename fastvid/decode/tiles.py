@@ -1,8 +1,8 @@
 """Cut the tiles that a crop shows out of JPEG pictures, without decoding them.
 
-A restart marker ends each segment of a profile `tiles` picture: the next one depends on nothing before it (ITU-T T.81,
-E.1.4). The segments of some tiles, with their markers numbered from 0 and a header of their size, are a smaller JPEG for
-any decoder, whose planes equal the same part of the whole picture bit for bit.
+A restart marker ends each tile of a profile `tiles` picture: the next tile depends on nothing before it (ITU-T T.81,
+E.1.4). Some tiles, with their markers numbered from 0 and a header that has their size, are a smaller JPEG for any
+decoder, whose planes equal the same part of the whole picture bit for bit.
 
 Markers are found by searching the bytes that were read: no other byte FF of a scan is followed by one of their codes.
 So no table of offsets is stored, which could contradict the bytes. Only fastvid's own encodings are cut, because only

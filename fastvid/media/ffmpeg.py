@@ -65,7 +65,8 @@ class FfmpegBuild:
         return record
 
     def __str__(self) -> str:
-        return f"ffmpeg {self.version} ({self.path}, from {self.found}), x264 {self.x264 or 'absent'}{self.jpeg and f', {self.jpeg}'}"
+        others = ", ".join(filter(None, (f"x264 {self.x264 or 'absent'}", self.jpeg)))
+        return f"ffmpeg {self.version} ({self.path}, from {self.found}), {others}"
 
 
 def find_ffmpeg() -> FfmpegBuild:

@@ -326,8 +326,8 @@ PROFILES: Final = {
         Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium"),
         # All-intra for DALI on a CPU.
         Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset=""),
-        # All-intra, and of each packet only what the crop shows is decoded; at the quality of intra with crf 22, luma in
-        # libjpeg's quality 43 and chroma in 60.
+        # All-intra, and of each packet only what the crop shows is decoded. At the quality of intra with crf 22, which
+        # libjpeg calls 43 for luma and 60 for chroma.
         Profile("tiles", "jpeg", gop=1, bframes=0, crf=116, preset="ultrafast"),
         # No encoding: for videos that are already small and trimmed, or to inspect videos before choosing a profile.
         Profile("copy", "copy", gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
