@@ -125,7 +125,7 @@ def changed(source: Path, folder: Path) -> dict[str, str]:
 def made_by(profile: str) -> tuple[str, str]:
     """Return the build that determines a profile's bytes of real videos, as a digest and as a readable name."""
     if not PROFILES[profile].copies:
-        return encoder()
+        return encoder(profile)
     version = ".".join(map(str, av.library_versions["libavformat"]))
     return f"libavformat {version}", f"PyAV's libavformat {version}"
 
