@@ -41,6 +41,7 @@ BENCHES: Final = {
     "scale": "bench.scaling.scale",
     "shard": "bench.shard.shard",
     "stores": "bench.load.stores",
+    "tiles": "bench.decode.tiles",
     "trace": "bench.trace",
     "train": "bench.train.train",
     "two_stream": "bench.train.two_stream",

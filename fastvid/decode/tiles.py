@@ -51,25 +51,30 @@ def cut_tiles(clip: EncodedClip) -> EncodedClip:
     if tiles is None:
         return clip
     info, box = clip.info, clip.request.box
-    top, left = max(box.y - _MARGIN, 0) // _BLOCK, max(box.x - _MARGIN, 0) // tiles.width
-    bottom = min(-(-(box.y + box.height + _MARGIN) // _BLOCK), tiles.rows)
-    right = min(-(-(box.x + box.width + _MARGIN) // tiles.width), tiles.columns)
-    if (bottom - top, right - left) == (tiles.rows, tiles.columns):
+    part = decoded_part(box, (info.height, info.width), tiles.width)
+    if (part.height, part.width) == (info.height, info.width):
         return clip
-    y, x = top * _BLOCK, left * tiles.width
-    height, width = min(bottom * _BLOCK, info.height) - y, min(right * tiles.width, info.width) - x
     header = np.frombuffer(tiles.header, np.uint8).copy()
-    header[tiles.size_at : tiles.size_at + 4] = divmod(height, 256) + divmod(width, 256)
-    kept = np.arange(top, bottom)[:, None] * tiles.columns + np.arange(left, right)
-    data, sizes = _join(clip, tiles, header, kept)
+    header[tiles.size_at : tiles.size_at + 4] = divmod(part.height, 256) + divmod(part.width, 256)
+    rows = np.arange(part.y // _BLOCK, -(-(part.y + part.height) // _BLOCK))
+    columns = np.arange(part.x // tiles.width, -(-(part.x + part.width) // tiles.width))
+    data, sizes = _join(clip, tiles, header, rows[:, None] * tiles.columns + columns)
     return replace(
         clip,
-        request=replace(clip.request, box=Box(box.y - y, box.x - x, box.height, box.width)),
-        info=replace(info, width=width, height=height),
+        request=replace(clip.request, box=Box(box.y - part.y, box.x - part.x, box.height, box.width)),
+        info=replace(info, height=part.height, width=part.width),
         data=data.data,
         starts=np.cumsum(sizes) - sizes,
         sizes=sizes,
     )
+
+
+def decoded_part(box: Box, sides: tuple[int, int], width: int) -> Box:
+    """Return the part of pictures of some height and width that is decoded for a crop, of tiles of a width."""
+    y, x = max(box.y - _MARGIN, 0) // _BLOCK * _BLOCK, max(box.x - _MARGIN, 0) // width * width
+    below = min(-(-(box.y + box.height + _MARGIN) // _BLOCK) * _BLOCK, sides[0])
+    right = min(-(-(box.x + box.width + _MARGIN) // width) * width, sides[1])
+    return Box(y, x, below - y, right - x)
 
 
 def _tiles(clip: EncodedClip) -> _Tiles | None:

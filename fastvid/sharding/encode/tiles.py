@@ -25,7 +25,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 _BLOCK: Final = 16  # pixels: side of the smallest unit that is decoded, with both chroma planes
 # Blocks from one marker to the next: 48 to 64 pixels decode fastest for their bytes; else the nearest that fits.
-_INTERVALS: Final = (4, 3, 5, 2)
+_INTERVALS: Final = (4, 3, 5, 2, 7)
 # Steps of chroma per step of luma: then SSIM is that of H.264 in all three planes.
 _CHROMA: Final = Fraction(20, 29)
 
