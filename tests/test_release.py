@@ -215,6 +215,7 @@ def test_the_bare_install_works_and_names_the_extras_of_other_commands(form, rel
         ("inspect", "http://127.0.0.1:9/x"): "object-stores",
         ("shard", "videos/", "--out", "a", "--streams", "rgb,flow"): "flow",
         ("shard", "videos/", "--out", "b", "--engine", "ray"): "ray",
+        ("shard", "videos/", "--out", "c", "--profile", "tiles"): "tiles",
     }.items():
         said = installed.run("fastvid", *words, code=1).stderr
         assert f"[{extra}]" in said, (words, said)
@@ -313,6 +314,11 @@ def check_flow(one: Installed) -> None:
     assert ".flow.mp4" in names
 
 
+def check_tiles(one: Installed) -> None:
+    one.run("fastvid", "shard", "videos/", "--out", "tiles", "--profile", "tiles")
+    one.run("fastvid", "verify", "tiles")
+
+
 def check_ray(one: Installed) -> None:
     one.run("fastvid", "shard", "videos/", "--out", "by-ray", "--engine", "ray")
     tars = [(one.work / folder / "data-000000.tar").read_bytes() for folder in ("shards", "by-ray")]
@@ -369,6 +375,7 @@ CHECKS: dict[str, tuple[str, Callable[[Installed], None]]] = {
     "object-stores": ("", check_object_stores),
     "ray": ("", check_ray),
     "tensorboard": ("torch", check_tensorboard),
+    "tiles": ("", check_tiles),
     "torch": ("", check_torch),
     "wandb": ("torch", check_wandb),
 }

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import ffmpeg
 
-from fastvid.errors import JobError, SourceError, UsageError
+from fastvid.errors import JobError, MissingDependency, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.media.reasons import Reason
@@ -232,8 +232,8 @@ def _encode_all(
         _LOG.info("encoding %d videos as %s", len(sample.sources), profile.name)
         try:
             one = _encode(sample, profile, place / profile.name, workers)
-        except JobError as error:
-            refused[profile.name] = error.message
+        except (JobError, MissingDependency) as error:
+            refused[profile.name] = str(error)
             continue
         if len(one.keys) * 2 < len(sample.sources):
             # All profiles are compared on their common videos; this one would leave too few.
