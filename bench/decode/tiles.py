@@ -46,9 +46,9 @@ ENCODINGS: Final = {TILES: (), "intra": ("--crf", "22"), "mjpeg": ("--crf", "8")
 _SSIM: Final = re.compile(r"SSIM Y:(\d\.\d+) .*?U:(\d\.\d+) .*?V:(\d\.\d+) ")
 _TIMED: Final = {"RandomResizedCrop": RandomResizedCrop(224), "RandomCrop": RandomCrop(224)}
 _SHARES: Final = {
-    "RandomResizedCrop(224)": (RandomResizedCrop(224), ((256, 336), (256, 448), (448, 256))),
-    "RandomCrop(224)": (RandomCrop(224), ((256, 336), (256, 448), (448, 256))),
-    "local crop, scale .05 to .4": (RandomResizedCrop(96, scale=(0.05, 0.4)), ((256, 336), (256, 448), (448, 256))),
+    "RandomResizedCrop(224)": (RandomResizedCrop(224), ((256, 336), (448, 256))),
+    "RandomCrop(224)": (RandomCrop(224), ((256, 336), (448, 256))),
+    "local crop, scale .05 to .4": (RandomResizedCrop(96, scale=(0.05, 0.4)), ((256, 336), (448, 256))),
     "RandomCrop(256)": (RandomCrop(256), ((720, 1280), (1072, 1904))),
     "CenterCrop(224), a robot's region": (CenterCrop(224), ((480, 640),)),
 }

@@ -118,7 +118,7 @@ def tiles() -> str:
         name = label.partition("rgb of ")[2].partition(",")[0]
         facts = record["encodings"][name]
         cells = [f"{row[label]['cpu_ms']:.2f} ({row[label]['tiles_are_faster_by']['cpu']:.2f}x)" for row in costs]
-        quality = ", ".join(f"{value:.3f}" for value in facts["ssim"])
+        quality = "/".join(f"{value:.3f}" for value in facts["ssim"])
         what = label.replace("rgb of ", "").replace(name, f"`{name} --crf {facts['crf']}`")
         lines.append((what, f"{facts['bytes_a_frame']:,}", quality, *cells))
     heads = (
