@@ -42,6 +42,7 @@ BENCHES: Final = {
     "shard": "bench.shard.shard",
     "small": "bench.load.small",
     "stores": "bench.load.stores",
+    "tiles": "bench.decode.tiles",
     "trace": "bench.trace",
     "train": "bench.train.train",
     "two_stream": "bench.train.two_stream",

@@ -99,6 +99,7 @@ class MissingDependency(FastvidError, ImportError):
 
 # The extra that installs each module, by import name.
 _EXTRAS = {
+    "PIL": "prepare",
     "cv2": "flow",
     "duckdb": "prepare",
     "obstore": "object-stores",

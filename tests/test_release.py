@@ -319,6 +319,8 @@ def check_prepare(one: Installed) -> None:
     one.run("fastvid", "doctor", "--no-parity")
     one.run("fastvid", "subset", "shards", "--out", "one", "--where", "class = 'juggling'")
     assert one.python("import fastvid; print(len(fastvid.open('one')))") == "2"
+    one.run("fastvid", "shard", "videos/", "--out", "tiles", "--profile", "tiles")
+    one.run("fastvid", "verify", "tiles")
 
 
 def check_flow(one: Installed) -> None:

@@ -20,7 +20,7 @@ from fastvid.runtime.values import json_text
 
 _PACKAGES: Final = (
     *("torch", "triton", "av", "numpy", "pyarrow", "nvidia-dali-cuda120", "nvidia-dali-cuda130"),
-    *("pynvvideocodec", "opencv-contrib-python-headless"),
+    *("pynvvideocodec", "opencv-contrib-python-headless", "pillow"),
 )
 _DECODED: Final = f"decode {REFERENCE}"
 _NEEDED_ENCODERS: Final = {"libx264": "compact, intra", "libvpx-vp9": "vp9"}

@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 
 from fastvid.decode.request import ClipRequest, EncodedClip
+from fastvid.decode.tiles import cut_tiles
 from fastvid.errors import ChecksumError, FastvidError, FormatError
 from fastvid.format.bitstream import packet_flags
 from fastvid.format.packets import PacketPlan, PacketTable, StreamInfo, packet_offsets
@@ -121,7 +122,7 @@ def verified(
         packets = [data[start : start + size] for start, size in places.T.tolist()]
         needed = keys | np.isin(shows, plan.frames) | _referred_to(info, packets)
         places, shows, keys = places[:, needed], shows[needed], keys[needed]
-    return EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard)
+    return cut_tiles(EncodedClip(request, info, data, places[0], places[1], shows, keys, key, shard))
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:

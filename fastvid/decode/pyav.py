@@ -242,7 +242,9 @@ class PyAvDecoder(ThreadDecoder):
 
 
 def _key(info: StreamInfo) -> _ContextKey:
-    return info.codec, info.extradata, info.width, info.height
+    # A JPEG says its own size; those of tiles differ from clip to clip.
+    size = (0, 0) if info.codec is Codec.MJPEG else (info.width, info.height)
+    return (info.codec, info.extradata, *size)
 
 
 def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:

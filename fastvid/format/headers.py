@@ -13,7 +13,7 @@ larger than the container says.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -205,17 +205,25 @@ def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
 
 
 def _jpeg_size(packet: memoryview) -> tuple[int, int]:
-    position = 2
-    while position + 9 <= len(packet) and packet[position] == 0xFF:
-        marker = packet[position + 1]
-        if marker in _JPEG_FRAME:
-            height = int.from_bytes(packet[position + 5 : position + 7], "big")
-            return int.from_bytes(packet[position + 7 : position + 9], "big"), height
-        if marker == _JPEG_SCAN:
-            break
-        # Fill bytes may precede a marker.
-        position += 1 if marker == 0xFF else 2 + int.from_bytes(packet[position + 2 : position + 4], "big")
+    for code, start, _ in jpeg_segments(packet):
+        if code in _JPEG_FRAME and start + 5 <= len(packet):
+            height = int.from_bytes(packet[start + 1 : start + 3], "big")
+            return int.from_bytes(packet[start + 3 : start + 5], "big"), height
     raise FormatError("JPEG picture has no frame header")
+
+
+def jpeg_segments(packet: memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield the markers of a JPEG header up to its scan: their code, first byte, and the byte after their last."""
+    position = 2
+    while position + 4 <= len(packet) and packet[position] == 0xFF:
+        code = packet[position + 1]
+        if code == 0xFF:  # fill bytes may precede a marker
+            position += 1
+            continue
+        start, position = position + 4, position + 2 + int.from_bytes(packet[position + 2 : position + 4], "big")
+        yield code, start, position
+        if code == _JPEG_SCAN:
+            return
 
 
 def _vp9_size(frame: memoryview) -> tuple[int, int] | None:

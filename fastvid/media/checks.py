@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any, Final
@@ -21,7 +21,7 @@ from av.video.frame import VideoFrame
 
 from fastvid.decode.clips import Read, read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder, open_context
-from fastvid.decode.request import Box, ClipRequest, EncodedClip
+from fastvid.decode.request import Box, ClipRequest, EncodedClip, Planes
 from fastvid.errors import ChecksumError, DecodeError, FastvidError, FormatError, SourceError
 from fastvid.format.headers import shortened
 from fastvid.format.mp4 import Track, read_track
@@ -48,7 +48,7 @@ CHECKS: Final = {
     "colour": "frames of profiles are 8-bit 4:2:0, BT.601 limited (JPEG, flow: full), tagged in container and stream",
     "decode": "every sample decodes to the indexed number of frames",
     "audio": "the audio of every sample decodes",
-    "plan": "frames decoded from planned packets are those a player shows",
+    "plan": "frames decoded from planned packets, and crops from their tiles, are those a player shows",
     "signals": "signals are the committed ones and have a row for each frame",
     "process": "no checking process died",
 }
@@ -220,11 +220,13 @@ def check_plans(
     """
     info = info.decoded
     box = Box(0, 0, info.height & ~1, info.width & ~1)
-    for frame in np.random.default_rng(len(table)).permutation(list(expected)).tolist():
+    draws = np.random.default_rng(len(table))
+    for frame in draws.permutation(list(expected)).tolist():
         request = ClipRequest(0, np.array([frame]), box, (box.height, box.width))
         try:
             clip = read_clip(request, info, table, read)
             found = {_digest(one, clip) for one in (decoder, PyAvDecoder())}
+            alike = _crops_alike(draws, clip, table, read, decoder)
         except ChecksumError:
             return  # reported by the packet check
         except (FormatError, DecodeError) as error:
@@ -233,6 +235,28 @@ def check_plans(
         if found != {expected[frame]}:
             yield "plan", f"frame {frame} decoded from its planned packets differs from the one a player shows"
             return
+        if not alike:
+            yield "plan", f"a crop of frame {frame} that is decoded from its tiles differs from that of the whole frame"
+            return
+
+
+def _crops_alike(
+    draws: np.random.Generator, clip: EncodedClip, table: PacketTable, read: Read, decoder: PyAvDecoder
+) -> bool:
+    """Return whether a crop of tiles, cut before they are decoded, equals that of the whole frame of a clip."""
+    if clip.info.codec is not Codec.MJPEG:
+        return True
+    sides = np.array([clip.info.height, clip.info.width]) // 2
+    extent = draws.integers(1, sides // 2 + 2)
+    y, x, height, width = (2 * np.concatenate([draws.integers(0, sides - extent + 1), extent])).tolist()
+    request = replace(clip.request, box=Box(y, x, height, width))
+    cut = read_clip(request, clip.info, table, read)
+    found = [np.empty(Planes.nbytes(1, request.box), np.uint8) for _ in range(2)]
+    for one, buffer in zip((replace(clip, request=request), cut), found, strict=True):
+        error = decoder.decode([one], [Planes.packed(buffer, 1, request.box)])[0]
+        if error is not None:
+            raise error
+    return found[0].tobytes() == found[1].tobytes()
 
 
 def _digest(decoder: PyAvDecoder, clip: EncodedClip) -> bytes:

@@ -53,16 +53,20 @@ class FfmpegBuild:
     configuration: str
     encoders: tuple[str, ...]
     zscale: bool
+    jpeg: str = ""  # the library that encodes JPEG in its place, for a profile that needs one
 
     def identity(self) -> dict[str, Any]:
         """Return everything that may change its output: all attributes except `path` and `found`."""
         record = asdict(self)
         del record["path"], record["found"]
+        if not self.jpeg:
+            del record["jpeg"]
         record["encoders"] = list(self.encoders)
         return record
 
     def __str__(self) -> str:
-        return f"ffmpeg {self.version} ({self.path}, from {self.found}), x264 {self.x264 or 'absent'}"
+        others = ", ".join(filter(None, (f"x264 {self.x264 or 'absent'}", self.jpeg)))
+        return f"ffmpeg {self.version} ({self.path}, from {self.found}), {others}"
 
 
 def find_ffmpeg() -> FfmpegBuild:

@@ -312,7 +312,8 @@ class FastvidRunner:
         self._read = [reader_of(data) for data in corpus.mp4s] if source == "memory" else None
         # Reused for every clip, like a loader's buffers.
         self._rgb = product == "rgb"
-        sizes = [3 * len(r.frames) * r.size[0] * r.size[1] for r in self._requests]
+        rgb = [3 * len(r.frames) * prod(r.size) for r in self._requests]
+        sizes = [*rgb, *(Planes.nbytes(len(r.frames), r.box) for r in self._requests)]
         self._buffer = np.empty(max(sizes), np.uint8)
 
     def __call__(self, task: int, /) -> UInt8Array | None:

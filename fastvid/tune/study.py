@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import ffmpeg
 
-from fastvid.errors import JobError, SourceError, UsageError
+from fastvid.errors import JobError, MissingDependency, SourceError, UsageError
 from fastvid.media.ffmpeg import FfmpegBuild, Limits, environment, find_ffmpeg
 from fastvid.media.probe import SourceInfo, open_source, probe
 from fastvid.media.reasons import Reason
@@ -48,6 +48,15 @@ def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, lim
 
     The sample must cover the whole source.
     """
+    log = comparison(build, profile, path, encoded, limits)
+    ssim, psnr = _SSIM.search(log), _PSNR.search(log)
+    if ssim is None or psnr is None:
+        raise SourceError(f"ffmpeg's comparison failed: {log.strip()[-200:]}", reason=Reason.ENCODE_FAILED, file=path)
+    return float(ssim[1]), min(_MAX_PSNR, float(psnr[1])) if psnr[1] != "inf" else _MAX_PSNR
+
+
+def comparison(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, limits: Limits) -> str:
+    """Return what ffmpeg prints of an encoded source against its input, see `build_comparison`."""
     with open_source(path) as source, tempfile.TemporaryFile(prefix="fastvid-") as file:
         info = probe(source, limits)
         file.write(encoded)
@@ -67,10 +76,9 @@ def compare(build: FfmpegBuild, profile: Profile, path: str, encoded: bytes, lim
         except subprocess.TimeoutExpired as error:
             raise SourceError(f"ffmpeg's comparison took longer than {seconds:.0f} s", reason=Reason.TIMEOUT) from error
     log = done.stderr.decode("utf-8", "replace")
-    ssim, psnr = _SSIM.search(log), _PSNR.search(log)
-    if done.returncode or ssim is None or psnr is None:
+    if done.returncode:
         raise SourceError(f"ffmpeg's comparison failed: {log.strip()[-200:]}", reason=Reason.ENCODE_FAILED, file=path)
-    return float(ssim[1]), min(_MAX_PSNR, float(psnr[1])) if psnr[1] != "inf" else _MAX_PSNR
+    return log
 
 
 def build_comparison(
@@ -224,8 +232,8 @@ def _encode_all(
         _LOG.info("encoding %d videos as %s", len(sample.sources), profile.name)
         try:
             one = _encode(sample, profile, place / profile.name, workers)
-        except JobError as error:
-            refused[profile.name] = error.message
+        except (JobError, MissingDependency) as error:
+            refused[profile.name] = str(error)
             continue
         if len(one.keys) * 2 < len(sample.sources):
             # All profiles are compared on their common videos; this one would leave too few.

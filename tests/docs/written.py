@@ -109,6 +109,31 @@ def floor() -> str:
     return table(heads, rows)
 
 
+def tiles() -> str:
+    """Return what clips of tiles cost beside other all-intra encodings, and which share of pictures they decode."""
+    record = result("tiles")
+    costs = [{one["label"]: one for one in row["contenders"]} for row in record["rows"]]
+    lines = []
+    for label in (label for label in costs[0] if "rgb of" in label):
+        name = label.partition("rgb of ")[2].partition(",")[0]
+        facts = record["encodings"][name]
+        cells = [f"{row[label]['cpu_ms']:.2f} ({row[label]['tiles_are_faster_by']['cpu']:.2f}x)" for row in costs]
+        quality = "/".join(f"{value:.3f}" for value in facts["ssim"])
+        what = label.replace("rgb of ", "").replace(name, f"`{name} --crf {facts['crf']}`")
+        lines.append((what, f"{facts['bytes_a_frame']:,}", quality, *cells))
+    heads = (
+        "8 frames to RGB",
+        "bytes a frame",
+        "SSIM of Y, U, V",
+        *(f"{row['crop']}, CPU ms" for row in record["rows"]),
+    )
+    shares: dict[str, list[str]] = {}
+    for one in record["shares"]:
+        shares.setdefault(one["crop"], []).append(f"{one['decoded']:.0%} of {one['width']}x{one['height']}")
+    text = "; ".join(f"{crop} {', '.join(sizes)}" for crop, sizes in shares.items())
+    return f"{table(heads, lines)}\n\n{paragraph(f'Decoded share of a picture: {text}.')}"
+
+
 def rivals() -> str:
     """Return how many times faster fastvid decodes to RGB than each rival at its best, by clips, and the goals."""
     rows = result("decode")["rows"]

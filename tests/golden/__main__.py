@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tests.conftest import FOOTAGE
 from tests.golden import golden, orders, pictures, runs, shards, states
-from tests.golden.seams import encoder
 
 AREAS = {area.NAME: area for area in (orders, pictures, states, runs, shards)}
 OF_BUILDS = ("encoded", "corpus")
@@ -29,11 +28,10 @@ def measured(file, folder, before):
     """Return the current contents of a file of digests."""
     if file in AREAS:
         return measure(AREAS[file].cases(folder)) | ({"kernels": runs.kernels()} if file == runs.NAME else {})
-    if file == "encoded":
-        build, name = encoder()
-        return {**before, build: {"build": name} | measure(shards.encoded(folder))}
     after = dict(before)
-    for profile, digests in measure(shards.corpus(FOOTAGE, folder)).items():
+    for profile, digests in measure(
+        shards.encoded(folder) if file == "encoded" else shards.corpus(FOOTAGE, folder)
+    ).items():
         build, name = shards.made_by(profile)
         after[build] = {**after.get(build, {}), "build": name, profile: digests}
     return after

@@ -82,13 +82,13 @@ def command(*words):
     return said.getvalue()
 
 
-def encoder():
-    """Return the encoding ffmpeg build as a digest of everything that determines its bytes, and as a readable name."""
-    build = find_ffmpeg()
+def encoder(profile):
+    """Return the build that encodes a profile as a digest of what determines its bytes, and as a readable name."""
+    build = PROFILES[profile].completed(find_ffmpeg())
     # Use only ffmpeg's own output, so that the digest does not depend on what fastvid records about a build.
     says = subprocess.run([build.path, "-version"], capture_output=True, check=True).stdout
-    word = hashlib.sha256(says + build.x264.encode()).hexdigest()[:16]
-    return word, f"ffmpeg {build.version}, x264 {build.x264 or 'absent'}"
+    word = hashlib.sha256(says + build.x264.encode() + build.jpeg.encode()).hexdigest()[:16]
+    return word, f"ffmpeg {build.version}, x264 {build.x264 or 'absent'}" + (build.jpeg and f", {build.jpeg}")
 
 
 def losses(run):

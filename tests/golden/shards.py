@@ -122,7 +122,7 @@ def changed(source, folder):
 def made_by(profile):
     """Return the build that determines a profile's bytes of real videos, as a digest and as a readable name."""
     if not PROFILES[profile].copies:
-        return encoder()
+        return encoder(profile)
     version = ".".join(map(str, av.library_versions["libavformat"]))
     return f"libavformat {version}", f"PyAV's libavformat {version}"
 

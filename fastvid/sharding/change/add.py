@@ -349,6 +349,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
             f"this fastvid cannot encode the dataset's profile {shard.profile.get('name', 'unknown')!r}",
             hint="shard these sources into a separate dataset",
         ) from error
+    build = profile.completed(build)
     if not profile.runs_on(build):
         raise MissingDependency(f"{build.path} has no encoder {profile.encoder!r}", hint="name one in FASTVID_FFMPEG")
     # A shard of copies that was restored from its tar names no build.

@@ -32,6 +32,7 @@ from fastvid.media.timing import COLOUR, MAX_RATE, FrameTiming, pairs
 from fastvid.runtime.arrays import FloatArray
 from fastvid.sharding.encode.flow import PICTURES, Streams
 from fastvid.sharding.encode.salvage import allowed_frames
+from fastvid.sharding.encode.tiles import encoder_version
 
 # Deterministic on every x86 CPU and equal from FFmpeg 5.1 to 9.0; the defaults are neither.
 SWS_FLAGS: Final = "bicubic+accurate_rnd+bitexact+full_chroma_int"
@@ -56,7 +57,7 @@ class Profile:
     codec: str
     gop: int  # frames from one key frame to the next
     bframes: int  # non-reference frames between two reference frames
-    crf: int
+    crf: int  # quality, lower is better
     preset: str
     short_side: int = 256  # shorter side in pixels, a multiple of `multiple`; 0 for the source's own size
     multiple: int = 16  # width and height in pixels are multiples of it
@@ -74,7 +75,7 @@ class Profile:
         if self.codec not in _ENCODERS:
             raise UsageError(
                 f"unknown codec {self.codec!r} of profile {self.name!r}",
-                hint="use one of h264, hevc, vp9, mjpeg, copy",
+                hint="use one of h264, hevc, vp9, mjpeg, jpeg, copy",
             )
         if self.gop < 1 or not 0 <= self.bframes < self.gop:
             raise UsageError(
@@ -82,8 +83,9 @@ class Profile:
             )
         if self.multiple < 2 or self.short_side < 0 or self.short_side % self.multiple:
             raise UsageError(f"short side {self.short_side} is not a multiple of {self.multiple}")
-        if self.codec == "mjpeg" and not _QSCALE[0] <= self.crf <= _QSCALE[1]:
-            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {_QSCALE[0]} to {_QSCALE[1]}")
+        least, most = _QUALITY.get(self.codec, (self.crf, self.crf))
+        if not least <= self.crf <= most:
+            raise UsageError(f"quality {self.crf} of profile {self.name!r} is outside {least} to {most}")
         if self.fps:
             _check_rate(self.fps)
 
@@ -95,12 +97,21 @@ class Profile:
     @property
     def full_range(self) -> bool:
         """Whether luma ranges from 0 to 255, as always in JPEG (JFIF 1.02), which has no field for it."""
-        return self.codec == "mjpeg"
+        return self.codec in _QUALITY
+
+    @property
+    def is_tiled(self) -> bool:
+        """Whether its pictures can be cut before they are decoded, see `fastvid.sharding.encode.tiles`."""
+        return self.codec == "jpeg"
 
     @property
     def encoder(self) -> str:
-        """ffmpeg's name of the encoder; empty for "copy"."""
+        """ffmpeg's name of the encoder; empty for "copy". That of tiles is lossless: Pillow encodes its pictures."""
         return _ENCODERS.get(self.codec, "")
+
+    def completed(self, build: FfmpegBuild) -> FfmpegBuild:
+        """Return a build with the version of the other library that encodes this profile, if there is one."""
+        return replace(build, jpeg=encoder_version()) if self.is_tiled else build
 
     def runs_on(self, build: FfmpegBuild) -> bool:
         """Return whether a build of ffmpeg has the encoder of this profile."""
@@ -171,10 +182,14 @@ def written_seconds(info: SourceInfo, timing: FrameTiming) -> FloatArray:
 _COPY: Final = "copy"
 
 
-_ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg"}
+_ENCODERS: Final = {
+    "h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg", "jpeg": "libx264",
+}  # fmt: skip
 
 
-_QSCALE: Final = (2, 31)  # of FFmpeg's MJPEG encoder
+# Of FFmpeg's MJPEG encoder the scale of its steps; of tiles the steps in percent of those of the standard's tables,
+# between libjpeg's qualities 100 and 5.
+_QUALITY: Final = {"mjpeg": (2, 31), "jpeg": (1, 1000)}
 
 
 def _check_rate(text: str) -> None:
@@ -284,11 +299,17 @@ def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) ->
     return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
 
 
+def _lossless_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
+    del size, full_range
+    return {"qp": 0, "preset": profile.preset}
+
+
 ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict[str, Any]]]] = {
     "h264": _h264_options,
     "hevc": _hevc_options,
     "vp9": _vp9_options,
     "mjpeg": _mjpeg_options,
+    "jpeg": _lossless_options,
 }
 """For each codec a function that returns its encoder's options from a profile, the width and height in pixels, and
 whether luma is full range."""
@@ -310,6 +331,9 @@ PROFILES: Final = {
         Profile("hevc", "hevc", gop=32, bframes=7, crf=26, preset="medium", enlarge=False),
         # All-intra for DALI on a CPU.
         Profile("mjpeg", "mjpeg", gop=1, bframes=0, crf=4, preset="", enlarge=False),
+        # All-intra, and of each packet only what the crop shows is decoded. At the quality of intra with crf 22, which
+        # libjpeg calls 43 for luma and 60 for chroma.
+        Profile("tiles", "jpeg", gop=1, bframes=0, crf=116, preset="ultrafast", enlarge=False),
         # No encoding: for videos that are already small and trimmed, or to inspect videos before choosing a profile.
         Profile("copy", "copy", gop=0, bframes=0, crf=0, preset="", short_side=0, multiple=0),
     )

@@ -51,7 +51,16 @@ from fastvid.media.timing import tagged
 from fastvid.runtime.arrays import UInt8Array, UInt32Array
 from fastvid.runtime.processes import how_it_ended
 from fastvid.sharding.encode.flow import FlowSettings, estimate_flow
-from fastvid.sharding.encode.profiles import DecodeWindow, Profile, Settings, build_check, build_command, output_options
+from fastvid.sharding.encode.profiles import (
+    DecodeWindow,
+    Profile,
+    Settings,
+    build_check,
+    build_command,
+    output_options,
+    written_timing,
+)
+from fastvid.sharding.encode.tiles import write_tiles
 
 
 def verify(
@@ -145,7 +154,13 @@ def transcode(
         descriptors = [source.descriptor, *(file.fileno() for file in files)]
         log = run_ffmpeg(command, descriptors, patience * decode_seconds(settings, info), settings.limits)
         _check_log(log, info, whole=all(part is None for part in parts))
-        return [contents(file.fileno()) for file in files]
+        rate = written_timing(info.timing, settings.profile).rate
+        return [_sample(file.fileno(), settings.profile, rate) for file in files]
+
+
+def _sample(descriptor: int, profile: Profile, rate: Fraction) -> bytes:
+    """Return the MP4 of a sample, of what ffmpeg wrote to a file."""
+    return write_tiles(descriptor, rate, profile.crf) if profile.is_tiled else contents(descriptor)
 
 
 def decode_fully(settings: Settings, source: OpenSource, info: SourceInfo, patience: float = 1.0) -> None:
@@ -333,7 +348,7 @@ def encode_flow(
         if log.status:
             last = "; ".join(log.last)
             raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
-        data = contents(file.fileno())
+        data = _sample(file.fileno(), profile, rate)
     decoded: list[float] = []
     count = (shape.num_frames, shape.num_frames)
 

@@ -316,7 +316,7 @@ def choose_settings(
 ) -> Settings:
     """Return how a job's sources are encoded, with this machine's ffmpeg; arguments as for `run_job`."""
     chosen = get_profile(profile) if isinstance(profile, str) else profile
-    build = find_ffmpeg()
+    build = chosen.completed(find_ffmpeg())
     if not chosen.runs_on(build):
         raise UsageError(f"{build.path} has no encoder {chosen.encoder!r}", hint="name another in FASTVID_FFMPEG")
     extras = choose_streams(streams, audio=audio, method=flow, bound=flow_bound)

@@ -154,7 +154,7 @@ def _check_folder(work: ShardWork, node: str) -> None:
 
 def settings_here(settings: Settings, node: str) -> Settings:
     """Return the settings with this node's ffmpeg; its build, and OpenCV for flow, must match."""
-    build = find_ffmpeg()
+    build = settings.profile.completed(find_ffmpeg())
     if build.identity() != settings.build.identity():
         raise WorkerError(
             f"node {node} has {build}, but the job has {settings.build}",
