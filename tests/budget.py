@@ -17,22 +17,22 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_705,
-    "decode": 2_238,
-    "media": 2_403,
-    "storage": 1_915,
+    "format": 3_766,
+    "decode": 2_465,
+    "media": 2_449,
+    "storage": 1_919,
     "videos": 804,
-    "sharding": 10_678,
-    "load": 6_125,
-    "train": 6_798,
-    "models": 1_149,
-    "cli": 1_355,
+    "sharding": 11_103,
+    "load": 6_184,
+    "train": 6_813,
+    "models": 1_166,
+    "cli": 1_399,
     "report": 402,
     "runtime": 504,
     "demo": 367,
-    "tune": 536,
-    "root": 169,
-    "bench": 8_399,
+    "tune": 542,
+    "root": 171,
+    "bench": 8_707,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 54_774
+TESTS: Final = 51_907
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -1,9 +1,8 @@
 """Encode profiles, the settings of a job, and the ffmpeg command that converts any source to a profile.
 
 Every profile writes: constant frame rate, upright progressive frames with square pixels, 8-bit 4:2:0, BT.601 limited
-range and tagged as such, short side 256, both sides multiples of 16; `small` keeps the size. Frames are scaled and then
-centre-cropped, never stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it, unless a
-profile enlarges them.
+range and tagged as such, short side 256, both sides multiples of 16. Frames are scaled and then centre-cropped, never
+stretched; the short side of smaller ones stays, or becomes the multiple of 16 below it.
 
 The bytes depend only on the source, the profile and the encoder build: one thread per encode, no code paths that differ
 between CPUs, no version strings, no dates. The exception is tone mapping of HDR sources: the results of its
@@ -182,13 +181,10 @@ def written_seconds(info: SourceInfo, timing: FrameTiming) -> FloatArray:
 _COPY: Final = "copy"
 
 
-_ENCODERS: Final = {
-    "h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg", "jpeg": "libx264",
-}  # fmt: skip
+_ENCODERS: Final = {"h264": "libx264", "hevc": "libx265", "vp9": "libvpx-vp9", "mjpeg": "mjpeg", "jpeg": "libx264"}
 
 
-# Of FFmpeg's MJPEG encoder the scale of its steps; of tiles the steps in percent of those of the standard's tables,
-# between libjpeg's qualities 100 and 5.
+# The scale of FFmpeg's steps; of tiles the steps in percent of the standard's, between libjpeg's qualities 100 and 5.
 _QUALITY: Final = {"mjpeg": (2, 31), "jpeg": (1, 1000)}
 
 
