@@ -63,8 +63,7 @@ class Profile:
     fps: str = ""  # frames per second as a fraction such as "30000/1001"; empty for the source's own rate
     # high dynamic range: "tonemap" makes pictures of the usual one, and refuses what is not encoded; "keep" its values
     hdr: str = TONE_MAP
-    # Whether smaller pictures get the short side too, as by 0.2, whose records do not say it; none of `PROFILES` does.
-    enlarge: bool = True
+    enlarge: bool = True  # whether smaller pictures get the short side too, as by 0.2; none of `PROFILES` does it
 
     def __post_init__(self) -> None:
         if self.hdr not in HDR:
