@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page or the README's table; return 0."""
     if args.readme:
-        args.readme.write_text(with_table(args.readme.read_text(), readme_table(load(RESULTS / "decode.json"))))
+        args.readme.write_text(with_table(args.readme.read_text(), measured()))
         return 0
     files = args.files or sorted(RESULTS.glob("*.json"))
     if not files:
@@ -181,15 +181,27 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], 
     return ("result", "CPU", "cores", "GPU", "commit", "load average", "time"), rows
 
 
-def readme_table(record: Mapping[str, Any]) -> str:
-    """Return the decode benchmark as a Markdown table, with ratios to the best rival of the same run."""
+def measured() -> str:
+    """Return the README's table of the committed results."""
+    others = [row for path in sorted(RESULTS.glob("decode_*.json")) for row in load(path).get("rows", ())]
+    local = [row for row in others if row.get("encoding_of_kind") == "as it is"]
+    return readme_table(load(RESULTS / "decode.json"), local, load(RESULTS / "reads.json"))
+
+
+def readme_table(
+    record: Mapping[str, Any], local: Sequence[Mapping[str, Any]] = (), network: Mapping[str, Any] | None = None
+) -> str:
+    """Return the decode benchmark as a Markdown table, with ratios to the best rival of the same run.
+
+    `local`: rows of other records, of videos as they are. `network`: the record of `bench.load.reads`.
+    """
     machine, by = record["machine"], record.get("by", "wall")
     unit = "CPU ms a clip" if by == "cpu" else "clips/s"
     lines = [
         f"| encoding, clips | packets decoded | fastvid RGB, {unit} | best rival, {unit} | ratio | YUV for a GPU |",
         "|---|---|---|---|---|---|",
     ]
-    for row in record["rows"]:
+    for row in (*record["rows"], *local):
         ours = {
             (entry["settings"]["product"], entry["settings"]["source"]): entry
             for entry in row["contenders"]
@@ -201,14 +213,14 @@ def readme_table(record: Mapping[str, Any]) -> str:
         times = best["fastvid_is_faster_by"]
         rgb, planes = times["rgb from memory"], times["planes from memory"]
         packets, name = row["packets_a_clip"], row.get("encoding", row["profile"])["name"]
+        name = f"{row['kind']} as it is" if "kind" in row else f"`{name}`"
         spread = f" ({rgb[f'{by}_min']:.1f} to {rgb[f'{by}_max']:.1f})" if f"{by}_min" in rgb else ""
         lines.append(
-            f"| `{name}`, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
+            f"| {name}, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
             f" | {_speed(ours['rgb', 'memory'], by)} | {best['name']} {_speed(best, by)}"
             f" | **{rgb[by]:.1f}x**{spread} | {planes[by]:.1f}x |"
         )
-    for row in record.get("today", ()):
-        lines += _today(row)
+    lines += () if network is None else _over_network(network)
     versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
     clips, workers = record["rows"][0]["clips"], record["workers"]
     by_cpu = f" CPU time, at a load of {machine['load_average']:.1f} when the run began;" if by == "cpu" else ""
@@ -226,26 +238,16 @@ def _speed(entry: Mapping[str, Any], by: str) -> str:
     return f"{entry['cpu_ms']:.1f}" if by == "cpu" else f"{entry['rate']:.0f}"
 
 
-def _today(row: Mapping[str, Any]) -> list[str]:
-    """Return table rows of fastvid on its profiles against the best rival on x264's defaults."""
-    from bench.decode.encodings import DEFAULT
-
-    best = best_rival(row)
-    if best is None:
-        return []
-    rates = {
-        f"{one['settings']['product']} of {one['settings']['encoding']}": one["rate"]
-        for one in row["contenders"]
-        if one["name"] == "fastvid"
-    }
-    times = best["fastvid_is_faster_by"]
-    return [
-        f"| `{name}` against rivals on `{DEFAULT}`, {row['sampling']} | | {rates[f'rgb of {name}']:.0f}"
-        f" | {best['name']} {best['rate']:.0f} | **{times[f'rgb of {name}']['wall']:.1f}x**"
-        f" | {times[f'planes of {name}']['wall']:.1f}x |"
-        for name in row["megabytes"]
-        if name != DEFAULT
-    ]
+def _over_network(record: Mapping[str, Any]) -> Iterator[str]:
+    """Yield table rows of videos that nobody encoded for access, read in place over a network by windows."""
+    for kind, ways in record["kinds"].items():
+        rivals = {name: way for name, way in ways.items() if not name.startswith("fastvid")}
+        best, ours = min(rivals, key=lambda name: float(rivals[name]["cpu_ms"])), ways["fastvid"]
+        factor = rivals[best]["cpu_ms"] / ours["cpu_ms"]
+        yield (
+            f"| {kind} as it is, {record['latency_ms']:.0f} ms away, {ours['bytes'] / rivals[best]['bytes']:.0%} of the"
+            f" bytes | | {ours['cpu_ms']:.0f} | {best} {rivals[best]['cpu_ms']:.0f} | **{factor:.1f}x** | |"
+        )
 
 
 def with_table(readme: str, table: str) -> str:

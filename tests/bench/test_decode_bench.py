@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench import report
 from bench.common.footage import SAMPLINGS
 from bench.decode import contest, decode
 from bench.decode.goals import best_rival
@@ -111,8 +110,6 @@ def test_the_practice_comparison_uses_the_same_clips_in_every_encoding(corpus, v
     assert set(best_rival(row)["fastvid_is_faster_by"]) == {
         f"{product} of {name}" for product in ("rgb", "planes") for name in corpora
     }
-    lines = "\n".join(report._today(row))
-    assert "`compact` against rivals on `default`" in lines
 
 
 def test_the_command_records_all_contenders(corpus, tmp_path, capsys):

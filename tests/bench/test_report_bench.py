@@ -30,7 +30,7 @@ README = Path(__file__).parents[2] / "README.md"
 
 def test_the_readme_contains_the_measured_table():
     text = README.read_text()
-    assert report.with_table(text, report.readme_table(report.load(RESULTS / "decode.json"))) == text
+    assert report.with_table(text, report.measured()) == text
 
 
 def test_a_readme_without_markers_is_refused():
