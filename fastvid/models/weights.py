@@ -10,6 +10,7 @@ Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -200,14 +201,13 @@ def load_tensors(file: str | io.BytesIO) -> Any:
 
     Compressed parts, which it never writes and whose few bytes may take all memory, are a ValueError.
     """
-    if zipfile.is_zipfile(file):
-        try:
-            with zipfile.ZipFile(file) as parts:
-                is_compressed = any(part.compress_type for part in parts.infolist())
-        except (zipfile.BadZipFile, NotImplementedError) as error:
-            raise ValueError(str(error)) from error
-        if is_compressed:
-            raise ValueError("its parts are compressed, which torch.save does not do")
+    try:
+        with contextlib.ExitStack() as stack:
+            parts = stack.enter_context(zipfile.ZipFile(file)).infolist() if zipfile.is_zipfile(file) else ()
+    except (zipfile.BadZipFile, NotImplementedError) as error:
+        raise ValueError(str(error)) from error
+    if any(part.compress_type for part in parts):
+        raise ValueError("its parts are compressed, which torch.save does not do")
     if isinstance(file, io.BytesIO):
         file.seek(0)
     with warnings.catch_warnings():

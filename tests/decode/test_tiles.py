@@ -272,6 +272,6 @@ def test_the_encoder_of_tiles_is_part_of_the_build_of_tiles_alone(monkeypatch):
     assert "libjpeg-turbo" in choose_settings("tiles").build.identity()["jpeg"]
     assert "jpeg" not in choose_settings("intra").build.identity()
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(MissingDependency, match="fastvid-toolkit\\[tiles\\]"):
+    with pytest.raises(MissingDependency, match="fastvid-toolkit\\[prepare\\]"):
         choose_settings("tiles")
     choose_settings("intra")

@@ -36,13 +36,9 @@ TABLE = pa.table(
 # The conditions of the tutorial, with the rows that match.
 DOCUMENTED = {
     "class = 'archery'": [0, 2],
-    "class IN ('archery', 'bowling')": [0, 1, 2],
     "split1 = 'train' AND num_frames >= 64": [0, 3],
-    "duration BETWEEN 2 AND 10": [0, 1, 2, 3],
     "fps >= 24 AND height >= 240": [0, 1, 3],
     "caption LIKE '%dog%'": [0, 1],
-    "caption IS NOT NULL": [0, 1, 3],
-    "length(caption) > 20": [0, 3],
     "'outdoor' IN tags": [0, 3],
     "parent = 'films/one.mp4'": [0, 2],
 }
@@ -61,6 +57,10 @@ def test_every_condition_of_the_tutorial_selects_what_it_says():
 @pytest.mark.parametrize(
     ("condition", "rows"),
     [
+        ("class IN ('archery', 'bowling')", [0, 1, 2]),
+        ("duration BETWEEN 2 AND 10", [0, 1, 2, 3]),
+        ("caption IS NOT NULL", [0, 1, 3]),
+        ("length(caption) > 20", [0, 3]),
         ("label == 0", [0, 2]),
         ("label != 0", [1]),  # NULL is not different from 0
         ("not (label = 0)", [1]),

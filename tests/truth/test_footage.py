@@ -30,7 +30,7 @@ MOST_BESIDE = 5.0
 LUMA = (0.299, 0.587, 0.114)
 FRAMES = 8
 SHORT = 256
-FINE = ("--profile", "compact", "--crf", "8")
+FINE = ("--profile", "compact", "--crf", "8", "--enlarge")
 
 
 def ssim(one: np.ndarray, other: np.ndarray) -> float:

@@ -57,9 +57,10 @@ def _truth(path: Path, recipe: Recipe) -> judge.Truth | None:
 
 def taken(way: str, folder: Path, out: Path) -> dict[str, dict]:
     """Index or encode a folder; return the rows of the ledger by file."""
+    # Painted numbers are read from pictures of 256 lines, though compressed.
     command = ["index", folder, "--prove", way] if way in PLACE else ["shard", folder, "--profile", way]
-    sound = ["--audio", "aac"] if way in ENCODED else []
-    done = forks.start_fastvid(*command, "--out", out, "--allow-rejected", *sound)
+    encoded = ["--audio", "aac", "--enlarge"] if way in ENCODED else []
+    done = forks.start_fastvid(*command, "--out", out, "--allow-rejected", *encoded)
     assert done.wait(3600) == 0, done.communicate()[1]
     return {row["source_id"]: row for row in pq.read_table(out / "ledger.parquet").to_pylist()}
 

@@ -195,7 +195,7 @@ def test_clips_of_a_video_decoded_together_equal_separate_ones(folder, threads, 
     for one, other in zip(batches, expected, strict=True):
         assert rows(one) == rows(other)
     assert together.stats.total.packets < 0.7 * alone.stats.total.packets
-    assert together.stats.total.requests < alone.stats.total.requests
+    assert together.stats.total.requests <= alone.stats.total.requests
     assert together.stats.total.clips == 12
 
 

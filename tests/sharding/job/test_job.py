@@ -273,7 +273,7 @@ def test_long_videos_are_split_into_segments_of_equal_length(tmp_path):
 
 def test_wrong_arguments_are_named(folder, tmp_path):
     for arguments, message in (
-        ({"profile": "fast"}, "use one of compact, copy, hevc, intra, mjpeg, tiles, vp9"),
+        ({"profile": "fast"}, "use one of compact, copy, hevc, intra, mjpeg, small, tiles, vp9"),
         ({"workers": 0}, "must be positive"),
         ({"samples_per_shard": 0}, "must be positive"),
     ):
