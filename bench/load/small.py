@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader
 
 import fastvid
 from bench.common.footage import X264, shard
-from bench.common.harness import Record, options
+from bench.common.harness import NEEDED, Record, options
 from bench.common.newest import use_newest
 from bench.common.rounds import in_turn, ranged, ratios, spread, timed
 from fastvid.decode.backends import Backend, backend
@@ -42,8 +42,9 @@ Windows = Iterator[tuple[torch.Tensor, npt.NDArray[np.int64]]]
 """Batches without end: pictures, uint8 [B, 3, T, H, W], and their numbers among all frames, [B, T]."""
 
 add_arguments = options(
-    "footage cache rounds",
+    "cache rounds",
     json="small_pictures.json",
+    footage=(Path, "real videos", NEEDED),
     sides=([96, 224], "sides of the pictures in pixels"),
     videos=(24, "videos"),
     batch=(64, "windows per batch"),
