@@ -32,7 +32,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 367,
     "tune": 542,
     "root": 171,
-    "bench": 8_716,
+    "bench": 8_717,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_905
+TESTS: Final = 51_907
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

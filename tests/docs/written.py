@@ -114,7 +114,7 @@ def tiles() -> str:
     record = result("tiles")
     costs = [{one["label"]: one for one in row["contenders"]} for row in record["rows"]]
     lines = []
-    for label in (label for label in costs[0] if "rgb of" in label):
+    for label in (label for label in costs[0] if "rgb of" in label and "whole" not in label):
         name = label.partition("rgb of ")[2].partition(",")[0]
         facts = record["encodings"][name]
         cells = [f"{row[label]['cpu_ms']:.2f} ({row[label]['tiles_are_faster_by']['cpu']:.2f}x)" for row in costs]
