@@ -22,7 +22,7 @@ BUDGET: Final[dict[str, int]] = {
     "media": 2_449,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_103,
+    "sharding": 11_105,
     "load": 6_184,
     "train": 6_813,
     "models": 1_166,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_907
+TESTS: Final = 51_921
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}

@@ -376,9 +376,11 @@ def describe(summary: Summary) -> dict[str, str]:
 
 def _decoding(encoding: EncodingSummary) -> str:
     """Return what decoding one frame takes, in words."""
-    referenced = encoding.packets_per_key * (1 - encoding.droppable_share)
+    referenced, alone = encoding.packets_per_key * (1 - encoding.droppable_share), encoding.droppable_share
+    if referenced < 1:  # nothing refers to key frames, which are decoded by themselves
+        referenced, alone = 1, max(0, alone - 1 / encoding.packets_per_key)
     # Those that are referred to up to its own place in the GOP, and itself if nothing refers to it.
-    fed = (referenced + 1) / 2 + encoding.droppable_share
+    fed = (referenced + 1) / 2 + alone
     text = f"{fed:.1f} packets for one frame"
     if encoding.arithmetic:
         text += f"; {percent(encoding.arithmetic, encoding.samples)} of the samples are H.264 with CABAC, which takes"

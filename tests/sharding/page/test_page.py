@@ -9,16 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import fastvid
 from fastvid.cli.main import main
 from fastvid.errors import UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.sharding.change.edit import remove_samples
+from fastvid.sharding.job.job import run_job
 from fastvid.sharding.job.ledger import write_ledger
 from fastvid.sharding.page.page import HEIGHT, make_contact_sheet, pick_frames, render_page
 from fastvid.sharding.page.summary import UNLABELLED, summarize
 from tests.browser import Browser, needs_chromium
 from tests.datasets import make_clip, pack, recommit
 from tests.report.test_report_page import Tags
+from tests.sharding.shardtools import make
 
 EVIL = "<script>document.title='pwned'</script>"
 QUOTES = "\"onmouseover='document.title=`pwned`' x=\""
@@ -380,3 +383,14 @@ def test_page_works_in_a_browser(store, tmp_path):
         assert not [url for url in browser.requests() if not url.startswith(("file:", "data:"))]
     finally:
         browser.close()
+
+
+@pytest.mark.parametrize(("profile", "within"), [("intra", 0.0), ("small", 0.0), ("compact", 0.5)])
+def test_a_summary_says_how_many_packets_one_frame_takes(profile, within, tmp_path, capsys):
+    make(tmp_path / "raw" / "a.mp4", frames=64, rate="10")
+    run_job(str(tmp_path / "raw"), str(tmp_path / "out"), profile=profile, workers=1)
+    (table,) = [video.table for video in fastvid.open(tmp_path / "out")]
+    taken = np.mean([len(table.plan(np.array([frame])).packets) for frame in range(64)])
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    said = re.search(r"^decoding +(\S+) packets for one frame", capsys.readouterr().out, re.MULTILINE)
+    assert abs(float(said[1]) - taken) <= within
