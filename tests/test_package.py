@@ -311,9 +311,9 @@ def test_every_command_prints_its_help(command, capsys):
     assert capsys.readouterr().out.startswith(f"usage: fastvid {command} ")
 
 
-def test_options_may_be_between_the_arguments_of_any_command():
+def test_options_may_be_between_the_arguments_of_any_command(tmp_path):
     given = [sys.executable, "-m", "fastvid", "shard", "nowhere-1", "--out", "nowhere", "nowhere-2", "--workers", "2"]
-    out = subprocess.run(given, capture_output=True, text=True, check=False)
+    out = subprocess.run(given, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert out.returncode == 2
     assert "source does not exist" in out.stderr
     assert "nowhere-1" in out.stderr
