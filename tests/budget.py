@@ -18,14 +18,14 @@ REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
     "format": 3_766,
-    "decode": 2_465,
+    "decode": 2_460,
     "media": 2_449,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_105,
+    "sharding": 11_107,
     "load": 6_184,
     "train": 6_813,
-    "models": 1_166,
+    "models": 1_167,
     "cli": 1_399,
     "report": 402,
     "runtime": 504,

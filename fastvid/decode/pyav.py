@@ -116,15 +116,13 @@ class PyAvDecoder(ThreadDecoder):
 
     def _decode_together(self, key: _ContextKey, group: Sequence[tuple[EncodedClip, DecoderOutput]]) -> bool:
         """Decode clips of key packets in one pass; return whether every frame was as expected."""
-        packets, shown, repeating = list[Any](), list[tuple[int, int]](), list[int]()
+        packets, shown, written = list[Any](), list[tuple[int, int]](), list[dict[int, int]]()
         for number, (clip, _) in enumerate(group):
             data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
-            frames, shows = clip.request.frames.tolist(), clip.shows.tolist()
-            places = first_places(frames)
+            places, shows = first_places(clip.request.frames.tolist()), clip.shows.tolist()
             if shows != sorted(places):
                 return False
-            if len(places) < len(frames):
-                repeating.append(number)
+            written.append(places)
             shown += [(number, places[show]) for show in shows]
             ends = map(add, starts := clip.starts.tolist(), clip.sizes.tolist())
             packets += [av.Packet(data[start:end]) for start, end in zip(starts, ends, strict=True)]
@@ -152,19 +150,18 @@ class PyAvDecoder(ThreadDecoder):
         if count < len(packets):
             return False
         self._keep(key, context)
-        for number in repeating:
-            _repeat(*group[number])
+        for (clip, output), places in zip(group, written, strict=True):
+            _repeat(clip, places, output)
         return True
 
     def _decode(self, clip: EncodedClip, output: DecoderOutput) -> DecodeError | None:
         try:
-            as_coded = isinstance(output, Levels)
-            places = first_places(clip.request.frames.tolist())
+            as_coded, places = isinstance(output, Levels), first_places(clip.request.frames.tolist())
             self._run(clip, places, self._writer(clip, output), as_coded=as_coded)
         except DecodeError as error:
             error.at(shard=clip.shard or None, key=clip.key or None)
             return error
-        _repeat(clip, output)
+        _repeat(clip, places, output)
         return None
 
     def _writer(self, clip: EncodedClip, output: DecoderOutput) -> Write:
@@ -259,13 +256,11 @@ def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
     return None if not int(info.flags) & _CONFORMS and _is_changed(info, clip) else _key(info)
 
 
-def _repeat(clip: EncodedClip, output: DecoderOutput) -> None:
+def _repeat(clip: EncodedClip, places: Mapping[int, int], output: DecoderOutput) -> None:
     """Copy the frames that a clip shows several times, once each is written at its first place."""
-    frames = clip.request.frames.tolist()
-    places = first_places(frames)
-    if len(places) < len(frames):
+    if len(places) < len(clip.request.frames):
         assert isinstance(output, Rgb | Planes | Levels)
-        repeat_frames(frames, places, output.data if isinstance(output, Rgb) else output.arrays)
+        repeat_frames(clip.request.frames.tolist(), places, output.data if isinstance(output, Rgb) else output.arrays)
 
 
 def _packets(clip: EncodedClip) -> list[Any]:

@@ -8,7 +8,7 @@ Accuracy compared with the rounded float reference in `fastvid.decode.pixels`:
 - not resized: nearest chroma, at most 3 levels off, 1.2 on average (libswscale truncates, so it is darker);
 - resized: antialiased like the reference, but chroma is filtered instead of repeated: 0.2 to 0.7 levels off on average
   over a real clip, a few dozen at the sharpest edges between colours;
-- resized fast: planes are resized as planes, and then converted as those that are not, half a level brighter: 0.9
+- resized fast: planes are resized as planes, and then converted as those that are not, a level brighter: 0.9
   levels off on average, in two thirds of the time.
 """
 

@@ -10,7 +10,6 @@ Sources of the rules: mit-han-lab/temporal-shift-module (``ops/temporal_shift.py
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
 import pickle
@@ -202,11 +201,10 @@ def load_tensors(file: str | io.BytesIO) -> Any:
     Compressed parts, which it never writes and whose few bytes may take all memory, are a ValueError.
     """
     try:
-        with contextlib.ExitStack() as stack:
-            parts = stack.enter_context(zipfile.ZipFile(file)).infolist() if zipfile.is_zipfile(file) else ()
+        is_compressed = zipfile.is_zipfile(file) and _is_compressed(file)
     except (zipfile.BadZipFile, NotImplementedError) as error:
         raise ValueError(str(error)) from error
-    if any(part.compress_type for part in parts):
+    if is_compressed:
         raise ValueError("its parts are compressed, which torch.save does not do")
     if isinstance(file, io.BytesIO):
         file.seek(0)
@@ -214,6 +212,11 @@ def load_tensors(file: str | io.BytesIO) -> Any:
         # What torch does not support is an error; a newer protocol alone is none.
         warnings.filterwarnings("ignore", "Detected pickle protocol")
         return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _is_compressed(file: str | io.BytesIO) -> bool:
+    with zipfile.ZipFile(file) as parts:
+        return any(part.compress_type for part in parts.infolist())
 
 
 def read_state_dict(path: str | os.PathLike[str]) -> dict[str, Tensor]:

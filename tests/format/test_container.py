@@ -196,12 +196,15 @@ def test_index_returns_a_table_or_raises_format_error_when_a_header_byte_is_flip
 PROMISES = PacketFlag.KEY | PacketFlag.DROPPABLE
 
 
+def flagged(video):
+    """Return codec, header, packets, their sizes, and the flags of the whole packets."""
+    codec, extradata, packets = video.info.codec, video.info.extradata, packets_of(video)
+    return codec, extradata, packets, list(map(len, packets)), packet_flags(codec, extradata, packets)
+
+
 @pytest.mark.parametrize("encoding", sorted(makers.ENCODINGS))
 def test_flags_of_heads_equal_those_of_whole_packets(encoding, videos):
-    video = videos.painted(encoding)
-    codec, extradata, packets = video.info.codec, video.info.extradata, packets_of(video)
-    sizes = [len(packet) for packet in packets]
-    expected = packet_flags(codec, extradata, packets)
+    codec, extradata, packets, sizes, expected = flagged(videos.painted(encoding))
     heads = packets if codec in WHOLE_PACKETS else [packet[:HEAD_BYTES] for packet in packets]
     found = flags_of_heads(codec, extradata, heads, sizes)
     # x264 writes its options before the first slice, longer than a head.
@@ -214,10 +217,7 @@ def test_flags_of_heads_equal_those_of_whole_packets(encoding, videos):
 
 @pytest.mark.parametrize("encoding", sorted(makers.ENCODINGS))
 def test_unread_and_short_heads_promise_nothing_wrong(encoding, videos):
-    video = videos.painted(encoding)
-    codec, extradata, packets = video.info.codec, video.info.extradata, packets_of(video)
-    sizes = [len(packet) for packet in packets]
-    expected = packet_flags(codec, extradata, packets)
+    codec, extradata, packets, sizes, expected = flagged(videos.painted(encoding))
     rng = np.random.default_rng(0)
     for _ in range(20):
         heads = [

@@ -300,9 +300,9 @@ def _left(known: Mapping[str, Row], every: SourceList) -> list[str]:
 
 def _remove_clips(storage: Storage, names: Sequence[str]) -> int:
     """Remove the samples of clips, and forget the clips; return the number of the generation."""
-    note = f"remove {things(len(names), 'clip')} that left the list"
+    note, gone = f"remove {things(len(names), 'clip')} that left the list", set(names)
     made = change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
-    ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in set(names)])
+    ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in gone])
     return made.number
 
 

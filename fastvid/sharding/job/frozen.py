@@ -61,13 +61,14 @@ def start_work(
     """
     staging = Staging(storage)
     with nullcontext(True) if part is None else first_of(storage, lambda: staging.job() is not None):
-        found = _thaw(storage, staging.job(), given, part)
+        begun = staging.job()
+        found = _thaw(storage, begun, given, part)
         if found is not None:
             if part is None:
                 _tell(compare_sources(found.sources, gather().sources), storage)
             return make(found)
         work = make(gather())
-        if isinstance(work, ShardWork) and staging.job() is None and not storage.exists(DATASET_JSON):
+        if isinstance(work, ShardWork) and begun is None and not storage.exists(DATASET_JSON):
             # A query may be a signature, which is a secret, and expires.
             if not any("?" in source.path and is_remote(source.path) for source in work.found.sources):
                 _freeze(storage, work, given)

@@ -108,6 +108,7 @@ _PLACES: Final = (
     ("JOB_COMPLETION_INDEX", ""),
     ("RANK", "WORLD_SIZE"),
 )
+_FIRST: Final = "SLURM_ARRAY_TASK_MIN"
 
 
 def _place(number: str) -> tuple[str, str]:
@@ -124,9 +125,6 @@ def _place(number: str) -> tuple[str, str]:
             hint="give the number of parts, such as --part auto/64",
         )
     return os.environ[index], found
-
-
-_FIRST: Final = "SLURM_ARRAY_TASK_MIN"
 
 
 def plan_shards(

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -102,6 +102,7 @@ def read_encoding(storage: Storage, generation: Generation, visible: BoolArray) 
     )
 
 
+@lru_cache(maxsize=256)  # datasets have few headers
 def _is_arithmetic(codec: str, extradata: bytes) -> bool:
     """Return whether a stream is H.264 with arithmetic coding."""
     return codec == Codec.H264.label and has_arithmetic_coding(extradata)
