@@ -1,8 +1,7 @@
-"""Render result files of one or several machines as one HTML page, and update the README's table.
+"""Render result files of one or several machines as one HTML page.
 
 python -m bench report                                  all of bench/results, to runs/bench/report.html
 python -m bench report a/decode.json b/decode.json      compare two machines or commits
-python -m bench report --readme README.md               rewrite the table between the README's markers
 """
 
 from __future__ import annotations
@@ -15,13 +14,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.harness import RESULTS
-from bench.decode.goals import best_rival
 from fastvid.errors import UsageError
 
 # What may follow the name of a number: its range over rounds.
 _RANGE: Final = ("_min", "_max")
-BEGIN: Final = "<!-- measured: written by `python -m bench report --readme README.md` -->"
-END: Final = "<!-- end of measured -->"
 _MOST_ROWS: Final = 60
 _log = logging.getLogger(__name__)
 
@@ -30,14 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench report``."""
     parser.add_argument("files", nargs="*", type=Path, help="result files (bench/results/*.json)")
     parser.add_argument("--html", type=Path, default=Path("runs/bench/report.html"), help="output file (%(default)s)")
-    parser.add_argument("--readme", type=Path, metavar="FILE", help="update the table in this file instead")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page or the README's table; return 0."""
-    if args.readme:
-        args.readme.write_text(with_table(args.readme.read_text(), measured()))
-        return 0
+    """Write the page; return 0."""
     files = args.files or sorted(RESULTS.glob("*.json"))
     if not files:
         raise UsageError(f"no results in {RESULTS}", hint="run `python -m bench decode`, or name result files")
@@ -179,81 +171,3 @@ def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], 
         facts[keys.index("commit")] = facts[keys.index("commit")][:10]
         rows.append([label, *facts])
     return ("result", "CPU", "cores", "GPU", "commit", "load average", "time"), rows
-
-
-def measured() -> str:
-    """Return the README's table of the committed results."""
-    others = [row for path in sorted(RESULTS.glob("decode_*.json")) for row in load(path).get("rows", ())]
-    local = [row for row in others if row.get("encoding_of_kind") == "as it is"]
-    return readme_table(load(RESULTS / "decode.json"), local, load(RESULTS / "reads.json"))
-
-
-def readme_table(
-    record: Mapping[str, Any], local: Sequence[Mapping[str, Any]] = (), network: Mapping[str, Any] | None = None
-) -> str:
-    """Return the decode benchmark as a Markdown table, with ratios to the best rival of the same run.
-
-    `local`: rows of other records, of videos as they are. `network`: the record of `bench.load.reads`.
-    """
-    machine, by = record["machine"], record.get("by", "wall")
-    unit = "CPU ms a clip" if by == "cpu" else "clips/s"
-    lines = [
-        f"| encoding, clips | packets decoded | fastvid RGB, {unit} | best rival, {unit} | ratio | YUV for a GPU |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in (*record["rows"], *local):
-        ours = {
-            (entry["settings"]["product"], entry["settings"]["source"]): entry
-            for entry in row["contenders"]
-            if entry["name"] == "fastvid"
-        }
-        best = best_rival(row, by)
-        if best is None:
-            continue
-        times = best["fastvid_is_faster_by"]
-        rgb, planes = times["rgb from memory"], times["planes from memory"]
-        packets, name = row["packets_a_clip"], row.get("encoding", row["profile"])["name"]
-        name = f"{row['kind']} as it is" if "kind" in row else f"`{name}`"
-        spread = f" ({rgb[f'{by}_min']:.1f} to {rgb[f'{by}_max']:.1f})" if f"{by}_min" in rgb else ""
-        lines.append(
-            f"| {name}, {row['sampling']} | {packets['planned']:.0f} of {packets['from_keys']:.0f}"
-            f" | {_speed(ours['rgb', 'memory'], by)} | {best['name']} {_speed(best, by)}"
-            f" | **{rgb[by]:.1f}x**{spread} | {planes[by]:.1f}x |"
-        )
-    lines += () if network is None else _over_network(network)
-    versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
-    clips, workers = record["rows"][0]["clips"], record["workers"]
-    by_cpu = f" CPU time, at a load of {machine['load_average']:.1f} when the run began;" if by == "cpu" else ""
-    lines += [
-        "",
-        f"{workers} of {machine['cores']} cores of {machine['cpu']};{by_cpu} {clips} clips of real videos with a short"
-        " side of 256 pixels, every contender with its best settings, rivals that keep their decoders open among them,"
-        f" medians of alternating rounds ({versions}).",
-        "Measure your machine and your videos with `python -m bench decode`.",
-    ]
-    return "\n".join(lines)
-
-
-def _speed(entry: Mapping[str, Any], by: str) -> str:
-    return f"{entry['cpu_ms']:.1f}" if by == "cpu" else f"{entry['rate']:.0f}"
-
-
-def _over_network(record: Mapping[str, Any]) -> Iterator[str]:
-    """Yield table rows of videos that nobody encoded for access, read in place over a network by windows."""
-    for kind, ways in record["kinds"].items():
-        rivals = {name: way for name, way in ways.items() if not name.startswith("fastvid")}
-        best, ours = min(rivals, key=lambda name: float(rivals[name]["cpu_ms"])), ways["fastvid"]
-        factor = rivals[best]["cpu_ms"] / ours["cpu_ms"]
-        yield (
-            f"| {kind} as it is, {record['latency_ms']:.0f} ms away, {ours['bytes'] / rivals[best]['bytes']:.0%} of the"
-            f" bytes | | {ours['cpu_ms']:.0f} | {best} {rivals[best]['cpu_ms']:.0f} | **{factor:.1f}x** | |"
-        )
-
-
-def with_table(readme: str, table: str) -> str:
-    """Return the README with the text between its markers replaced."""
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UsageError("the README lacks the markers of the table", hint=f"add the lines {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"

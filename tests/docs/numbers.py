@@ -21,8 +21,8 @@ BLOCK = re.compile(
     r"(?P<begin><!-- from bench/results: (?P<name>[a-z0-9_]+) -->\n)(?P<text>.*?)(?P<end><!-- end of (?P=name) -->)",
     re.DOTALL,
 )
-# What is no text of ours: examples and their output, generated tables, comments.
-_ELSEWHERE = re.compile(r"```.*?```|<!-- measured: .*?<!-- end of measured -->|<!--.*?-->|`[^`\n]*`", re.DOTALL)
+# What is no text of ours: examples and their output, comments.
+_ELSEWHERE = re.compile(r"```.*?```|<!--.*?-->|`[^`\n]*`", re.DOTALL)
 # A ratio, a share, a rate or a duration, as measurements are written.
 _MEASURED = re.compile(
     r"\d[\d,.]*\s?(?:x\b(?!\s?\d)|%|percent\b|clips/s|clips (?:a|per) second|[kMG]B/s|ms\b|us\b|ns\b|s a\b"

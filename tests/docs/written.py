@@ -8,7 +8,7 @@ import re
 import statistics
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,74 @@ def spans(text: str) -> str:
 def clock(seconds: float) -> str:
     """Return minutes and seconds."""
     return f"{round(seconds) // 60} min {round(seconds) % 60} s"
+
+
+def readme() -> str:
+    """Return the README's table: decoding, with ratios to the best rival of the same run, and videos as they are."""
+    record, network = result("decode"), result("reads")
+    machine, by = record["machine"], record["by"]
+    others = [row for path in sorted(RESULTS.glob("decode_*.json")) for row in result(path.stem).get("rows", ())]
+    local = [row for row in others if row.get("encoding_of_kind") == "as it is"]
+    unit = "CPU ms a clip" if by == "cpu" else "clips/s"
+    heads = (
+        "encoding, clips",
+        "packets decoded",
+        f"fastvid RGB, {unit}",
+        f"best rival, {unit}",
+        "ratio",
+        "YUV for a GPU",
+    )
+    rows = [_decoding(row, by) for row in (*record["rows"], *local)]
+    rows += [_over_network(kind, ways, network["latency_ms"]) for kind, ways in network["kinds"].items()]
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(machine["packages"].items()))
+    by_cpu = f" CPU time, at a load of {machine['load_average']:.1f} when the run began;" if by == "cpu" else ""
+    clips = record["rows"][0]["clips"]
+    about = paragraph(
+        f"{record['workers']} of {machine['cores']} cores of {machine['cpu']};{by_cpu} {clips} clips of real videos"
+        " with a short side of 256 pixels, every contender with its best settings, rivals that keep their decoders open"
+        f" among them, medians of alternating rounds ({versions})."
+    )
+    return f"{table(heads, rows)}\n\n{about}\nMeasure your machine and your videos with `python -m bench decode`."
+
+
+def _decoding(row: Mapping[str, Any], by: str) -> tuple[str, ...]:
+    """Return the line of a row of a decode benchmark."""
+    (ours,) = (
+        one
+        for one in row["contenders"]
+        if one["name"] == "fastvid" and (one["settings"]["product"], one["settings"]["source"]) == ("rgb", "memory")
+    )
+    best = goals.best_rival(row, by)
+    assert best is not None
+    rgb, planes = (best["fastvid_is_faster_by"][f"{product} from memory"] for product in ("rgb", "planes"))
+    name = f"{row['kind']} as it is" if "kind" in row else f"`{row.get('encoding', row['profile'])['name']}`"
+    packets = row["packets_a_clip"]
+    return (
+        f"{name}, {row['sampling']}",
+        f"{packets['planned']:.0f} of {packets['from_keys']:.0f}",
+        _speed(ours, by),
+        f"{best['name']} {_speed(best, by)}",
+        f"**{rgb[by]:.1f}x** ({rgb[f'{by}_min']:.1f} to {rgb[f'{by}_max']:.1f})",
+        f"{planes[by]:.1f}x",
+    )
+
+
+def _speed(entry: Mapping[str, Any], by: str) -> str:
+    return f"{entry['cpu_ms']:.1f}" if by == "cpu" else f"{entry['rate']:.0f}"
+
+
+def _over_network(kind: str, ways: Mapping[str, Any], latency_ms: float) -> tuple[str, ...]:
+    """Return the line of videos that nobody encoded for access, read in place over a network by windows."""
+    rivals = {name: way for name, way in ways.items() if not name.startswith("fastvid")}
+    best, ours = min(rivals, key=lambda name: float(rivals[name]["cpu_ms"])), ways["fastvid"]
+    return (
+        f"{kind} as it is, {latency_ms:.0f} ms away, {ours['bytes'] / rivals[best]['bytes']:.0%} of the bytes",
+        "",
+        f"{ours['cpu_ms']:.0f}",
+        f"{best} {rivals[best]['cpu_ms']:.0f}",
+        f"**{rivals[best]['cpu_ms'] / ours['cpu_ms']:.1f}x**",
+        "",
+    )
 
 
 def loops() -> str:
