@@ -1,7 +1,7 @@
-"""The clips of a loader for torch's DataLoader and whatever is built on it.
+"""The clips of a `ClipLoader` as a map-style dataset, for torch's DataLoader and trainers that build on it.
 
-`ClipDataset` gives them by number; `ExactSampler` gives their numbers in the order of a `ClipLoader`, with its ranks'
-shares and its state.
+`ClipDataset` returns clips by index. `ExactSampler` yields the indices in the order of a `ClipLoader`: each rank gets
+the same clips, and states of the two can be exchanged.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from fastvid.runtime.values import check_choice, check_integer
 
 
 class SampleVisit(NamedTuple):
-    """One visit of a sample: what an `ExactSampler` yields in place of a number, and all that decides a clip."""
+    """A sample at one position of an epoch: what an `ExactSampler` yields in place of an index. It decides the clip."""
 
-    sample: int
-    position: int
+    sample: int  # index in the dataset
+    position: int  # in the epoch
     seed: int
     epoch: int
-    start: int
-    stop: int
+    start: int  # first position of its global batch
+    stop: int  # one past the last position of its global batch
 
 
 class ClipRow(dict[str, Any]):
@@ -62,8 +62,8 @@ class ClipDataset(MapStyle[ClipRow]):
     """Map-style dataset of clips: ``clips[i]`` is a dict with the clip of sample i.
 
     For code that has a DataLoader of its own; `ClipLoader` needs none and starts sooner. With an `ExactSampler` the
-    clips are those of a `ClipLoader`, bit for bit. An integer index is the sample at that position of the unshuffled
-    epoch `set_epoch`; a negative one counts from the end.
+    clips are those of a `ClipLoader`, bit for bit. An integer index is a position of an unshuffled epoch, whose number
+    `set_epoch` sets; a negative one counts from the end.
 
     A DataLoader asks for a whole batch in one call, which is planned at once, reads remote storage concurrently, and
     decodes a sample's packets once for all its clips. Its default ``collate_fn`` makes a `Batch`. It works in worker
@@ -121,7 +121,7 @@ class ClipDataset(MapStyle[ClipRow]):
         return self.__dict__ | {"_opened": None}
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of integer indices; worker processes started before keep theirs.
+        """Set the epoch that integer indices refer to; worker processes that have already started keep the old one.
 
         Raises:
             UsageError: If the epoch is out of range.
@@ -157,11 +157,11 @@ class ClipDataset(MapStyle[ClipRow]):
         return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)
 
     def _open(self) -> Decoders:
-        """Return the decoder of this process; a forked one does not use its parent's."""
+        """Return this process's decoders, opened on first use; a forked process does not use its parent's."""
         if self._opened is None or self._opened[0] != os.getpid():
             video = VideoSpec.of(self.spec, LoaderStream(resolve("cpu")))
             chosen = choose_backends(self.decoder, self.spec, video.stream.device)
-            # Several rows may be of one video.
+            # `together`: the packets of a video that several rows show are decoded once.
             decoders = Decoders(self.spec, video, chosen, Workers(num_threads=1), 1, together=True)
             self._opened = os.getpid(), decoders
         return self._opened[1]
@@ -176,7 +176,7 @@ class ClipDataset(MapStyle[ClipRow]):
             raise error
         batch = _decoded(plan, decoders, prefetch_threads(self.dataset))
         lengths = (batch.frame_index >= 0).sum(1).tolist()
-        # Views of the batch, which `collate_rows` joins again without copying them.
+        # Slices of the batch's tensors, which `collate_rows` joins without a copy.
         each = {
             name: list(value)
             for name, value in batch.items()
@@ -205,7 +205,7 @@ _LARGE: Final = frozenset({"video", "flow"})
 
 
 def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
-    """Return the batch of a plan, all of whose rows are planned."""
+    """Read and decode the clips of a plan in which every row was planned without an error."""
     canvas = decoders.memory.open(plan)
     rows = [Row(canvas, row) for row in plan.reads]
     if num_fetchers:
@@ -240,9 +240,9 @@ def collate_rows(
     *,
     collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
 ) -> Batch:
-    """Return the `Batch` of rows, which torch's `default_collate` calls for a list of `ClipRow`.
+    """Make a `Batch` of clips; torch's `default_collate` calls it for a list of `ClipRow`.
 
-    Weights are one over the clips of the global batch if an `ExactSampler` chose the rows, else one over the rows.
+    The weight of a clip is 1 / (clips of the global batch) if an `ExactSampler` chose the rows, else 1 / len(rows).
     """
     shapes = {tuple(row["video"].shape) for row in rows}
     if len(shapes) > 1:
@@ -275,7 +275,7 @@ def collate_rows(
 
 
 def _joined(clips: list[Tensor]) -> Tensor:
-    """Return clips as one tensor: that of which they are views, if they are, else a copy."""
+    """Return clips as one tensor [B, ...], without a copy if they are adjacent slices of one tensor."""
     first = clips[0]
     memory, strides, step = first.untyped_storage().data_ptr(), first.stride(), first.numel()
     are_neighbours = get_worker_info() is None and all(
@@ -286,23 +286,23 @@ def _joined(clips: list[Tensor]) -> Tensor:
     )
     if are_neighbours:
         return first.as_strided((len(clips), *first.shape), (step, *strides))
-    # In a worker process it stacks tensors in shared memory.
+    # In a worker process of a DataLoader, `default_collate` stacks into shared memory, which is sent without a copy.
     joined: Tensor = default_collate(clips)
     return joined
 
 
-# torch's own way to extend `default_collate`; consulted before it looks at the entries of a mapping.
+# `default_collate` looks up types here before it collates a mapping entry by entry.
 default_collate_fn_map[ClipRow] = collate_rows
 
 
 class ExactSampler(DistributedSampler[SampleVisit]):
-    """Yields this rank's visits of an epoch, as a `ClipLoader` of the same arguments makes its batches.
+    """Yields the samples that this rank reads in an epoch, as a `ClipLoader` of the same arguments shares them out.
 
         sampler = ExactSampler(clips, global_batch_size=64)
         loader = DataLoader(clips, batch_size=64 // world_size, sampler=sampler, num_workers=8)
 
-    The state is that of a `ClipLoader` and can be exchanged with it; it holds for any world size and batch size. Each
-    ``for`` begins at the place of the loaded state, or at the beginning of the epoch if none was loaded; after the last
+    The state is that of a `ClipLoader` and can be exchanged with it, for any world size and batch size. Each ``for``
+    begins at the position of the loaded state, or at the beginning of the epoch if none was loaded; after the last
     batch, or `set_epoch`, the next one begins an epoch. It is a `DistributedSampler`, so Lightning leaves it as it is.
     Accelerate and the Hugging Face Trainer share out batches themselves: give them rank=0, world_size=1.
 
@@ -345,7 +345,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
             )
         super().__init__(cast("Any", clips), self.world.size, self.world.rank, shuffle=False)
         self._seed, self.epoch, self._origin = clips.seed, 0, 0
-        self._position = 0  # first position that no complete batch has yielded
+        self._position = 0  # start of the first global batch that was not yielded completely
 
     def __iter__(self) -> Iterator[SampleVisit]:
         check_use(self, self.world, found=self._found_world)
@@ -387,9 +387,9 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         """Return the state {version, fingerprint, seed, epoch, position} after a batch.
 
         Args:
-            after: The last batch that was used. Without it, the state counts what the sampler has yielded: a DataLoader
-                with worker processes asks for several batches that it has not delivered. A StatefulDataLoader accounts
-                for those itself.
+            after: The last batch that was used. Without it, the state includes everything that the sampler has yielded;
+                a DataLoader with worker processes requests batches before it delivers them, so the state is ahead of
+                the batches used. A StatefulDataLoader corrects this itself.
         """
         place = (self.epoch, self._position) if after is None else (after.epoch, after.stop)
         own = {"version": STATE_VERSION, "fingerprint": self.spec.fingerprint(), "seed": self._seed}

@@ -1,8 +1,8 @@
 """The device of a loader's batches, and the CUDA stream on which it allocates, fills and finishes them.
 
-A block of CUDA memory that is freed goes at once to the next allocation on the stream that allocated it, even if work
-on it is still queued; only that stream is in order with it. So everything is allocated on the loader's stream, and
-whoever uses it on another one is put in order:
+torch gives a freed block of CUDA memory at once to the next allocation on the stream that allocated it, even if work on
+the block is still queued: work on that stream runs in order, but work on other streams does not wait for it. So
+everything is allocated on the loader's stream, and other streams are synchronised with it:
 
 - Decoders wait for an event of the loader's stream before they write, see `LoaderStream.mark`.
 - They return after their writes, so whatever is queued later, on any stream, follows them.
@@ -26,13 +26,14 @@ from torch import Tensor
 from fastvid.errors import UsageError
 
 _PRIORITY: Final = -1
-"""Above a training step's stream (0): finishing a batch is short, and the next step waits for it. Not measured."""
+"""Above the priority of a training step's stream (0): finishing a batch takes little time, and the next step waits for
+it. The benefit has not been measured."""
 
 
 def resolve(device: str | torch.device) -> torch.device:
-    """Return a device with its index, which for "cuda" is the calling thread's current one.
+    """Return the device with an explicit index; "cuda" means the calling thread's current GPU.
 
-    Other threads have a current device of their own, GPU 0 at first, so the index has to be known before they start.
+    Each thread has a current GPU of its own, at first GPU 0, so the index must be known before other threads start.
     """
     device = torch.device(device)
     if device.type != "cuda":
@@ -48,10 +49,10 @@ def resolve(device: str | torch.device) -> torch.device:
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to a device on the current stream, without waiting; on a CPU return it."""
+    """Copy a host tensor to a device on the current stream without waiting; for a CPU return the tensor itself."""
     if device.type != "cuda":
         return host.to(device)
-    # torch gives pinned memory to nobody else before the copy has completed.
+    # torch does not reuse the pinned copy's memory before the transfer has completed, though nothing refers to it.
     return (host if host.is_pinned() else host.pin_memory()).to(device, non_blocking=True)
 
 
@@ -61,7 +62,7 @@ class LoaderStream:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._stream = _stream(device) if device.type == "cuda" else None
-        # Whether work is queued on a device, so that a thread can queue it ahead of the consumer.
+        # True on a GPU: work is only queued, so a thread can queue it before the consumer asks for the result.
         self.is_asynchronous = self._stream is not None
 
     def enter_thread(self) -> None:
@@ -74,7 +75,7 @@ class LoaderStream:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
 
     def mark(self) -> torch.cuda.Event | None:
-        """Return an event behind everything queued so far; None on a CPU."""
+        """Return an event that completes after everything queued on this stream so far; None on a CPU."""
         return None if self._stream is None else self._stream.record_event()
 
     def upload(self, host: Tensor) -> Tensor:
@@ -82,7 +83,7 @@ class LoaderStream:
         return upload(host, self.device)
 
     def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
-        """Give tensors of this stream to the calling thread's current stream."""
+        """Let the calling thread's current stream use `tensors` after the event `done`; on a CPU, None, do nothing."""
         if done is None:
             return
         consumer = torch.cuda.current_stream(self.device)
@@ -98,7 +99,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 class CopyClock:
     """Measures on the device's clock how long the consumer's stream waits for batches that are copied and converted.
 
-    The host never waits: each measurement is read after the stream has passed it.
+    The host never waits: the two events of a measurement are read once the stream has passed them.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,10 +1,10 @@
 """ClipLoader: turn a dataset into batches of clips on a device.
 
-spec      everything that decides pixels; as text the fingerprint of a state (batch/spec.py)
-state     {version, fingerprint, seed, epoch, position}: what was delivered
-order     position -> sample, by arithmetic (order/)
+spec      everything that decides pixels; its text is the fingerprint in a state (batch/spec.py)
+state     {version, fingerprint, seed, epoch, position}: how much of which epoch was delivered
+order     position in the epoch -> sample, computed, not stored (order/)
 plan      position -> frames, crop, flip, all before decoding (clips/plan.py)
-run       one planner thread, decode threads, batches in order (workers/engine.py)
+pipeline  one planner thread, decode threads, batches delivered in order (workers/engine.py)
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ from fastvid.runtime.values import check_integer
 _log = logging.getLogger(__name__)
 
 SKIP_SLACK: Final = 5
-"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If clips
-fail at half an allowed rate of 1 %, chance exceeds rate plus slack in fewer than one run in a thousand."""
+"""Skipped clips tolerated beyond the allowed rate, so that two bad clips among the first ten do not end a run. If 0.5 %
+of the clips fail and 1 % may be skipped, fewer than one run in a thousand ends by chance."""
 
 
 def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counters) -> None:
-    """Count the failed clips of a batch, or raise the first error."""
+    """Count the failed clips of a batch; raise the first error if it must not be skipped, or if too many were."""
     first: dict[int, Exception] = {}
     for number in sorted(canvas.errors):
         # If one stream or view of a clip fails, the whole clip fails.
         first.setdefault(canvas.plan.row_of(number), canvas.errors[number])
     for error in first.values():
-        # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault.
+        # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault: never skipped.
         own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
         if not isinstance(on_error, Skip) or not own:
             raise error
@@ -79,7 +79,7 @@ def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counte
 def _sizes(
     given: int | Buckets | Packed | None, moved: dict[str, Any], world: World
 ) -> tuple[int | None, Buckets | Packed | None]:
-    """Return the clips of a batch, or how batches of varying shape are planned; takes their other names off `moved`."""
+    """Return the global batch size, or else `Buckets` or `Packed`; their older names are removed from `moved`."""
     if "batch_size" in moved and given is None:
         given = moved.pop("batch_size")
         if world.size > 1 and isinstance(given, int):
@@ -95,23 +95,24 @@ def _sizes(
 class ClipLoader(IterableDataset[Batch]):
     """Iterable over batches of clips: each sample once per epoch, in an order independent of the number of workers.
 
-    One ``for`` yields the rest of the current epoch, then the epoch advances; none is empty. After a ``break``, and
-    with a state saved in the loop body, the next ``for`` continues with the next batch, if need be of the next epoch.
+    A ``for`` loop yields the rest of the current epoch, then advances to the next epoch; it is never empty. After a
+    ``break``, and after loading a state saved in the loop body, the next ``for`` continues with the next batch, if need
+    be of the next epoch.
 
-    Other trainers take the loader as it is, or ``DataLoader(loader, batch_size=None)``, which passes its batches on.
-    It shares batches among the ranks and starts workers itself, so a trainer must do neither; iterating then is an
-    error that says what to change.
+    Pass the loader to other trainers as it is, or as ``DataLoader(loader, batch_size=None)``, which passes its batches
+    through. The loader shares batches among the ranks and starts workers itself. If a trainer is about to do either
+    again, iterating raises an error that says what to change.
 
-    Threads live only as long as an iteration. A process may fork between iterations, but not continue one in a child.
+    Threads exist only during an iteration. A process may fork between iterations; a child must not continue one.
 
     Args:
         dataset: The samples; a `Mixture` for several datasets. A `torch.utils.data.Subset` selects samples.
         frames: The frame sampler: `Segments`, `Dense`, `Uniform`; in seconds `AtFps`, `Window`, `Deltas`; or your own.
-            For a mixture one of all datasets, or a mapping with one for each by name.
-        spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture of all, or a mapping by name.
+            For a mixture, one sampler for all datasets, or a mapping from a dataset's name to its sampler.
+        spatial: One crop, `Resize` or `Native`, and at most one flip. For a mixture also a mapping by dataset name.
         global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`. Or
-            `Buckets` or `Packed` for batches of varying shape: with `Buckets` the sampler makes the frames of each
-            bucket's shape and the crop its size; with `Packed` `Batch.video` is a sequence of patches.
+            `Buckets` or `Packed` for batches of varying shape: with `Buckets` the sampler and the crop are set to each
+            bucket's number of frames and size; with `Packed` `Batch.video` is a sequence of patches.
         streams: Video streams of each sample: "rgb", "flow", or both, of the same pixels; or cameras, whose frames show
             the same moments. All pictures by default. The first is `Batch.video`.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
@@ -121,12 +122,12 @@ class ClipLoader(IterableDataset[Batch]):
             `Erasing`, `GaussianBlur`, `Grayscale`, your own `ClipTransform`, or any callable of one clip [T, 3, H, W].
             They depend on the seed, the epoch and the position of the clip.
         output: The form of the video tensors.
-        device: Device of the batches; "cuda" is the constructing thread's current GPU. They are finished on a stream of
-            the loader, and belong to the stream that is current where the next one is requested.
+        device: Device of the batches; "cuda" is the constructing thread's current GPU. Batches are finished on a CUDA
+            stream of the loader; use each on the stream that is current where it is requested.
         seed: Determines order, frames and crops, 0 <= seed < 2**64.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
-        workers: Who decodes, with what, how far ahead, and what to do with damaged clips.
+        workers: Threads or processes, the decoder, how far to prefetch, and what to do with damaged clips.
         **moved: Any field of `order`, `extras`, `output` and `workers`, as version 0.2 had them: ``shuffle=False``;
             also ``batches=`` and, in a world of one process, PyTorch's ``batch_size=`` for `global_batch_size`.
 
@@ -195,7 +196,7 @@ class ClipLoader(IterableDataset[Batch]):
         )
 
     def __len__(self) -> int:
-        """Return `steps_per_epoch`, which is what trainers and `DataLoader` take a length for."""
+        """Return `steps_per_epoch`: trainers and `DataLoader` expect the length in batches."""
         return self.steps_per_epoch
 
     def __reduce__(self) -> str | tuple[Any, ...]:
@@ -204,7 +205,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Batches of a whole epoch, for learning-rate schedules; the same after resuming within one."""
+        """Batches of a whole epoch, for learning-rate schedules; also when resuming in the middle of one."""
         return self.plans.epoch(self._seed, self._epoch).count(0)
 
     @property
@@ -214,7 +215,7 @@ class ClipLoader(IterableDataset[Batch]):
 
     @property
     def backend(self) -> Backend:
-        """The decoder back-end, with decoder="auto" the one that was chosen."""
+        """The decoder back-end in use; with decoder="auto" the one that was chosen."""
         return self._decoders.backend
 
     @property
@@ -342,7 +343,7 @@ class ClipLoader(IterableDataset[Batch]):
                 step.add(*work.costs)
                 samples = work.plan.samples
                 step.clips, step.batches = int(np.count_nonzero(samples != MASKED)), 1
-                # Before the batch is finished: meanwhile fetch threads would request clips that nobody will read.
+                # Raise before the batch is finished; meanwhile fetch threads would request clips that nobody will read.
                 count_skips(self.workers.on_error, work, step, self.stats.total)
                 with self._copies:
                     batch = run.take(work)
@@ -367,19 +368,19 @@ class ClipLoader(IterableDataset[Batch]):
                 asked = time.perf_counter()
                 first, step = False, Counters(compute_seconds=asked - given)
             self._epoch, self._position = self._epoch + 1, 0
-            # Worker processes would have to be interrupted in the middle of their tasks.
+            # Only threads: worker processes would have to be interrupted in the middle of their tasks.
             if run.pause(follow=self.workers.kind == "thread"):
                 self._paused = run
         finally:
             if self._paused is not run:
                 run.close()
-            self.stats.total.take_traffic()  # of what was prefetched and not delivered
+            self.stats.total.take_traffic()  # requests for clips that were prefetched and not delivered
             if self._run is run:
                 self._run, self._origin = None, self._position
 
     @property
     def _is_over(self) -> bool:
-        """Whether the loader stands between two epochs: all batches were delivered, and their ``for`` has ended."""
+        """Whether the loader is between two epochs: all batches were delivered, and their ``for`` loop has ended."""
         return self._run is None and self.plans.epoch(self._seed, self._epoch).is_over(self._position)
 
     def _seek(self, seed: int, epoch: int, position: int) -> None:
@@ -398,12 +399,12 @@ class ClipLoader(IterableDataset[Batch]):
         self._decoders = Decoders(self.spec, self._video, chosen, self.workers, self.num_threads, together)
 
     def _pipeline(self) -> BatchPipeline:
-        """Return a pipeline of the rest of this epoch and of all that follow."""
+        """Return a pipeline for the rest of this epoch and all later epochs."""
         epochs, prefetch = self._epochs(self._seed, self._epoch, self._position), self.workers.prefetch
         return BatchPipeline(epochs, self._decoders, prefetch=prefetch, num_fetchers=self._num_fetchers)
 
     def _epochs(self, seed: int, first: int, position: int) -> Iterator[Iterator[Plan]]:
-        """Yield the plans of the rest of the first epoch, then those of each that follows."""
+        """Yield the plans of the rest of the first epoch, then those of each later epoch."""
         rules, plans, decoders = self.spec.rules, self.plans, self._decoders
         for epoch in itertools.count(first):
             order = plans.orders.order(seed, epoch)

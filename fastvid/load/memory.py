@@ -1,8 +1,8 @@
-"""Host memory of batches: pools, private to the process or shared with worker processes, and the layout of a row in it.
+"""Host memory of batches: pools of buffers, private or shared with worker processes, and the layout of a batch's rows.
 
-A user may keep a batch for any time, so a later batch must not overwrite its memory; and newly mapped memory costs a
-page fault every 4 kB, about 0.1 ms per clip. So an array returns to its pool when its last view is freed, whether a
-slice, a torch tensor or a tensor saved by autograd.
+A row is the memory of one clip in a batch. A user may keep a batch for any time, so a later batch must not overwrite
+its memory; and newly mapped memory costs a page fault every 4 kB, about 0.1 ms per clip. So an array returns to its
+pool when its last view is freed, whether that is a slice, a torch tensor or a tensor saved by autograd.
 
 Does not import torch, because worker processes write batches too.
 """
@@ -32,8 +32,8 @@ _TIMES_MEMORY: Final = 4
 allocate more over its lifetime than it uses at any moment."""
 
 _LARGER: Final = 2
-"""How many times larger than asked a reused block may be: batches of clips of different length rarely have the same
-size twice. The system allocates no page of it that is never written."""
+"""Largest size of a reused block relative to the requested size: batches of clips of different length rarely have the
+same size twice. The system allocates no memory for the pages of a block that are never written."""
 
 
 class _Block(NamedTuple):
@@ -45,8 +45,8 @@ class _Block(NamedTuple):
 
 
 def _take(free: deque[_Block], size: int) -> _Block | None:
-    """Take a block out of `free` that fits, preferably the last one; None if there is none."""
-    # Each step is atomic, so that no lock is needed.
+    """Remove and return a block of `free` that fits, trying the last one first; None if none fits."""
+    # No lock: each operation on the deque is atomic.
     for _ in range(len(free)):
         try:
             block = free.pop()
@@ -59,7 +59,7 @@ def _take(free: deque[_Block], size: int) -> _Block | None:
 
 
 class BufferPool:
-    """Page-aligned byte arrays, recycled. Thread-safe."""
+    """Allocates page-aligned byte arrays and reuses the memory of freed ones; keeps `keep` free blocks. Thread-safe."""
 
     def __init__(self, keep: int) -> None:
         self._keep = keep
@@ -72,7 +72,7 @@ class BufferPool:
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         # The most recently used block is likely still in the CPU cache.
         block = _take(self._free, size) or self._allocate(size)
-        # numpy keeps exactly this array as the base of all its views, because its own base is not an array.
+        # The base of all views is exactly this array: numpy looks no further, because its own base is not an array.
         lease = np.frombuffer(block.memory, dtype=np.uint8, count=nbytes, offset=block.offset)
         weakref.finalize(lease, self._release, block).atexit = False
         return lease
@@ -93,11 +93,11 @@ class BufferPool:
                 self._drop(self._free.popleft())
 
     def _drop(self, block: _Block) -> None:
-        """Return a block's memory to the system."""
+        """Release a block's memory to the system; a private memory map is released when nothing refers to it."""
 
 
 class SharedBufferPool(BufferPool):
-    """Buffers that worker processes write into directly: only an offset is sent, and nothing is copied.
+    """Buffers that worker processes write into directly: only their offsets are sent, and nothing is copied.
 
     All buffers are in one anonymous file, mapped once by each process and much larger than needed: pages are allocated
     on first write and released when unused. Forked children share the file too, so their writes are visible here.
@@ -116,11 +116,11 @@ class SharedBufferPool(BufferPool):
         except OSError as error:
             raise WorkerError(
                 f"cannot reserve {self.size >> 30} GiB of address space to share with worker processes: {error}",
-                hint="raise ulimit -v and ulimit -f, though it takes no memory; or use Workers('thread')",
+                hint="raise ulimit -v and ulimit -f (reserving takes no memory), or use Workers('thread')",
             ) from error
         self._start = np.frombuffer(self._memory, dtype=np.uint8, count=1).ctypes.data
         self._end = 0
-        self._empty: deque[_Block] = deque()  # without memory, to be written again
+        self._empty: deque[_Block] = deque()  # blocks whose pages were released, to be reused
         self._lock = threading.Lock()
 
     def offset(self, array: npt.NDArray[np.generic]) -> int:
@@ -134,7 +134,9 @@ class SharedBufferPool(BufferPool):
         with self._lock:
             offset, self._end = self._end, self._end + size
         if self._end > self.size:
-            raise WorkerError(f"batches in use fill {self.size >> 30} GiB", hint="keep fewer batches") from None
+            raise WorkerError(
+                f"batches in use fill the {self.size >> 30} GiB shared with worker processes", hint="keep fewer batches"
+            ) from None
         return _Block(self._memory, offset, size)
 
     def _drop(self, block: _Block) -> None:
@@ -146,11 +148,11 @@ class SharedBufferPool(BufferPool):
 
 @dataclass(frozen=True)
 class RowLayout:
-    """Layout of one row of a batch."""
+    """Layout of one row of a batch: the RGB pixels of one clip."""
 
     num_frames: int
     size: tuple[int, int]  # height and width in pixels
-    order: str = "CTHW"
+    order: str = "CTHW"  # axes in memory, outermost first
     # scale and bias of each channel, for float32 ``value * scale + bias``; None keeps uint8 values.
     channels: tuple[tuple[float, float], ...] | None = None
     fast: bool = False  # see `Rgb`
@@ -177,7 +179,7 @@ class RowLayout:
 
     @cached_property
     def as_decoded(self) -> bool:
-        """Whether decoders can write the row directly: they write values, and planes as a whole."""
+        """Whether decoders can write the row directly: they write uint8 values and contiguous planes [H, W]."""
         return self.channels is None and self.order.endswith("HW")
 
     @cached_property
@@ -204,25 +206,25 @@ class RowLayout:
                 plane += plus
 
 
-# Cached: the rows of a batch often have one layout, and its properties are computed once.
+# Cached: the rows of a batch often have the same layout, and its properties are then computed once.
 row_layout: Final = lru_cache(maxsize=256)(RowLayout)
 
 
 class RgbRow(NamedTuple):
-    """A row of a batch that a decoder of RGB, or a worker process, writes."""
+    """A row of a batch and its memory, which a decoder of RGB or a worker process writes."""
 
     layout: RowLayout
     memory: UInt8Array  # its bytes
 
 
-class Stage:
-    """Memory of one thread for decoded values that are converted on their way to a row, while they are in the cache."""
+class DecodeBuffer:
+    """Memory of one thread for a clip's decoded values, which are converted into its row while in the CPU cache."""
 
     def __init__(self) -> None:
         self._memory = np.empty(0, dtype=np.uint8)
 
     def open(self, row: RgbRow) -> Rgb:
-        """Return where a clip is decoded to: into its row, or elsewhere if its values are converted afterwards."""
+        """Return where to decode a clip: its row, or this memory if its values must be converted afterwards."""
         layout = row.layout
         if layout.as_decoded:
             return Rgb(layout.view(row.memory), layout.fast)
@@ -232,7 +234,7 @@ class Stage:
         return Rgb(self._memory[:size].reshape(layout.levels_shape), layout.fast)
 
     def finish(self, row: RgbRow) -> None:
-        """Convert what was decoded for a row, and write it there."""
+        """Convert the clip that was decoded into this memory and write it to its row; nothing to do if it is there."""
         layout = row.layout
         if not layout.as_decoded:
             levels = self._memory[: math.prod(layout.levels_shape)].reshape(layout.levels_shape)

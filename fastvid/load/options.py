@@ -33,7 +33,7 @@ class Output:
             memory format expect: "BCTHW" is then `torch.channels_last_3d`. Values and shapes are the same.
         collate: How clips become `Batch.video`: "stack" needs one shape; "pad" adds zeros after the last frame, row and
             column, up to the largest clip of the global batch; "list" keeps one tensor per clip.
-        flow_stack: Flows per frame, L: half before and half after it.
+        flow_stack: Optical flow fields stacked for each frame, L: half from before the frame and half from after it.
         resize: How the CPU resizes: "exact", or "fast", which takes two thirds of the time and is off by 0.9 of 255
             levels on average.
 
@@ -62,7 +62,7 @@ class Output:
 
     @property
     def pixels(self) -> Pixels:
-        """How values are normalised; of the type float32 if the output keeps levels."""
+        """How values are normalised; with dtype float32 if the output keeps uint8 levels."""
         dtype = torch.float32 if self.dtype is torch.uint8 else self.dtype
         return Pixels(self.mean, self.std, dtype, self.layout, self.channels_last)
 
@@ -103,7 +103,7 @@ class Workers:
             Threads also prefetch from the next epoch, once one has followed another; between epochs these batches stay.
         num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
             thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
-        device_lanes: Decoders of a back-end that decodes on a GPU; by default as many as it recommends.
+        device_lanes: Decoders that a back-end on a GPU runs at the same time; by default as many as it recommends.
         timeout: Seconds a batch may take before WorkerError names the clips in progress and ends the iteration.
         clip_timeout: Seconds that reading or decoding one clip may take in a worker process before it counts as hung.
         decoder: Name of a back-end, several joined by "+" that share one queue ("pyav+dali-gpu"), a `Backend`, or
@@ -137,7 +137,7 @@ class Workers:
             raise UsageError(f"on_error is {self.on_error!r}", hint="use 'raise' or Skip(max_rate)")
 
 
-_WORDS: Final = {
+_WORDS: Final = {  # hints for arguments of torch's DataLoader and datasets
     "num_workers": "use workers=Workers(num_threads=n)",
     "batch_size": "use global_batch_size=n, the clips of a step over all ranks",
     "transform": "use spatial=[...] for the crop and the flip, and after=[...] for transforms of the pixels",
@@ -146,7 +146,7 @@ _WORDS: Final = {
 
 
 def with_moved(whose: str, groups: Mapping[str, Any], moved: Mapping[str, Any]) -> list[Any]:
-    """Return groups of options with the fields that are given beside them, as all were in version 0.2."""
+    """Return the groups of options, updated with fields given directly as keyword arguments, as in version 0.2."""
     places = {field.name: group for group, options in groups.items() for field in fields(options)}
     for name in moved:
         if name not in places:

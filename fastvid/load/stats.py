@@ -1,10 +1,10 @@
 """Loader statistics per batch and in total, advice on what to change first, and how both are shown during a run.
 
-Seconds of fetch, decode and finish are sums over all threads; wait and compute are the consumer's, so that
-wait + compute is wall-clock time. With CUDA a thread only queues the work of finishing; the time that the consumer's
-stream waits for it is copy.
+Seconds of fetch, decode and finish are sums over all threads. Wait and compute are measured in the thread that
+iterates, the consumer, so wait + compute is wall-clock time. With CUDA, finishing only queues work; copy is the time
+that the consumer's CUDA stream waits for that work.
 
-Does not import torch, because worker processes count too.
+Does not import torch, because worker processes use these counters too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from fastvid.storage.protocol import TRAFFIC, Prices
 
 _BOUND: Final = 0.1
 """Fraction of wall-clock time spent waiting, or copying, from which a run counts as data-bound or copy-bound. Below it,
-free data would speed the run up by less than a ninth."""
+a loader that took no time would speed the run up by less than a ninth."""
 
 _IDLE: Final = 0.6
-"""Fraction of its threads' time from which a loader counts as busy. If a run waits while threads are idle, the loader
-prefetches too little or a batch has too few clips to share."""
+"""A loader whose threads work for at least this fraction of the time counts as busy. If a run waits while threads are
+idle, the loader prefetches too little or a batch has too few clips to share among them."""
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class Counters:
             self.skips.update(other.skips)
 
     def take_traffic(self) -> None:
-        """Add the traffic of this process with stores since the last call, whichever loader caused it."""
+        """Add this process's traffic with stores since the last call, whichever loader caused it."""
         requests, size = TRAFFIC.take()
         self.store_requests += requests
         self.store_bytes += size
@@ -128,9 +128,9 @@ class LoaderStats:
 
     Attributes:
         total: Since the loader was created.
-        step: For the last batch delivered; its compute_seconds precede the request for it.
-        ready: Complete batches that waited when the last one was requested.
-        queued: Planned clips that waited for a thread at that time.
+        step: For the last batch delivered; its compute_seconds were spent before the batch was requested.
+        ready: Complete batches that were waiting when the last one was requested.
+        queued: Planned clips that were waiting for a thread at that time.
         num_threads: Threads or processes that decode; 0 if unknown.
         cores: Cores available to this rank; 0 if unknown.
         num_frames: Frames of a clip; 0 if unknown.
@@ -199,7 +199,7 @@ class LoaderStats:
         )
 
     def _advice(self, stage: str) -> str:
-        """Return the most useful change."""
+        """Return what to change first; `stage` is the one that takes most of the threads' time."""
         total, threads = self.total, self.num_threads
         if self.busy and self.busy < _IDLE:
             return f"threads are busy for only {self.busy:.0%} of the time: raise prefetch or the batch size"
@@ -225,7 +225,7 @@ _log = logging.getLogger(__name__)
 _TERMINAL_SECONDS: Final = 0.5
 _LOG_SECONDS: Final = 15.0
 _WINDOW_SECONDS: Final = 60.0
-"""Window of the displayed rate."""
+"""Seconds over which the displayed rate is averaged."""
 
 BatchCallback = Callable[[LoaderStats, int, int, int], None]
 """Called after each batch with the stats, epoch, position and number of samples of the epoch."""

@@ -1,8 +1,8 @@
-"""What the data loaders and trainers of others do with a loader or a sampler, and the uses that would be wrong.
+"""Reject the ways in which torch's DataLoader and Accelerate would use a loader or a sampler wrongly.
 
-torch's DataLoader collates what an iterable yields and copies the iterable into worker processes; Accelerate, which is
-inside the Hugging Face Trainer, shares the batches of every DataLoader among the ranks. A loader of fastvid has done
-all of that already, and a second time would deliver clips twice, or drop them without a word.
+torch's DataLoader collates what an iterable yields and copies the iterable into worker processes; Accelerate, which the
+Hugging Face Trainer uses, shares the batches of every DataLoader among the ranks. A loader of fastvid has done all of
+that already; doing it again would deliver clips twice, or drop them silently.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from fastvid.runtime.processes import World
 
 
 def check_use(part: object, world: World, *, found: bool) -> None:
-    """Check who is about to iterate over a loader or a sampler."""
+    """Raise UsageError if a DataLoader or Accelerate is about to iterate wrongly over `part`, a loader or sampler.
+
+    `found`: whether `world` was taken from the process group or environment, not given by the user.
+    """
     name = type(part).__name__
     if get_worker_info() is not None:
         raise UsageError(
@@ -61,7 +64,7 @@ def collate_batches(
     *,
     collate_fn_map: dict[type | tuple[type, ...], Callable[..., Any]] | None = None,  # noqa: ARG001 - torch passes it
 ) -> Batch:
-    """Return the only batch of a sequence: a DataLoader does not make batches of batches."""
+    """Return the only batch of the list; several are an error, because batches are not collated again."""
     if len(batches) != 1:
         raise UsageError(
             f"a DataLoader collates {len(batches)} batches of a ClipLoader",
@@ -70,5 +73,5 @@ def collate_batches(
     return batches[0]
 
 
-# torch's own way to extend `default_collate`; consulted before it looks at the entries of a mapping.
+# `default_collate` looks up types here before it collates a mapping entry by entry.
 default_collate_fn_map[Batch] = collate_batches

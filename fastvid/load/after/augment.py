@@ -47,7 +47,7 @@ class GaussianBlur:
         check_probability(self.p)
 
     def draw(self, draws: TransformDraws, /) -> Weights:
-        """Return the weights of a clip's kernel from its centre outwards; none if the clip stays as it is."""
+        """Return the kernel's weights from its centre outwards, which sum to 1 with both sides; () for no blur."""
         chance, number = draws.uniform(2)
         if chance >= self.p:
             return ()
@@ -155,7 +155,7 @@ class Grayscale:
         check_probability(self.p)
 
     def draw(self, draws: TransformDraws, /) -> Program:
-        """Return the program of a clip."""
+        """Return the operations of a clip: one that removes its saturation, or none."""
         return (("saturation", 0.0),) if draws.uniform(1)[0] < self.p else ()
 
     def apply(self, clips: Tensor, parameters: Sequence[Program], /) -> Tensor:
@@ -164,7 +164,7 @@ class Grayscale:
 
 
 def _bounds(name: str, value: float | Range, *, centre: float, least: float, most: float) -> Range:
-    """Return the bounds of a setting, so that 0.4 and (0.6, 1.4) have the same repr."""
+    """Return a setting as (low, high), so that 0.4 and (0.6, 1.4) have the same repr."""
     if isinstance(value, int | float):
         pair = (max(least, centre - value), centre + value) if value >= 0 else (math.nan, math.nan)
     else:
@@ -191,8 +191,8 @@ class Hole(NamedTuple):
 class Erasing:
     """Fills a random rectangle of the clip with one colour, with probability p.
 
-    Up to ten attempts draw an area (uniform) and an aspect ratio (log-uniform) until a rectangle smaller than the
-    picture results; if none does, the clip stays. Its place is uniform.
+    Up to ten attempts draw an area (uniform) and an aspect ratio (log-uniform) until they give a rectangle smaller than
+    the picture; if none does, the clip is unchanged. The rectangle's position is uniform.
 
     Args:
         p: Probability, 0 <= p <= 1.
@@ -229,7 +229,7 @@ class Erasing:
             object.__setattr__(self, name, normal)
 
     def draw(self, draws: TransformDraws, /) -> list[float]:
-        """Return four numbers for each attempt; none if the clip stays as it is."""
+        """Return four numbers in [0, 1) for each attempt, as one list; empty if the clip stays as it is."""
         chance, *numbers = draws.uniform(1 + 4 * _TRIES)
         return numbers if chance < self.p else []
 
@@ -251,7 +251,7 @@ class Erasing:
         Args:
             height: Height of the pictures.
             width: Width of the pictures.
-            numbers: From `draw`.
+            numbers: The list from `draw`: for each attempt area, aspect ratio, y and x.
         """
         low, high = (math.log(bound) for bound in self.ratio)
         for start in range(0, len(numbers), 4):
@@ -270,37 +270,38 @@ _COLOUR: Final = (
 )
 _GEOMETRIC: Final = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 
-# Largest sizes, from torchvision's RandAugment: shears in pixels per pixel, translations as a share of the side (150 of
-# the 331 pixels of the NASNet pictures that AutoAugment was tuned on), degrees, and distances of a factor from 1.
+# Sizes at the highest magnitude, from torchvision's RandAugment: shears in pixels per pixel, translations as a share
+# of the side (150 of the 331 pixels of the NASNet pictures that AutoAugment was tuned on), rotation in degrees, and how
+# far a factor is from 1.
 _LARGEST: Final = {
     **dict.fromkeys(("shear_x", "shear_y"), 0.3),
     **dict.fromkeys(("translate_x", "translate_y"), 150 / 331),
     "rotate": 30.0,
     **dict.fromkeys(("brightness", "saturation", "contrast", "sharpness"), 0.9),
 }
-_BITS: Final = (8, 4)  # of posterize, from the lowest to the highest magnitude
+_BITS: Final = (8, 4)  # kept by posterize at the lowest and the highest magnitude
 
 
 @dataclass(frozen=True)
 class RandAugment:
     """Applies `num_ops` operations to each clip, each drawn from 14 with equal probability.
 
-    They are identity, shear x and y, translate x and y, rotate, brightness, saturation ("Color"), contrast, sharpness,
-    posterize, solarize, autocontrast and equalize, with the ranges of torchvision's table; each that has a sign gets
-    either with equal probability. Geometric operations sample bilinearly, and what comes from outside is black.
+    The operations are identity, shear x and y, translate x and y, rotate, brightness, saturation ("Color"), contrast,
+    sharpness, posterize, solarize, autocontrast and equalize, with the ranges of torchvision's table; shifts in either
+    direction are equally likely. Geometric operations sample bilinearly; pixels from outside the picture are black.
 
     Args:
         num_ops: Operations per clip, at least 1.
         magnitude: Strength of every operation, 0 <= magnitude < num_magnitude_bins.
         num_magnitude_bins: Number of strengths, at least 2.
-        geometric: False leaves out shears, translations and rotations, as optical flow requires.
+        geometric: False drops shears, translations and rotations, as optical flow requires.
 
     Raises:
         UsageError: If an argument is out of range.
 
     Source:
-        Cubuk et al., RandAugment, 2020; torchvision.transforms.v2.RandAugment, which samples the nearest pixel unless
-        told otherwise.
+        Cubuk et al., RandAugment, 2020; torchvision.transforms.v2.RandAugment, whose default is to sample the nearest
+        pixel.
     """
 
     num_ops: int = 2
@@ -339,5 +340,5 @@ class RandAugment:
             return name, 1 + sign * strength * _LARGEST[name]
         if name == "posterize":
             return name, float(_BITS[0] - round(strength * (_BITS[0] - _BITS[1])))
-        # The threshold of solarize; the other operations ignore it.
+        # `strength` sets the threshold of solarize; autocontrast and equalize ignore the number.
         return name, 1 - strength

@@ -35,7 +35,7 @@ class CallableTransform:
         self.function = function
         named = function if hasattr(function, "__qualname__") else type(function)
         own = _SPACE.sub(" ", _ADDRESS.sub("", repr(function)))
-        # Now, because the repr of an object may change when it is called, and a state must still load then.
+        # Stored now: an object's repr may change when it is called, and the fingerprint in a state must not.
         self._text = f"{named.__module__}.{named.__qualname__}: {own}"
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ def _pixels(clips: Tensor) -> str:
 
 @contextmanager
 def _kept_generators(device: torch.device) -> Iterator[None]:
-    """Restore the global generators of torch, the device, numpy and Python at the end."""
+    """Restore the global random generators of torch, the device, numpy and Python when the block ends."""
     plain, arrays = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device.index] if device.type == "cuda" else []):
@@ -116,7 +116,7 @@ def _seed_generators(seed: int, device: torch.device) -> None:
 
 
 AnyTransform = ClipTransform | Callable[[Tensor], Any]
-"""What `after=` takes; a callable without `draw` and `apply` is called clip by clip."""
+"""What `after=` accepts; a callable without `draw` and `apply` becomes a `CallableTransform`."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class TransformChain:
 
     @property
     def uses_global_generators(self) -> bool:
-        """Whether the global random generators are seeded for a while, so that no other thread may run it."""
+        """Whether `apply` seeds the global random generators for a while, so that no other thread may run it."""
         return any(isinstance(one, CallableTransform) for one in self.transforms)
 
     def apply(self, clips: Tensor, draws: Sequence[tuple[Draws, int]]) -> Tensor:

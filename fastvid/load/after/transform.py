@@ -39,8 +39,8 @@ class TransformDraws:
 
     Attributes:
         draws: The random numbers of the clip's sample, by seed, epoch and position.
-        view: Number of the clip among the views of its sample, 0 without views.
-        index: ClipPlace of the transform in the list `after=`.
+        view: Index of the clip among the views of its sample, 0 without views.
+        index: Index of the transform in the list `after=`.
     """
 
     draws: Draws
@@ -48,7 +48,7 @@ class TransformDraws:
     index: int = 0
 
     def uniform(self, count: int, first: int = 0) -> list[float]:
-        """Return the numbers `first` to `first + count - 1`, uniform in [0, 1); the same on every call."""
+        """Return numbers `first` to `first + count - 1` of the sequence, uniform in [0, 1); the same on every call."""
         return self.draws.uniform(Purpose.TRANSFORM, count, self._start + first)
 
     @property
@@ -87,20 +87,19 @@ class ClipTransform(Protocol):
 
 
 def column(clips: Tensor, values: Sequence[float]) -> Tensor:
-    """Return one number per clip on the device of the clips, float32 [N, 1, 1, 1, 1]; the host does not wait."""
+    """Return one number per clip, float32 [N, 1, 1, 1, 1], on the device of the clips, without waiting for the copy."""
     return upload(torch.tensor(values, dtype=torch.float32), clips.device).view(-1, 1, 1, 1, 1)
 
 
 def change_rows(clips: Tensor, rows: Sequence[int], change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Apply a change of unchanged shape to some clips of a batch.
+    """Change the clips in `rows` in place, keeping their shape; return all clips, [N, ...].
 
-    `clips`: [N, ...]; changed in place. `change`: gets the clips of `rows` as one tensor, may change it in place,
-    and returns the result. Returns [N, ...].
+    `change`: gets the clips of `rows` as one tensor, may change it in place, and returns the result.
     """
     if len(rows) == len(clips):
         return change(clips)
     if rows:
-        # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+        # Copied back one by one: an index list would be copied to the device, and the host would wait for that.
         changed = change(torch.stack([clips[row] for row in rows]))
         for row, clip in zip(rows, changed, strict=True):
             clips[row] = clip
@@ -213,7 +212,7 @@ def _blend(clips: Tensor, other: Tensor, factors: Sequence[float]) -> Tensor:
 
 def _frame_mean(values: Tensor) -> Tensor:
     """Return the mean of each frame, [N, 1, T, 1, 1], the same in any order of summation."""
-    # Whole numbers below 2**53 add up without rounding in float64.
+    # Sums of whole numbers below 2**53 are exact in float64.
     total = (values * _UNIT).round_().sum((-2, -1), keepdim=True, dtype=torch.float64)
     return total.div_(_UNIT * values.shape[-2] * values.shape[-1]).to(values.dtype)
 
@@ -246,7 +245,7 @@ def warp(clips: Tensor, motions: Sequence[tuple[Motion, float]]) -> Tensor:
 
 
 def _inverse(motion: Motion, size: float, height: int, width: int) -> tuple[float, ...]:
-    """Return the map from output to source, rows of x and y, about the centre of the picture.
+    """Return the map from output to source pixels as a 2x3 matrix, row by row, relative to the picture's centre.
 
     Source:
         torchvision.transforms.functional: `rotate` about the centre; `affine` as RandAugment calls it, with shears
@@ -265,7 +264,7 @@ def _inverse(motion: Motion, size: float, height: int, width: int) -> tuple[floa
 
 
 Program = Sequence[tuple[str, Any]]
-"""Name of each operation in `OPERATIONS`, with its number; empty leaves the clip as it is."""
+"""The operations on one clip, in order: a name in `OPERATIONS` and its parameter. Empty leaves the clip as it is."""
 
 _ALL: Final[Sequence[Callable[[Tensor, Sequence[Any]], Tensor]]] = (
     *(autocontrast, brightness, contrast, equalize, hue, posterize, saturation, sharpness, solarize, warp),
@@ -274,7 +273,7 @@ OPERATIONS: Final = {operation.__name__: operation for operation in _ALL}
 
 
 def run_programs(clips: Tensor, programs: Sequence[Program]) -> Tensor:
-    """Return the clips after their programs: step by step, clips with the same operation together.
+    """Return the clips after their programs; at each step, clips with the same operation are changed together.
 
     `clips`: float32 [N, 3, T, H, W] in 0 to 1; may be changed.
     """

@@ -1,4 +1,4 @@
-"""How a batch is finished: transforms of RGB, patches of packed sequences, and the entries besides the pictures."""
+"""Finishes batches: transforms RGB, cuts packed sequences into patches, and adds the entries besides the pictures."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Patches:
     """How clips are cut into patches."""
 
     patch: ClipShape  # frames pt, height ph and width pw of a patch
-    merge: int  # patches in each direction of a picture that follow each other; 1 for row after row
+    merge: int  # patches are stored in blocks of merge x merge patches of a picture; 1 stores them row by row
     layout: Layout
 
     def grids(self, clips: Sequence[Tensor]) -> IntArray:
-        """Return the patches of each clip along time, height and width, int64 [n, 3].
+        """Return the number of patches of each clip along time, height and width, int64 [n, 3].
 
         A clip without frames, as of a masked row, has `merge` x `merge` patches, because some attention kernels refuse
         empty sequences.
@@ -53,8 +53,8 @@ class Patches:
 
         The values of a patch are in the order channel, time, row, column. The patches of a clip are in the order time,
         row, column; with `merge` in blocks of merge x merge patches, the blocks in that order and the patches within
-        each of them. This is the order of Qwen2-VL's processor. Where a clip is not a multiple of the patch, its last
-        frame is repeated, and zeros are added on the right and below.
+        each of them. This is the order of Qwen2-VL's processor. A clip whose sides are no multiples of the patch is
+        extended: its last frame is repeated, and zeros are added on the right and below.
 
         `clips`: tensors of one dtype and device, each [3, T, H, W] or [T, 3, H, W]; at least one. Returns the
         patches [N, 3 * pt * ph * pw], and `grids`.
@@ -91,7 +91,7 @@ class Patches:
 
 
 ClipDraws = tuple[Draws, int]
-"""The random numbers of a clip's sample, and the number of the clip among its views."""
+"""The random numbers of a clip's sample, and the index of the clip among the views of the sample."""
 
 _NO_DRAWS: Final[ClipDraws] = (Draws(0, 0, 0), 0)
 
@@ -121,7 +121,7 @@ class TransformStage:
     ) -> Video:
         """Return the video of a batch; masked rows are zero.
 
-        `rows`: the shape of each clip, int64 [N, 3]. `planned`: the shape that the plan gives all rows, if any.
+        `rows`: shape (T, H, W) of each clip, int64 [N, 3]. `planned`: the shape of all rows, if the plan decides it.
         `draws`: the random numbers of each row; None for a masked row.
         """
         if isinstance(video, Tensor):
@@ -144,7 +144,7 @@ class TransformStage:
     def _stacked(self, video: Tensor, draws: Sequence[ClipDraws | None]) -> Tensor:
         rows = [row for row, one in enumerate(draws) if one is not None]
         whole = len(rows) == len(video)
-        # Row by row, because a list of rows would be copied to the device, and the host would wait for that. If every
+        # Copied row by row: an index list would be copied to the device, and the host would wait for that. If every
         # row is masked, one is transformed to learn the size of the result.
         chosen = video if whole else torch.stack([video[row] for row in rows or [0]])
         made = self.chain.apply(chosen, [one for one in draws if one is not None] or [_NO_DRAWS])
@@ -164,7 +164,7 @@ class TransformStage:
         return out
 
     def _normalised(self, clips: Tensor) -> Tensor:
-        """Normalise clips in place, float32 [N, 3, T, H, W]; as levels 0 to 255 if that is what the batch gets."""
+        """Normalise clips in place, float32 [N, 3, T, H, W]; for a batch of uint8, scale them to 0 to 255 instead."""
         pixels = self.spec.pixels
         if pixels is None:
             return clips.mul_(255).round_().clamp_(0, 255)
@@ -198,7 +198,7 @@ class Assembler:
         return self.stage is not None and self.stage.chain.uses_global_generators
 
     def make(self, canvas: Canvas) -> tuple[Batch, torch.cuda.Event | None]:
-        """Finish a batch, every row of whose canvas is done, on the loader's stream, without waiting for it.
+        """Finish a batch whose rows are all decoded or failed. The host does not wait for the loader's stream.
 
         Returns the batch, and an event after its last operation; None on a CPU.
         """
@@ -269,7 +269,7 @@ class Assembler:
 
 
 def _rates(frames: IntArray, seconds: FloatArray) -> FloatArray:
-    """Return the mean frames per second of clips, float64 [...]; -1 if they show one moment or none."""
+    """Return the mean frames per second of clips, float64 [...]; -1 for a clip of no frames or of a single moment."""
     shown = frames >= 0
     spans = seconds.max(axis=-1) - np.where(shown, seconds, np.inf).min(axis=-1)
     rates: FloatArray = np.full(spans.shape, -1.0)

@@ -14,18 +14,18 @@ from fastvid.errors import UsageError
 class Batch(dict[str, Any]):
     """One rank's rows of one global batch: a dict whose entries are attributes too: ``batch.video``.
 
-    B is the number of rows, one a clip of T frames. A row is masked (`valid` False, zeros in `video`, weight 0) if it
-    pads the last batch of an epoch or if its clip was skipped. The mean loss over the global batch is the sum over
-    ranks of ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so
+    B is the number of rows; each row is a clip of T frames. A row is masked (`valid` False, zeros in `video`, weight 0)
+    if it pads the last batch of an epoch or if its clip was skipped. The mean loss over the global batch is the sum
+    over ranks of ``(loss_of_each_clip * batch.weight).sum()``; DistributedDataParallel divides by the world size, so
     multiply by it there.
 
-    RowResult from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not asked for is
-    absent, and its attribute is an AttributeError that says which argument delivers it. Annotation columns are in
-    `fields`.
+    Made from a dict, so that trainers can rebuild it: ``Batch({name: value})``. An entry that was not requested is
+    absent; reading its attribute raises an AttributeError that says which argument delivers it. Annotation columns are
+    in `fields`.
     """
 
     # the first stream on the loader's device: RGB frames [B, 3, T, H, W] or [B, T, 3, H, W], or flow; with views
-    # [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the B. Every
+    # [B, V, 3, T, H, W] or [B, V, T, 3, H, W]. With collate="list" a list of B tensors without the first axis. Every
     # stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
     video: Any
     label: Tensor  # int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label
@@ -35,8 +35,8 @@ class Batch(dict[str, Any]):
     # frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the end of a
     # clip that is shorter than the longest.
     frame_index: Tensor
-    # time at which each frame begins in its video, float64 [B, T], with views [B, V, T], on the host; -1 where
-    # `frame_index` is.
+    # time at which each frame begins in its video, in seconds, float64 [B, T], with views [B, V, T], on the host; -1
+    # where `frame_index` is.
     seconds: Tensor
     fps: Tensor  # frames per second of each row's video, float64 [B], on the host; -1 for padding
     # frames per second that each clip shows on average, from its first to its last moment, float64 [B], with views
@@ -62,7 +62,7 @@ class Batch(dict[str, Any]):
     mask: Tensor  # bool [B, T], on the device; False after the end of a shorter clip. With collate="pad"
     # int32 [B + 1], on the device: row b is patches cu_seqlens[b] to cu_seqlens[b + 1] - 1 of `video`, which with
     # batches=Packed(...) is [N, 3 * pt * ph * pw]: the patches of all rows, see
-    # `fastvid.load.batch.canvas.Patches.pack` for their order.
+    # `fastvid.load.batch.assemble.Patches.pack` for their order.
     cu_seqlens: Tensor
     max_seqlen: int  # most patches of a row. With batches=Packed(...)
     # int64 [B, 3], on the device: patches of each row along time, height and width. With batches=Packed(...).
@@ -92,7 +92,7 @@ class Batch(dict[str, Any]):
         return len(self["label"])
 
     def rows(self, part: slice) -> Batch:
-        """Return some of the rows, without copying; entries that have no row each stay as they are."""
+        """Return some of the rows, without copying; entries that are not one value per row are unchanged."""
         if "cu_seqlens" in self:
             raise UsageError("packed rows cannot be sliced", hint="use smaller batches, or batches=Buckets(...)")
         count, made = self.num_rows, dict[int, Any]()
@@ -112,7 +112,7 @@ class Batch(dict[str, Any]):
 
     @property
     def device_tensors(self) -> tuple[Tensor, ...]:
-        """One tensor of each block of memory on the loader's device; label, weight and valid share one."""
+        """One tensor of each block of memory on the loader's device; several small entries share the block of label."""
         values = [value for name, value in self.items() if name not in _ON_HOST | _WITH_LABEL]
         listed = [one for value in values for one in (value if isinstance(value, list) else [value])]
         tensors = [one for one in listed if isinstance(one, Tensor)]
@@ -152,7 +152,7 @@ _ON_HOST: Final = frozenset({"frame_index", "seconds", "fps", "clip_fps", "size"
 """Entries whose tensors stay on the host."""
 
 _WITH_LABEL: Final = frozenset({"labels", "weight", "valid", "mask", "grid", "cu_seqlens"})
-"""Entries that are views of the block of memory of `label`."""
+"""Entries that are views of the block of memory that contains `label`."""
 
 _ASKED: Final = (
     {"flow": 'streams=("rgb", "flow")', "mask": 'collate="pad"', "dataset": "a Mixture of datasets"}
@@ -160,4 +160,4 @@ _ASKED: Final = (
     | dict.fromkeys(("cu_seqlens", "max_seqlen", "grid", "bins"), "batches=Packed(...)")
     | dict.fromkeys(("audio", "audio_mask"), "audio=Audio(16_000)")
 )
-"""Arguments of the loader that deliver an entry."""
+"""The argument of the loader that delivers an entry, by entry."""

@@ -1,16 +1,16 @@
-"""`Canvas`: one batch in the making, and the sinks of its streams: memory that is decoded into, and its conversion.
+"""`Canvas`: one batch in the making. Its sinks are the memory that each stream is decoded into, and its conversion.
 
 There are two ways for decoders that write to the host:
 
 - RGB: the thread that decoded a clip also normalises it into the batch, while it is in that core's cache. For another
   device the batch is copied as decoded and normalised there.
-- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer, copied to the device at once, and converted,
-  resized, flipped and normalised there.
+- Planes: the YUV 4:2:0 planes of all clips are packed into one buffer, copied to the device in one transfer, and
+  converted, resized, flipped and normalised there.
 
 For CUDA the memory is pinned, and copied on the loader's stream without waiting.
 
-Decoders that leave their frames on the device write into memory that is allocated on the loader's stream, where earlier
-batches may still read what the allocator hands out again. So each output carries an event of that stream, which the
+Decoders that leave their frames on the device write into memory that is allocated on the loader's stream. It may be a
+freed block that queued work of an earlier batch still reads. So each output carries an event of that stream, which the
 decoder's own stream waits for before it writes.
 """
 
@@ -51,7 +51,7 @@ from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.spec import Video, VideoSpec
 from fastvid.load.clips.plan import Plan, SoundTask
 from fastvid.load.device import LoaderStream
-from fastvid.load.memory import BufferPool, RgbRow, RowLayout, SharedBufferPool, Stage, row_layout
+from fastvid.load.memory import BufferPool, DecodeBuffer, RgbRow, RowLayout, SharedBufferPool, row_layout
 from fastvid.load.order.epoch import ClipShape
 from fastvid.load.stats import Counters
 
@@ -62,11 +62,11 @@ _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 
 
 class Sink(ABC):
-    """The memory of one stream of a batch in the making, row after row, and how it becomes the batch's tensor."""
+    """The memory of one stream (pictures, flow, a camera) of a batch, row after row; makes the batch's tensor of it."""
 
-    kinds: ClassVar[frozenset[type]]  # what decoders write there
+    kinds: ClassVar[frozenset[type]]  # types of output that decoders may write there
     on_device: ClassVar[bool] = False  # whether decoders write to the device
-    align: ClassVar[int] = 1  # bytes that the start of a row is a multiple of
+    align: ClassVar[int] = 1  # each row starts at a multiple of so many bytes
 
     def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
         self._spec, self._plan, self._first = spec, plan, stream * len(plan.lengths)
@@ -82,7 +82,7 @@ class Sink(ABC):
         """Return where to write a clip."""
 
     def finish(self, good: Sequence[bool]) -> Video:
-        """Return the stream on its device; only the rows that are `good` were written, the others become zeros.
+        """Return the stream's tensors on the batch's device; rows that are not `good` were not written, and are zeros.
 
         Called once, after every row is done; from here on only the tensor keeps the memory alive.
         """
@@ -101,7 +101,7 @@ class Sink(ABC):
 
     @abstractmethod
     def _video(self, memory: Tensor, good: Sequence[bool]) -> Video:
-        """Convert the memory, which is on the device."""
+        """Return the tensors made of the memory, which is on the batch's device by now."""
 
     def _each(self, rows: Sequence[Any], convert: Callable[[Any, ClipShape], Tensor]) -> Video:
         """Convert rows one by one, because clips of different sizes are resized to different sizes."""
@@ -147,15 +147,15 @@ class DeviceRgbSink(Sink):
 class RgbSink(DeviceRgbSink):
     """Collects RGB from decoders, or whole rows from worker processes, in host memory.
 
-    `batches`: the memory of batches.
+    `batches`: pool from which the memory of each batch is taken.
     """
 
     kinds = frozenset({Rgb})
     on_device = False
 
     def __init__(self, spec: VideoSpec, plan: Plan, stream: int, *, batches: BufferPool) -> None:
-        # Another device gets uint8 as decoded and normalises and transposes there. On the host half precision is
-        # converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
+        # A batch for another device is copied as decoded uint8, then normalised and transposed there. On the host half
+        # precision is converted from float32 at the end: numpy has no bfloat16, and its float16 is slow.
         on_host = spec.stream.device.type == "cpu"
         self._order = "CTHW" if not on_host else "THWC" if spec.channels_last else spec.layout[1:]
         self._batches = batches
@@ -246,7 +246,7 @@ class DevicePlanesSink(PlanesSink):
 
 
 def _nv12(data: Tensor, request: ClipRequest) -> tuple[Tensor, Tensor]:
-    """Return a row's luma [T, h, w] and chroma [T, h/2, w/2, 2]."""
+    """Return a row's luma, uint8 [T, h, w], and chroma, uint8 [T, h/2, w/2, 2], as views of its bytes."""
     count, height, width = len(request.frames), request.box.height, request.box.width
     pixels = count * height * width
     return data[:pixels].view(count, height, width), data[pixels:].view(count, height // 2, width // 2, 2)
@@ -260,14 +260,14 @@ def _uniform(planes: Sequence[ClipPlanes | None], spec: VideoSpec, shape: ClipSh
         video = finish_planes(good, shape[1:], pixels)
     else:
         video = pixels.empty(len(planes), shape[0], shape[1:], spec.stream.device).zero_()
-        # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+        # Copied row by row: an index list would be copied to the device, and the host would wait for that.
         for row, clip in zip(rows, finish_planes(good, shape[1:], pixels) if good else (), strict=True):
             video[row] = clip
     return video if spec.pixels else video.to(torch.uint8)
 
 
 class _MeasuresSink(PlanesSink):
-    """Pictures that are measurements, all clips of one shape."""
+    """Base of the sinks whose pictures store measurements, depth or flow; all clips of a batch have one shape."""
 
     def __init__(self, spec: VideoSpec, plan: Plan, stream: int) -> None:
         super().__init__(replace(spec, collate="stack"), plan, stream)
@@ -278,10 +278,10 @@ class _MeasuresSink(PlanesSink):
 
 
 class DepthSink(_MeasuresSink):
-    """Collects levels of depth as decoded; they become whole millimetres on the device, as LeRobot delivers them.
+    """Collects levels of depth as decoded, and converts them to whole millimetres on the device, as LeRobot does.
 
-    Crops and flips are those of the pictures of the same clip. Where a crop is resized the nearest level is taken:
-    between an object and what is behind it nothing is to average.
+    Crops and flips are those of the same clip's pictures. A resized crop takes the nearest level: the average of an
+    object's depth and that of its background is the depth of neither.
 
     `table`: returns the distance of each level, [4096], on the device.
     """
@@ -296,7 +296,7 @@ class DepthSink(_MeasuresSink):
         depth = torch.zeros((len(good), *self._shapes.rows[0]), dtype=self._dtype, device=self._spec.stream.device)
         for row in np.flatnonzero(good).tolist():
             request = self._request(row)
-            # torch has few operations on uint16: the bits are those of a positive int16.
+            # Read as int16, because torch has few operations on uint16; levels below 4096 have the same bits in both.
             levels = memory[self._spans[row]].view(torch.int16)
             levels = levels.view(len(request.frames), request.box.height, request.box.width)
             depth[row] = to_depth(levels, request, self._table())
@@ -304,7 +304,7 @@ class DepthSink(_MeasuresSink):
 
 
 def to_depth(levels: Tensor, request: ClipRequest, table: Tensor) -> Tensor:
-    """Convert levels to distances.
+    """Convert levels to distances, resized to the clip's size by taking the nearest level.
 
     `levels`: int16 [T, h, w], 0 to 4095, cropped. `table`: the distance of each level, [4096]. Returns [T, H, W] of
     the table's type.
@@ -334,7 +334,7 @@ class FlowSink(_MeasuresSink):
         flow = empty_batch(whole, spec.layout, self._dtype, spec.stream.device, channels_last=spec.channels_last)
         flow.zero_()
         for row in np.flatnonzero(good).tolist():
-            # Luma precedes chroma, which carries no flow.
+            # Only luma carries flow; chroma follows it.
             request = self._request(row)
             luma, _ = _nv12(memory[self._spans[row]], request)
             # [T * L, 2, H, W] to channels x1 y1 x2 y2 ... of each frame.
@@ -344,7 +344,7 @@ class FlowSink(_MeasuresSink):
 
 
 def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
-    """Convert pictures of x above y to flow in pixels of the output picture.
+    """Convert flow pictures, x in the upper half and y in the lower, to flow in pixels of the output picture.
 
     `luma`: uint8 [N, h', w], cropped as by `Plan.part`. Returns float32 [N, 2, H, W]: x and y, in pixels per frame.
     """
@@ -364,7 +364,7 @@ def to_flow(luma: Tensor, info: StreamInfo, request: ClipRequest) -> Tensor:
 
 
 OpenSink = Callable[[Plan, int], Sink]
-"""Opens the memory of a batch's stream, given by its number."""
+"""Opens the sink of one stream of a batch, given the batch's plan and the number of the stream."""
 
 # Outputs that a `Recutter` can write.
 _CUT: Final = frozenset({Planes, Rgb})
@@ -373,7 +373,7 @@ _CUT: Final = frozenset({Planes, Rgb})
 class CanvasMemory:
     """Opens the canvas of each batch, and keeps the memory that canvases reuse.
 
-    `streams`: the sinks of each stream. `pool`: of sound. `threads`: threads that decode.
+    `streams`: functions that open the sinks, by stream. `pool`: memory of sound. `threads`: number of decode threads.
     """
 
     def __init__(
@@ -381,7 +381,7 @@ class CanvasMemory:
     ) -> None:
         self.streams, self.stream, self.pool = streams, stream, pool
         self.planes = BufferPool(threads)
-        self.recutters: deque[tuple[Recutter, Stage]] = deque()
+        self.recutters: deque[tuple[Recutter, DecodeBuffer]] = deque()
 
     def open(self, plan: Plan) -> Canvas:
         """Open the canvas of a plan."""
@@ -390,7 +390,7 @@ class CanvasMemory:
 
 
 class Canvas:
-    """One batch in the making: what was read and decoded so far. Any thread may ask for an output, cut and fail."""
+    """One batch in the making: what was read and decoded so far. Any thread may call `output`, `cut` and `fail`."""
 
     def __init__(self, memory: CanvasMemory, plan: Plan) -> None:
         self.plan, self._memory, self._rows = plan, memory, len(plan.lengths)
@@ -398,17 +398,17 @@ class Canvas:
         self._sinks = [[open_sink(plan, number) for open_sink in sinks] for number, sinks in enumerate(memory.streams)]
         self.sound = None if plan.rules.audio is None else BatchSound(memory, plan.rules.audio, plan)
         self.sounds: dict[int, Sequence[SoundTask]] = {} if self.sound is None else self.sound.tasks
-        """The sounds of each canvas row that is decoded, with their packets once they are read."""
+        """Sounds to decode together with a canvas row, by its number."""
         self.packets: dict[int, EncodedClip] = {}
-        """What was read for canvas rows, until they are decoded."""
+        """Packets read in advance for canvas rows, until these are decoded."""
         self.errors = dict(plan.errors)
         self.costs: list[Counters] = []  # of reading and decoding; threads append to it
         self.finish_seconds = 0.0
-        self.pending = len(plan.reads)
+        self.pending = len(plan.reads)  # reads that are not decoded; several rows may come from one
         self.finished: tuple[Batch, torch.cuda.Event | None] | None = None
         self.planes: dict[int, Planes] = {}
-        """What was decoded for several rows together, until it is `cut`."""
-        self._taken: dict[int, Sink] = {}
+        """Planes from which several rows are made, by the first of these rows, until they are `cut`."""
+        self._taken: dict[int, Sink] = {}  # sink of each canvas row that is written
 
     def output(self, row: int, kinds: Set[type]) -> DecoderOutput | RgbRow:
         """Return where to write a clip: memory for a decoder that writes some of `kinds`."""
@@ -423,7 +423,7 @@ class Canvas:
         return sink.output(row % self._rows)
 
     def fail(self, row: int, error: Exception) -> None:
-        """Mark a row, and those that are decoded together with it, as failed: they become zeros."""
+        """Mark a row, and the rows that are decoded together with it, as failed: they become zeros."""
         self.place(row).locate(error)
         self.planes.pop(row, None)
         for number in range(row, self.plan.reads[row]):
@@ -431,36 +431,39 @@ class Canvas:
             self._taken.pop(number, None)
 
     def cut(self, row: int) -> None:
-        """Cut the clips that were decoded together out of their planes. Called by the thread that decoded them."""
+        """Cut each clip that was decoded together with `row` out of their planes, and write it to its own row.
+
+        Called by the thread that decoded them.
+        """
         try:
-            recutter, stage = self._memory.recutters.pop()
+            recutter, buffer = self._memory.recutters.pop()
         except IndexError:
-            recutter, stage = Recutter(), Stage()
-        self._cut(row, self.planes.pop(row), recutter, stage)
-        self._memory.recutters.append((recutter, stage))
+            recutter, buffer = Recutter(), DecodeBuffer()
+        self._cut(row, self.planes.pop(row), recutter, buffer)
+        self._memory.recutters.append((recutter, buffer))
 
     def finish(self) -> list[Video]:
         """Return each stream on its device. Called once, after every row is done, within `LoaderStream.use`."""
         return [self._finish(number * self._rows, sinks) for number, sinks in enumerate(self._sinks)]
 
-    def _cut(self, row: int, planes: Planes, recutter: Recutter, stage: Stage) -> None:
+    def _cut(self, row: int, planes: Planes, recutter: Recutter, buffer: DecodeBuffer) -> None:
         plan, whole = self.plan, self.plan.request(row)
         for number in range(row, plan.reads[row]):
             part = plan.part(number)
             index = np.searchsorted(whole.frames, part.frames).tolist()
             self._taken[number] = sink = next(one for one in self._sinks[number // self._rows] if one.kinds & _CUT)
             output = sink.output(number % self._rows)
-            target = stage.open(output) if isinstance(output, RgbRow) else output
+            target = buffer.open(output) if isinstance(output, RgbRow) else output
             recutter.cut(plan.info(row), whole.box, planes, index, part, target)
             if isinstance(output, RgbRow):
-                stage.finish(output)
+                buffer.finish(output)
 
     def _finish(self, first: int, sinks: Sequence[Sink]) -> Video:
         taken = list(map(self._taken.get, range(first, first + self._rows)))
         video = sinks[0].finish([one is sinks[0] for one in taken])
         for sink in sinks[1:]:
             other = sink.finish([one is sink for one in taken])
-            # Row by row, because a list of rows would be copied to the device, and the host would wait for that.
+            # Copied row by row: an index list would be copied to the device, and the host would wait for that.
             for row, one in enumerate(taken):
                 if one is sink:
                     video[row] = other[row]
@@ -468,7 +471,7 @@ class Canvas:
 
 
 class BatchSound:
-    """The sound of one batch in the making."""
+    """The sound of one batch in the making, and its memory."""
 
     def __init__(self, memory: CanvasMemory, audio: Audio, plan: Plan) -> None:
         rows, samples = len(plan.samples), plan.sound_samples

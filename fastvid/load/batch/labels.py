@@ -1,4 +1,4 @@
-"""What the annotations and signals say about the rows of a batch: labels, texts, columns and numbers of each frame.
+"""Batch entries from annotations and signals: labels, texts, columns, and numbers that belong to each frame.
 
 `MultiHot`: several labels per sample, as a row of zeros and ones. `Text`: one text a row, chosen among several and
 sometimes dropped, as a function of (seed, epoch, position).
@@ -31,7 +31,7 @@ from fastvid.runtime.arrays import BoolArray, Float32Array, IntArray
 from fastvid.runtime.values import check_choice, sha256
 
 _LABELS: Final = "labels"
-"""The column whose values are classes of the dataset, as those of ``label`` are."""
+"""The column whose values are, like those of ``label``, classes of the dataset."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -73,10 +73,7 @@ class MultiHot:
 
 
 class MultiHotLabels:
-    """The labels of a dataset's samples.
-
-    `dataset`: the samples.
-    """
+    """The labels of all samples of a dataset, from a column of lists."""
 
     def __init__(self, labels: MultiHot, dataset: Dataset | Mixture) -> None:
         what = "lists", "add a column with a list of class names to the annotations"
@@ -119,7 +116,10 @@ class MultiHotLabels:
 def _column(
     dataset: Dataset | Mixture, name: str, whose: str, fits: Callable[[pa.DataType], bool], what: str, otherwise: str
 ) -> pa.ChunkedArray:
-    """Return a column whose type fits; the error names the columns that do, or says what to do otherwise."""
+    """Return a column of the dataset; raise UsageError if its type does not satisfy `fits`.
+
+    `whose`: the argument that names the column. `what`: the content that it needs. `otherwise`: hint if none fits.
+    """
     column = dataset.column(name) if name in dataset.column_names else None
     if column is None or not fits(column.type):
         found = "does not exist" if column is None else f"contains {column.type}, not {what}"
@@ -147,7 +147,7 @@ def _default_classes(column: str, dataset: Dataset | Mixture) -> tuple[str, ...]
 
 
 def _pairs(column: pa.ChunkedArray) -> tuple[IntArray, pa.Array]:
-    """Return the row and the value of each element of a column of lists that is not null."""
+    """Return the row, int64 [n], and the value of each element that is not null in a column of lists."""
     rows, values = [np.empty(0, dtype=np.int64)], []
     start = 0
     for chunk in column.chunks:
@@ -168,7 +168,7 @@ def _is_list(kind: pa.DataType) -> bool:
 
 
 def _element(kind: pa.DataType) -> pa.DataType:
-    """Return the type of the elements of a list, or of a single value, not encoded as a dictionary."""
+    """Return the type of a list's elements, or a type that is no list; without its encoding as a dictionary."""
     kind = kind.value_type if _is_list(kind) else kind
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
@@ -235,10 +235,7 @@ class Text:
 
 
 class TextColumns:
-    """The texts of a dataset's samples.
-
-    `dataset`: the samples.
-    """
+    """The texts of all samples of a dataset, from one or more columns."""
 
     def __init__(self, text: Text, dataset: Dataset | Mixture) -> None:
         self.text, self._columns = text, list[pa.ChunkedArray]()
@@ -247,7 +244,7 @@ class TextColumns:
             self._columns.append(column)
 
     def row(self, sample: int | None, chosen: float, dropped: float) -> str:
-        """Return the text of a row, given the random numbers that choose it and drop it."""
+        """Return the text of a row; `chosen` and `dropped`, random in [0, 1), choose it and decide if it is dropped."""
         text = self.text
         if sample is None:
             return text.empty
@@ -294,7 +291,7 @@ class RowAnnotations:
         return text if self.labels is None else text | {"labels": repr(self.labels.labels)}
 
     def on_device(self, samples: IntArray, valid: BoolArray) -> dict[str, npt.NDArray[Any]]:
-        """Return the entries that belong on the device, larger items first.
+        """Return the entries that belong on the device: label, int64 [B], and if requested labels, float32 [B, C].
 
         `samples`: sample of each row, int64 [B]; MASKED for padding. `valid`: which rows are not masked, bool
         [B].
@@ -304,7 +301,7 @@ class RowAnnotations:
         return made if self.labels is None else made | {"labels": self.labels.rows(samples, valid)}
 
     def on_host(self, samples: IntArray, draws: BatchDraws) -> dict[str, Any]:
-        """Return the other entries.
+        """Return the entries that stay on the host: fields, and text and dataset if there are any.
 
         `samples`: sample of each row, int64 [B]; MASKED for padding. `draws`: the random numbers of each row.
         """
@@ -325,7 +322,7 @@ class RowAnnotations:
 
 
 SignalsAsked = Mapping[str, Deltas | None] | Sequence[str]
-"""Signals by name, with the seconds around each item; without any, at the frames that the clip shows."""
+"""Names of signals. With `Deltas`: at these offsets in seconds from each item; without: at the frames of the clip."""
 
 
 @dataclass(frozen=True)
@@ -334,12 +331,13 @@ class Extras:
 
     Args:
         audio: The sound of the clips, `Audio(rate)`, in `Batch.audio`; not with `views`.
-        text: Column of the text to deliver in `Batch.text`, chosen among several and sometimes dropped.
-        labels: Column of several labels per sample, to deliver in `Batch.labels`; `loader.labels.classes` names them.
+        text: One text per row, in `Batch.text`: chosen among the texts of a sample, and sometimes dropped.
+        labels: Several labels per sample, in `Batch.labels`; `loader.labels.classes` names the classes.
         fields: Annotation columns to deliver in `Batch.fields`.
-        signals: Numbers that the dataset has for every frame, in entries of their names, [B, T] or [B, T, A]: of items
-            around each, ``{"action": Deltas([0.0, 0.1])}``; of a list of names those of the frames that a clip shows.
-            ``"mass=weight"`` delivers the signal "weight" in the entry "mass": a signal must not replace another entry.
+        signals: Numbers that the dataset stores for every frame, in entries of their names, [B, T] or [B, T, A]. A list
+            of names delivers those of the frames that a clip shows; a mapping such as ``{"action": Deltas([0.0])}``
+            those at offsets from each item of `EveryFrame`. ``"mass=weight"`` delivers the signal "weight" in the entry
+            "mass": a signal must not replace another entry.
     """
 
     audio: Audio | None = None
@@ -353,17 +351,17 @@ class Extras:
 class SignalRows:
     """The signals of the rows of a batch, and which frames around an item are outside its video."""
 
-    dataset: Dataset  # the samples, or items
-    # where the values of each signal are; None for those of the frames that a clip shows.
+    dataset: Dataset  # the samples, or the items of `EveryFrame`
+    # offsets from the item at which each signal is read; None to read it at the frames that the clip shows.
     wanted: Mapping[str, Deltas | None]
-    # where the frames of each stream are, by entry of the batch; those outside the video show its first or last frame.
+    # offsets of the frames of each stream, by batch entry; a frame outside the video is replaced by its first or last.
     shown: Mapping[str, Deltas]
 
     @classmethod
     def of(
         cls, dataset: Dataset | Mixture, frames: object, streams: Sequence[str], asked: SignalsAsked, *, views: bool
     ) -> SignalRows | None:
-        """Build from a loader's arguments; None without signals and items."""
+        """Build from a loader's arguments; None if neither signals nor frames around items were requested."""
         wanted = (
             dict(asked) if isinstance(asked, Mapping) else dict.fromkeys([asked] if isinstance(asked, str) else asked)
         )
@@ -413,7 +411,7 @@ class SignalRows:
         rates = dataset.annotations["fps"].take(rows).to_numpy() if items is not None else np.empty(0)
 
         def around(deltas: Deltas) -> tuple[IntArray, BoolArray]:
-            """Return the frames at offsets from the items, and which of them are outside the video."""
+            """Return the frames at offsets from the items, int64 [B, T], and which are outside the video, bool."""
             offsets = {float(rate): deltas.offsets(float(rate)) for rate in np.unique(rates)}
             frames = at[:, None] + np.stack([offsets[float(rate)] for rate in rates])
             return frames, (frames < 0) | (frames >= counts)
@@ -434,6 +432,6 @@ class SignalRows:
 
 
 def _entry_of(given: str, dataset: Dataset) -> tuple[str, str]:
-    """Return the entry of the batch and the signal that ``ENTRY=SIGNAL``, or a signal's name alone, stands for."""
+    """Return the batch entry and the signal that are named by ``ENTRY=SIGNAL``, or by a signal's name alone."""
     entry, equals, name = given.partition("=")
     return (entry, name) if equals and given not in dataset.signals else (given, given)

@@ -1,4 +1,4 @@
-"""`Spec`: everything that decides the pixels of a loader's batches; its parts, as text, are the fingerprint of a state.
+"""`Spec`: everything that decides the pixels of a loader's batches; its parts, as text, are the fingerprint in a state.
 
 A state is five values from which any loader of the same data can resume: version, fingerprint, seed, epoch and
 position. It contains neither the world size nor the batch size. The fingerprint consists of named parts in readable
@@ -92,7 +92,7 @@ class Spec:
     def fingerprint(self, batching: str = "") -> dict[str, str]:
         """Return everything that determines the clips besides seed, epoch and position, as text by part.
 
-        `batching`: text of batches of varying shape.
+        `batching`: text of `Buckets` or `Packed`; empty for batches of one size.
         """
         rules, sets = self.rules, parts_of(self.dataset)
         parts = {
@@ -105,7 +105,7 @@ class Spec:
             "sampler": f"{rules.sampler_text} {rules.views}" if rules.views else rules.sampler_text,
             "augmentation": f"{DRAWS_VERSION} {rules.spatial_text}",
         }
-        # Omitted if they were not asked for, so that states saved before they existed still load.
+        # Parts at their defaults are omitted, so that states saved before these arguments existed still load.
         asked = {
             "streams": rules.streams_text if rules.streams_text != PICTURES else "",
             "batches": batching,
@@ -118,7 +118,7 @@ class Spec:
         return parts | {name: text for name, text in asked.items() if text}
 
     def place(self, state: Mapping[str, Any], batching: str = "") -> tuple[int, int, int]:
-        """Return the seed, epoch and position of a state, see `fingerprint`."""
+        """Return the seed, epoch and position of a state; raise StateError if its fingerprint is another."""
         seed, epoch, position, theirs = parse_state(state, self.orders.num_samples)
         own = self.fingerprint(batching)
         if state["version"] < STATE_VERSION:
@@ -201,7 +201,7 @@ Video = torch.Tensor | list[torch.Tensor]
 
 
 _SMALLEST: Final = (1, 2, 2)
-"""Shape of a batch that has only masked rows, if nothing else decides it."""
+"""Frames, height and width of a batch that has only masked rows, if nothing else decides them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +210,7 @@ class Shapes:
 
     rows: list[ClipShape]  # shape of each row; zeros for a masked row of a batch whose rows differ
     uniform: ClipShape | None  # the shape of all rows; None if they differ, or are delivered as a list
-    padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not
+    padded: ClipShape | None = None  # the shape that rows are padded to; None if they are not padded
 
 
 _MASKED: Final = (0, 0, 0)
@@ -230,7 +230,7 @@ class VideoSpec:
 
     @classmethod
     def of(cls, spec: Spec, stream: LoaderStream) -> VideoSpec:
-        """Return what the batches of a loader look like on a device. Packed patches are cut from a list of clips."""
+        """Return the form of a loader's video on the stream's device; for `Packed`, of the clips before patching."""
         output, collate = spec.output, spec.output.collate
         if isinstance(spec.batches, Packed):
             collate = "list"
@@ -247,8 +247,8 @@ class VideoSpec:
     def shapes(self, rows: IntArray, planned: ClipShape | None) -> Shapes:
         """Return the shapes of a batch's rows.
 
-        `rows`: that of each, int64 [N, 3], see `Plan.shapes`. `planned`: shape of the largest clip of the global
-        batch, of which these are one rank's rows; None if it is not known before clips are planned.
+        `rows`: frames, height and width of each, int64 [N, 3], see `Plan.shapes`. `planned`: shape of the largest clip
+        of the global batch, of which these are one rank's rows; None if only planned clips tell it.
         """
         whole = self.shape if planned is None else planned
         if self.collate == "stack":
@@ -283,7 +283,7 @@ class VideoSpec:
         return video.copy_(levels if self.layout == "BCTHW" else levels.transpose(1, 2))
 
     def collated(self, rows: list[torch.Tensor], shapes: Shapes) -> Video:
-        """Put rows of different shapes together.
+        """Return the rows as a list, or as one tensor if `shapes` says that they are padded with zeros.
 
         `rows`: tensors [3, T, H, W] or [T, 3, H, W], in the layout of the batch.
         """

@@ -1,4 +1,4 @@
-"""The rules that make clips of samples, and the sizes of the clips, before anything is read.
+"""`ClipRules`: how clips are made of samples; and the sizes of all clips, computed before anything is read.
 
 All streams of a sample show the same moments: frame f of one camera is frame f of another. A clip's flow covers the
 same frames and the same crop as its pictures. Each frame has a stack of L flow pictures, half before and half after it,
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ClipRules:
-    """What makes the clips of each sample."""
+    """The samplers, crops, streams and views with which clips are made of samples."""
 
     samplers: tuple[Sampler, ...]  # sampler of each dataset, or one for all samples
     spatials: tuple[Spatial, ...]  # transforms of each dataset, or one for all samples
@@ -99,7 +99,7 @@ class ClipRules:
 
     @cached_property
     def main(self) -> int:
-        """Number of the stream whose rate, size and times a batch tells: the pictures, or the first."""
+        """Index of the stream whose rate, size and times a batch reports: the pictures, or else the first."""
         return self.streams.index(PICTURES) if PICTURES in self.streams else 0
 
     @property
@@ -109,7 +109,7 @@ class ClipRules:
         return None if count is None or size is None else (count, *size)
 
     def groups(self, samples: IntArray) -> Iterator[tuple[list[int], Sampler, Spatial]]:
-        """Yield which of the samples, int64 [N], have the same sampler and transforms, and these."""
+        """Yield groups of samples with the same sampler and crop: indices into `samples`, int64 [N], and these two."""
         numbers = np.searchsorted(np.asarray(self.ends), samples, side="right")
         for number in np.unique(numbers).tolist():
             yield np.flatnonzero(numbers == number).tolist(), self.samplers[number], self.spatials[number]
@@ -154,10 +154,7 @@ def _joined(texts: Sequence[str]) -> str:
 
 
 def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
-    """Return the frames, heights and widths of the clips of all samples, computed from the annotations.
-
-    `dataset`: the samples.
-    """
+    """Return the frames, heights and widths of the clips of all samples, computed from the annotations."""
     if isinstance(dataset, EveryFrame):
         raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
     parts = parts_of(dataset)
@@ -179,15 +176,15 @@ def _sizes(dataset: Dataset, sampler: Sampler, spatial: Spatial) -> tuple[IntArr
 def varying_sizes(dataset: Dataset | Mixture, rules: ClipRules, *, required: bool) -> ClipSizes | None:
     """Return the sizes of the clips of all samples if they differ; None if all clips have one shape.
 
-    `dataset`: the samples.
+    None also if the sizes are not known beforehand; if they are `required`, that is an error.
     """
     for _, spatial in rules.pairs:
         if spatial.output is None:
-            spatial.output_of(256, 256)  # fails if only a bucket has a size
+            spatial.output_of(256, 256)  # raises an error if the size must come from a bucket
     if rules.shape is not None:
         return None
     if len([name for name in rules.streams if name != FLOW]) > 1 or isinstance(dataset, EveryFrame):
-        # Of a sample with several cameras the annotations have the size of the first; items have no facts of their own.
+        # Annotations have the size of the first camera only, and items have no annotations of their own.
         if required:
             raise UsageError(
                 "the sizes of all clips of several cameras, or of EveryFrame, are not known beforehand",
@@ -287,7 +284,7 @@ def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
 
 
 def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
-    """Check that the streams of a sample belong together."""
+    """Raise FormatError if the cameras of a sample differ in length or rate, or if its flow does not match."""
     flow = infos.get(FLOW)
     if flow is not None:
         check_flow(flow, infos.get(PICTURES))

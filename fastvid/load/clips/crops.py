@@ -38,9 +38,9 @@ Rectangle = tuple[int, int, int, int]
 
 
 class BatchCrop(ABC):
-    """A crop of fastvid: one formula for the random numbers of a clip, which are drawn for all clips of a batch."""
+    """Base of fastvid's crops: computes a crop from random numbers that are drawn for all clips of a batch at once."""
 
-    numbers: ClassVar[int] = 0  # random numbers that a clip takes
+    numbers: ClassVar[int] = 0  # how many random numbers a clip takes
 
     def draw(self, height: int, width: int, draws: Draws, /) -> Box:
         """Return a crop of at least 2x2 pixels inside a video of this size."""
@@ -48,12 +48,12 @@ class BatchCrop(ABC):
 
     @abstractmethod
     def box(self, height: int, width: int, numbers: Sequence[float], /) -> Rectangle:
-        """Return y, x, height and width of a crop."""
+        """Return y, x, height and width of a crop, in pixels; `numbers` are uniform in [0, 1)."""
 
 
 @dataclass(frozen=True)
 class Sized(BatchCrop):
-    """A crop with a size, or with none until it is given that of a bucket.
+    """Base of the crops that have an output size, which may be None until a bucket gives it.
 
     Attributes:
         size: (height, width) in pixels; None if it comes from a bucket.
@@ -387,7 +387,7 @@ class Spatial:
         return View.of(self.cuts([height], [width], BatchDraws(draws.seed, draws.epoch, positions))[0])
 
     def cuts(self, heights: Sequence[int], widths: Sequence[int], draws: BatchDraws) -> IntArray:
-        """Return what clips show of videos of these sizes, int64 [N, 7], see `View.of`."""
+        """Return the box, size and flip of the clips of videos with these sizes, int64 [N, 7], see `View.of`."""
         crop, flip = self.crop, self.flip
         is_own = getattr(type(crop), "draw", None) is BatchCrop.draw
         numbers = draws.uniform(Purpose.CROP, crop.numbers).tolist() if isinstance(crop, BatchCrop) and is_own else ()
@@ -446,12 +446,12 @@ def _nearest_even(pixels: float) -> int:
 
 
 def _place(number: float, whole: int, part: int) -> int:
-    """Return an even corner, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
+    """Return a random even coordinate, uniform over those where `part` fits into `whole`; 0 <= number < 1."""
     return 2 * int(number * ((whole - part) // 2 + 1))
 
 
 class _Whole(BatchCrop):
-    """The whole video, resized by a rule for its size."""
+    """Base of the crops that show the whole video, resized to a size that is computed from the video's size."""
 
     @property
     def output(self) -> Size | None:
@@ -467,7 +467,7 @@ class _Whole(BatchCrop):
         return _output_of(self, height, width)
 
     def of_size(self, size: Size) -> CenterCrop:
-        """Return the crop for a bucket of this size: the video's largest central region with its aspect ratio."""
+        """Return the crop for a bucket of this size: the largest central region with the bucket's aspect ratio."""
         return CenterCrop(None).of_size(size)
 
     def box(self, height: int, width: int, _numbers: Sequence[float], /) -> Rectangle:
@@ -542,7 +542,7 @@ class Native(_Whole):
     `max_pixels`, because no side is shorter than m.
 
     Args:
-        multiple: Divides both sides of the clip, >= 1; odd numbers are possible.
+        multiple: Number of which both sides of the clip are multiples, >= 1; odd numbers are possible.
         min_pixels: Least pixels of a frame, >= 1; None for no bound.
         max_pixels: Most pixels of a frame, >= min_pixels; None for no bound.
 

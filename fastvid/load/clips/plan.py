@@ -3,9 +3,9 @@
 A plan is a pure function of the dataset, the order, the rules, the seed and the epoch, so any thread or rank can
 compute any batch. Its frames and crops are arrays, of which a clip is a row.
 
-Clips of one video (evaluation views, repeated augmentation) are decoded together: each packet that any of them needs
-once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread then cuts each
-clip out of them into that clip's own row.
+Clips of one video (evaluation views, repeated augmentation) are decoded together, so that a packet which several need
+is decoded once. The decoder writes planes of all requested frames in the bounding box of all crops; the same thread
+then cuts each clip out of them into that clip's own row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ from fastvid.load.order.mixture import Mixture, parts_of
 from fastvid.runtime.arrays import BoolArray, Float32Array, FloatArray, IntArray
 
 _LARGEST_DENOMINATOR: Final = 100_000
-"""Of exact frame rates, see `fastvid.format.mp4.frame_rate`: the double of an annotation stands for only one."""
+"""Largest denominator of exact frame rates, see `fastvid.format.mp4.frame_rate`; small enough that an exact rate can be
+recovered from the float64 in the annotations."""
 
 _ROWS_AHEAD: Final = 256
 """Rows whose samples are looked up in one call."""
@@ -62,13 +63,13 @@ MOST_FETCHERS: Final = 32
 
 
 class ClipPlace(NamedTuple):
-    """Where the packets of a clip are."""
+    """The shard, row and stream from which the packets of a clip are read."""
 
     shard: Shard
     row: int  # of the sample in the shard
     stream: str
     key: str
-    info: StreamInfo | None = None  # the stream; None if it is not known yet
+    info: StreamInfo | None = None  # facts about the stream; None if they were not read yet
 
     def locate(self, error: Exception) -> None:
         """Add the clip's shard and key to an error."""
@@ -103,7 +104,7 @@ class Plan:
         # [B * V], 0 for a clip of a row that is not valid.
         self.frames: IntArray = np.zeros((clips, 1), dtype=np.int64)
         self.lengths: IntArray = np.zeros(clips, dtype=np.int64)
-        self.reads: dict[int, int] = {}  # first canvas row of those decoded together, and one past the last
+        self.reads: dict[int, int] = {}  # canvas rows that are decoded together: the first, and one past the last
         self.errors: dict[int, Exception] = {}  # planning errors, by canvas row
         self.windows: dict[int, AudioWindow] = {}  # the sound of each row
         self.sound_samples = 0  # samples of the longest sound of the global batch; 0 without sound
@@ -124,7 +125,7 @@ class Plan:
         return self.infos[clip // self.views][stream]
 
     def part(self, number: int) -> ClipRequest:
-        """Return the frames, crop and flip of a canvas row; of flow both halves (x above y), as a single tall crop."""
+        """Return the frames, crop and flip of a canvas row; for flow one tall crop of both halves, x above y."""
         stream, clip = divmod(number, len(self.lengths))
         rules, row, name = self.rules, clip // self.views, self.rules.streams[stream]
         frames = self.frames[clip, : self.lengths[clip]]
@@ -158,7 +159,7 @@ class Plan:
 
     @property
     def seconds(self) -> FloatArray:
-        """Time at which each frame is shown in its video, float64 [B * V, T]; -1 where there is none."""
+        """Time at which each frame is shown in its video, in seconds, float64 [B * V, T]; -1 where there is none."""
         numerators, denominators = np.repeat(self.rates, self.views, axis=0).T[..., None]
         found: FloatArray = self.frames * denominators / numerators
         for row in np.flatnonzero(self.valid).tolist():
@@ -173,9 +174,9 @@ class Plan:
 class SoundTask:
     """The sound of one row of a batch, to be read and decoded."""
 
-    window: AudioWindow  # the samples
-    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros
-    mask: BoolArray  # where to write which samples are heard, bool [S]; False
+    window: AudioWindow  # which samples of the sound
+    data: Float32Array  # where to write them, float32 [C, S] with S at least that of the window; zeros at first
+    mask: BoolArray  # where to write which samples were decoded, bool [S]; False at first
     packets: EncodedAudio | None = None  # None if it is not read yet, or if its sample has no audio
     is_read: bool = False
 
@@ -220,7 +221,7 @@ class Planner:
                 time.sleep(0)
 
     def plan(self, share: Share, samples: IntArray | None = None) -> Plan:
-        """Return the plan of one rank's share of a batch; of these samples, in place of those of the order."""
+        """Return the plan of one rank's share of a batch; `samples` replaces the samples that the order has there."""
         samples = self._samples(share.positions) if samples is None else samples
         draws = BatchDraws(self.order.seed, self.order.epoch, share.positions)
         plan = Plan(self.rules, self._shaped(share), draws, samples)
@@ -260,7 +261,7 @@ class Planner:
         return replace(share, shape=cast(ClipShape, shape))
 
     def _find(self, plan: Plan) -> dict[int, int]:
-        """Find the videos of a plan; return the number of the shard of each row."""
+        """Look up the shard and the streams of each row's sample; return the number of each row's shard."""
         present = np.flatnonzero(plan.valid)
         wanted = plan.samples[present]
         shards, shard_rows = self.dataset.locate(wanted)
@@ -290,7 +291,7 @@ class Planner:
         infos = tuple(map(shard.info, itertools.repeat(plan.shard_rows[row]), streams))
         plan.rates[row] = infos[self.rules.main].fps.as_integer_ratio()
         for stream, info in enumerate(infos):
-            # Flow has one half above the other.
+            # A flow picture has x above y, so it is twice as high as the video's pictures.
             plan.sizes[stream, row] = (info.height // 2 if streams[stream] == FLOW else info.height), info.width
             if info.codec not in self.backend.codecs:
                 known = ", ".join(sorted(codec.label for codec in self.backend.codecs))
@@ -358,8 +359,10 @@ class Planner:
             plan.reads[first], last = number + 1, (stream, sample)
 
     def _set_sound(self, plan: Plan, share: Share, audio: Audio) -> None:
-        """Set the windows of sound, and the samples of the longest one of the global batch, which ranks cannot know
-        from their own rows; in a batch planned by shape, of this rank's rows alone."""
+        """Set the windows of sound, and the samples of the longest one in the global batch.
+
+        Other ranks' clips are computed from the annotations. A batch of planned shape uses this rank's rows alone.
+        """
         for row in np.flatnonzero(plan.valid).tolist():
             frames = plan.frames[row, : plan.lengths[row]]
             plan.windows[row] = audio.window(frames, plan.infos[row][0].fps)
@@ -371,7 +374,7 @@ class Planner:
         plan.sound_samples = max(counts, default=0)
 
     def _sound_samples(self, positions: IntArray, audio: Audio) -> Iterator[int]:
-        """Yield the samples of the sound of clips at other positions, whose facts are those of the annotations."""
+        """Yield the number of sound samples of the clips at other ranks' positions, computed from the annotations."""
         samples = self.order.ids(positions)
         for some, sampler, _ in self.rules.groups(samples):
             chosen, draws = samples[some], BatchDraws(self.order.seed, self.order.epoch, positions[some])
@@ -441,11 +444,11 @@ class EpochPlans:
         return self.batching
 
     def steps(self, seed: int, epoch: int, position: int) -> int:
-        """Return the number of batches from a position to the end of the epoch, or at its end those of the next."""
+        """Return the number of batches from a position to the end of the epoch; at its end, those of the next epoch."""
         return self.epoch(seed, epoch).count(position) or self.epoch(seed, epoch + 1).count(0)
 
     def epoch(self, seed: int, epoch: int) -> EpochBatches:
-        """Return the batches of an epoch. Those of the last two epochs are kept: both are asked for between them."""
+        """Return the batches of an epoch. The last two epochs are kept: between them a loader asks for both."""
         found = self._epochs.get((seed, epoch))
         if found is None:
             found = self.batching.epoch(self.orders.order(seed, epoch))

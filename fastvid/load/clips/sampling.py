@@ -1,5 +1,5 @@
-"""Frame samplers: pure functions of a video's facts, which are known before anything is read, and the clip's random
-numbers.
+"""Frame samplers: they choose the frames of a clip from facts about its video, known before anything is read, and from
+random numbers.
 
 A sampler is a frozen dataclass with `draw(video, draws)`, which returns the frames of a clip. Its repr is part of a
 loader's fingerprint.
@@ -27,7 +27,7 @@ NO_ANNOTATIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class VideoInfo:
-    """The facts of one video.
+    """What is known about a video before it is read.
 
     Attributes:
         num_frames: Number of frames F, at least 1.
@@ -36,7 +36,7 @@ class VideoInfo:
         height: Height of the stored frames in pixels.
         key: The sample's key.
         annotations: The sample's row of the annotations by column; a column is read when it is first used.
-        anchor: Frame that the clip is about, of an item of `EveryFrame`; None if the sampler chooses.
+        anchor: Frame from which offsets are counted, in an item of `EveryFrame`; None if the sampler chooses it.
         times: When each frame is shown, in seconds since the first, float64 [F]; None if frame f is shown at f / fps.
     """
 
@@ -57,18 +57,18 @@ class VideoInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Videos:
-    """The facts of the videos of several clips, and the random numbers of the clips."""
+    """What is known about the videos of several clips, and the random numbers of the clips."""
 
     num_frames: IntArray  # frames of each video, int64 [N]
     fps: FloatArray  # its frames per second, float64 [N]
     draws: BatchDraws
-    anchors: IntArray | None = None  # frame that each clip is about, int64 [N]; None if the sampler chooses
-    # of each video whose frames last differently when each is shown, in seconds, float64 [F]; by its number
+    anchors: IntArray | None = None  # frame from which offsets are counted, int64 [N]; None if the sampler chooses it
+    # when each frame is shown, in seconds, float64 [F], by the index of the video; only if the frame rate varies
     times: Mapping[int, FloatArray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, video: VideoInfo, draws: BatchDraws, count: int = 1) -> Videos:
-        """Return a video several times."""
+        """Return the same video `count` times."""
         anchors = None if video.anchor is None else np.full(count, video.anchor)
         times = {} if video.times is None else dict.fromkeys(range(count), video.times)
         return cls(np.full(count, video.num_frames), np.full(count, video.fps), draws, anchors, times)
@@ -97,7 +97,7 @@ class Sampler(Protocol):
 
 
 class BatchSampler(ABC):
-    """A sampler of fastvid: one formula for all clips of a batch. Unlike `draw` of a user's, it is not checked."""
+    """Base of fastvid's samplers: computes all clips of a batch at once, without the checks of a user's `draw`."""
 
     def draw(self, video: VideoInfo, draws: Draws, /) -> IntArray:
         """Return the frame indices of a clip, int64 [T]."""
@@ -111,7 +111,7 @@ class BatchSampler(ABC):
 
 
 def is_own(sampler: object) -> bool:
-    """Return whether `draw_all` makes the clips of a sampler: not if a user derived it and draws in another way."""
+    """Return whether a sampler's clips come from `draw_all`: False if a user's subclass overrides `draw`."""
     return isinstance(sampler, BatchSampler) and type(sampler).draw is BatchSampler.draw
 
 
@@ -122,7 +122,7 @@ def clip_length(sampler: Sampler) -> int | None:
 
 
 def clip_lengths(sampler: Sampler, num_frames: IntArray, fps: FloatArray) -> IntArray:
-    """Return the number of frames that a sampler makes of each video, int64 [N].
+    """Return the number of frames of the clip that a sampler makes of each video, int64 [N].
 
     `num_frames`: frames of each video, int64 [N]. `fps`: frames per second of each video, float64 [N].
     """
@@ -158,7 +158,7 @@ def with_length(sampler: Sampler, length: int) -> Sampler:
 
 
 def draw_frames(sampler: Sampler, video: VideoInfo, draw: Callable[[], Any]) -> list[IntArray]:
-    """Return the frame indices of a video's clips, each int64 [T]."""
+    """Call `draw` and return its clips, each int64 [T], after checking that they are frames of the video."""
     return [_checked(sampler, clip, video) for clip in _called(sampler, draw, key=video.key or None)]
 
 
@@ -269,7 +269,7 @@ class Segments(BatchSampler):
         return replace(self, num_segments=length // self.length)
 
     def draw_all(self, videos: Videos) -> IntArray:
-        """See `BatchSampler`; each segment's frames together."""
+        """See `BatchSampler`; the frames of a segment are neighbours in the clip."""
         num_frames, segments = videos.num_frames, self.num_segments
         if not self.jitter:
             return self._at(num_frames, 0.5)
@@ -352,7 +352,7 @@ class Dense(BatchSampler):
 
 
 def spread_over(spare: IntArray) -> IntArray:
-    """Return evenly spaced starts from 0 to `spare`, int64 [num_clips] as `spare` is; the middle if there is one."""
+    """Return evenly spaced starts from 0 to `spare`, both int64 [num_clips]; a single start is in the middle."""
     count = len(spare)
     return spare * np.arange(count) // (count - 1) if count > 1 else spare // 2
 
@@ -389,5 +389,5 @@ class Uniform(BatchSampler):
         return replace(self, num_frames=length)
 
     def draw_all(self, videos: Videos) -> IntArray:
-        """See `BatchSampler`; ascending."""
+        """See `BatchSampler`; frames are ascending."""
         return evenly(self.num_frames, videos.num_frames)

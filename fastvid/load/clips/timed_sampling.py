@@ -1,10 +1,10 @@
 """Frame samplers that count in seconds: clips of videos with different frame rates then span the same time.
 
 Frame i of a video with r frames a second is shown from i/r to (i+1)/r seconds, so the frame shown at t seconds is
-floor(t*r). Where frames last differently, r is their mean rate, and the frame shown at t seconds is looked up. All
-formulas are in float64 and the same for one video and for arrays of videos. Where a formula says floor(x) or ceil(x) of
-a quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the wrong side counts as
-whole; a millionth of a frame is never visible.
+floor(t*r). If the frame rate varies, r is the mean rate, and the frame shown at t seconds is looked up. All formulas
+are in float64 and the same for one video and for arrays of videos. Where a formula says floor(x) or ceil(x) of a
+quotient, 1e-6 is added or subtracted first, so that a whole number that was rounded to the wrong side counts as whole;
+a millionth of a frame is never visible.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fastvid.load.order.draws import BatchDraws, Purpose
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 _NEAR: Final = 1e-6
-"""Frames by which a time may miss a frame: far above float64's rounding for videos of days, far below one frame."""
+"""Tolerance in frames of the roundings above: far above float64's error for videos of days, far below one frame."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class AtFps(BatchSampler):
         return made
 
     def draw_all(self, videos: Videos) -> Sequence[IntArray]:
-        """See `BatchSampler`; ascending."""
+        """See `BatchSampler`; frames are ascending."""
         counts = self.count(videos.num_frames, videos.fps)
         instants = self._at_rate(videos.num_frames, videos.fps)
         steps = np.maximum(1.0, videos.fps / self.fps)
@@ -197,7 +197,7 @@ class Window(BatchSampler):
         return replace(self, num_frames=length)
 
     def draw_all(self, videos: Videos) -> Sequence[IntArray]:
-        """See `BatchSampler`; ascending."""
+        """See `BatchSampler`; frames are ascending."""
         counts, steps, spare = self._places(videos)
         starts = videos.draws.integers(Purpose.FRAMES, spare + 1, 1)[:, 0] if self.jitter else spare // 2
         return _instants(counts, steps, starts, videos)
@@ -210,7 +210,7 @@ class Window(BatchSampler):
         return np.stack(_instants(counts, steps, spread_over(spare), videos))
 
     def _places(self, videos: Videos) -> tuple[IntArray, FloatArray, IntArray]:
-        """Return the frames of each clip, the step from one to the next, and how many places follow the first."""
+        """Return for each clip its number of frames, the step between them, and the last frame where it can start."""
         counts = self.count(videos.num_frames, videos.fps)
         if self.fps is not None:
             steps = videos.fps / self.fps
@@ -303,7 +303,7 @@ def _offsets(seconds: tuple[float, ...], tolerance: float | None, fps: float) ->
 def _instants(counts: IntArray, steps: FloatArray, starts: IntArray, videos: Videos) -> list[IntArray]:
     """Return the frames start + floor(k * step) of each video, at most its last one, int64 [count] each.
 
-    Where frames last differently, those that are shown at the same instants in seconds.
+    If the frame rate varies, the frames that are shown at the same times in seconds.
     """
     instants = np.arange(counts.max()) * steps[:, None]
     frames = starts[:, None] + np.floor(instants + _NEAR).astype(np.int64)

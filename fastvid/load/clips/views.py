@@ -54,7 +54,7 @@ class Views:
     Args:
         num_clips: N >= 1.
         num_crops: M: 1, 3, 5 or 10.
-        places: ClipPlace of each clip in the segments of `Segments`, each 0 <= place < 1; empty spreads them evenly.
+        places: Place of each clip within the segments of `Segments`, each 0 <= place < 1; empty spreads them evenly.
 
     Raises:
         UsageError: If an argument is out of range.
@@ -96,7 +96,7 @@ class Views:
         return draw_frames(sampler, video, lambda: self._chosen(sampler, video, draws))
 
     def draw_all(self, sampler: Sampler, videos: Videos, video: Callable[[int], VideoInfo]) -> Clips:
-        """Return the frame indices of the N clips of each video, one after the other; `video`: returns one of them."""
+        """Return the frame indices of the N clips of each video, video by video; `video`: returns the facts of one."""
         if is_own(sampler) and self.num_clips == 1 and not self.places:
             return cast(BatchSampler, sampler).draw_all(videos)
         rows = range(len(videos.num_frames))
@@ -116,7 +116,7 @@ class Views:
         return [View.of(cut) for cut in self.divided(spatial.cuts([height], [width], draws), heights, widths)]
 
     def divided(self, cuts: IntArray, heights: IntArray, widths: IntArray) -> IntArray:
-        """Return the M crops of each video in place of its central one, int64 [N * M, 7], see `View.of`."""
+        """Replace the central crop of each video, int64 [N, 7], by its M crops, int64 [N * M, 7], see `View.of`."""
         if self.num_crops == 1:
             return cuts
         places, along = np.array(_PLACES[: 5 if self.num_crops > 3 else 3]), np.array([0, 0.5, 1])
@@ -145,7 +145,7 @@ ONE_VIEW: Final = Views()
 def check_views(
     views: Views, sampler: object, spatial: Spatial, *, clips_per_video: int = 1, audio: bool = False
 ) -> None:
-    """Check that a loader can produce these views."""
+    """Raise UsageError if a loader cannot make these views with its sampler, crop and other arguments."""
     if audio:
         raise UsageError("audio= was given with views=", hint="make a loader with one clip per video for the sound")
     if views.num_crops > 1 and (not isinstance(spatial.crop, CenterCrop) or spatial.flip is not None):

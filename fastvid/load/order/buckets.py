@@ -1,13 +1,13 @@
-"""`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from facts; and what all planned
-batches have in common.
+"""`Buckets`: batches of several shapes, each clip in the shape that suits it, planned from the sizes of all clips; and
+what `Buckets` and `Packed` have in common.
 
 A plan puts the positions of the epoch's order into an order of its own, the planned order, in which `position` of a
 loader's state counts. Samples that no batch can contain come first in it, samples that last="drop" discards come last,
 so `stop - start` of a batch is the number of its samples.
 
-Each sample belongs to one bucket. The positions of an epoch's order are sorted by bucket, each bucket's run is cut
-into global batches, and a batch is due at the position of its last sample: exactly what a streaming bucketer with
-unlimited room would emit. Incomplete batches, at most one per bucket, come last.
+Each sample belongs to one bucket. The positions of an epoch's order are sorted by bucket, and the samples of each
+bucket are cut into global batches. Batches are ordered by the position of their last sample, as a bucketer with
+unlimited memory would emit them if samples arrived one by one. Incomplete batches, at most one per bucket, come last.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ Unfit = Literal["raise", "skip"]
 """What to do with samples that no batch can contain: raise an error before the epoch begins, or skip and log them."""
 
 _NAMED: Final = 5
-"""Samples that a message about unfit samples names."""
+"""Number of unfit samples that a message names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ClipSizes:
-    """What sampler and crop make of each sample."""
+    """The size of the clip that sampler and crop make of each sample."""
 
     frames: IntArray  # frames, int64 [N]
     heights: IntArray  # height in pixels, int64 [N]
@@ -84,13 +84,13 @@ def check_shape(name: str, shape: object) -> ClipShape:
 _log = logging.getLogger(__name__)
 
 PLAN_VERSION: Final = "fastvid-plan-1"
-"""Part of a loader's fingerprint; must change when Buckets or Packed plan other batches from the same facts."""
+"""Part of a loader's fingerprint; must change when Buckets or Packed plan other batches from the same clip sizes."""
 
 
 def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: Callable[[int], str], hint: str) -> None:
     """Log samples that no batch can contain, or raise.
 
-    `fits`: whether each sample fits, bool [N]. `what`: what is wrong with the samples.
+    `fits`: whether each sample fits, bool [N]. `what`: what is wrong with the others, for the message.
     """
     found = np.flatnonzero(~fits)
     if not len(found):
@@ -104,7 +104,7 @@ def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: C
 
 
 def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
-    """Return the number of the batch that follows `position`, `len(starts)` if none does.
+    """Return the index of the first batch from `position` on, `len(starts)` if none; StateError inside a batch.
 
     `position`: samples delivered. `starts`: first position of each batch, int64 [S], ascending. `stops`: one past
     the last position of each batch, int64 [S].
@@ -120,7 +120,7 @@ def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Some batches of a planned epoch, as one rank sees them."""
+    """Consecutive batches of a planned epoch, as one rank sees them."""
 
     starts: IntArray  # first position of each batch, int64 [S], ascending
     stops: IntArray  # one past its last position, int64 [S]
@@ -130,9 +130,9 @@ class Block:
 class Planned:
     """Batches planned from the sizes of all clips, see `fastvid.load.order.epoch.Batching`.
 
-    `batches`: `Buckets` or `Packed`. `facts`: what they took from the sizes. `block`: plans the batches of an epoch
-    from a position on. `size`: positions of a block; None for all. `what`, `hint`: what a batch is called, and what
-    helps if there is none.
+    `batches`: `Buckets` or `Packed`. `facts`: what they computed from the sizes, for the fingerprint. `block`: plans
+    batches from a position of an epoch on. `size`: positions per block; None for all. `what`, `hint`: for the error
+    that an epoch has no batch.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Planned:
 class PlannedEpoch:
     """The batches of one epoch, see `fastvid.load.order.epoch.EpochBatches`.
 
-    `count` plans every block that was not planned before; the other methods plan one block at a time.
+    `count` plans all blocks that were not planned before; the other methods plan one block at a time.
     """
 
     def __init__(self, order: EpochOrder, block: Callable[[EpochOrder, int], Block], size: int) -> None:
@@ -204,10 +204,10 @@ class PlannedEpoch:
 
 
 _MOST: Final = 2**15 - 1
-"""Most buckets: an int16 per sample is sorted by radix, many times faster than by comparison."""
+"""Most buckets: an int16 per sample is sorted by radix, many times faster than larger integers by comparison."""
 
 _CHUNK: Final = 2**20
-"""Positions looked up at a time: bounds the memory of planning."""
+"""Positions looked up at a time, to bound the memory of planning."""
 
 _SAME_RATIO: Final = 1e-9
 """Largest difference of the logarithms of two aspect ratios that count as equal."""
@@ -217,10 +217,10 @@ _SAME_RATIO: Final = 1e-9
 class Buckets:
     """Batches whose clips all have one of several shapes, with as many clips as the shape allows.
 
-    A sample goes to the shapes with the most frames that it can fill, as counted by the sampler; of these to the one
-    whose aspect ratio is nearest to its own (difference of the logarithms of height / width; of two equally near ones
-    the wider); of several with that ratio to the largest that does not enlarge it, or the smallest if all do. The
-    sampler then makes exactly the shape's frames, and the crop its height and width.
+    The sampler counts the frames of a sample, which goes to the shapes with the most frames up to that count. Of these,
+    to the one whose aspect ratio is nearest to its own, by the difference of the logarithms of height / width (of two
+    equally near ones, the wider). Of several with that ratio, to the largest that does not enlarge it, or the smallest
+    if all do. The sampler then makes exactly the shape's frames, and the crop its height and width.
 
     Batches do not depend on the world size, and all ranks take the same number of steps. If a batch's clips are not a
     multiple of the world size, some ranks get one row more; `multiple` prevents this.
@@ -315,21 +315,21 @@ class Buckets:
         return found
 
     def _nearest(self, choices: IntArray, heights: IntArray, widths: IntArray) -> IntArray:
-        """Return which of several shapes of equal length suits each sample, as indices of `choices`."""
+        """Return the shape that suits each sample, int64 [N], as indices of `choices`, shapes with equal frames."""
         own = np.asarray(self.shapes, dtype=np.float64)[choices]
         ratios, areas = np.log(own[:, 1] / own[:, 2]), own[:, 1] * own[:, 2]
         order = np.lexsort((areas, ratios))
         firsts = np.flatnonzero(np.diff(ratios[order], prepend=-np.inf) > _SAME_RATIO)
         distinct = ratios[order][firsts]
         wanted = np.log(heights / widths)
-        # Between two ratios the middle itself belongs to the wider one.
+        # A ratio exactly in the middle between two goes to the wider one.
         group = np.searchsorted((distinct[1:] + distinct[:-1]) / 2 + _SAME_RATIO, wanted, side="left")
         stops = np.append(firsts[1:], len(order))
         place: IntArray = firsts[group].astype(np.int64)
         for number in np.flatnonzero(stops - firsts > 1).tolist():
             inside = np.flatnonzero(group == number)
             shapes = own[order[firsts[number] : stops[number]]]
-            # Pictures are scaled to cover the shape: enlarged where a side of the shape is longer than theirs.
+            # Pictures are scaled to cover the shape: enlarged if a side of the shape is longer than theirs.
             most = ((heights[inside, None] >= shapes[:, 1]) & (widths[inside, None] >= shapes[:, 2])).sum(axis=1)
             place[inside] += np.maximum(most, 1) - 1
         return order[place]

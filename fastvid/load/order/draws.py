@@ -1,5 +1,5 @@
-"""The order of an epoch and the random numbers of its clips: hashes, so that no state is kept and any position is
-computed alone. What these functions return must never change.
+"""The order of an epoch and the random numbers of its clips, by hashing: no state is kept, and each position is
+computed on its own. What these functions return must never change.
 
 `Permutation`: a keyed permutation of the samples. A loader's whole state is one position, and all ranks compute the
 same order without communication. Above 65,536 samples a balanced Feistel network with six rounds permutes the smallest
@@ -135,10 +135,11 @@ class Permutation:
         if self._sorted is not None:
             return self._sorted[wanted]
         ids = self._feistel(wanted.astype(np.uint64))
-        lanes = np.flatnonzero(ids >= self.num_samples)
-        while len(lanes):
-            ids[lanes] = self._feistel(ids[lanes])
-            lanes = lanes[ids[lanes] >= self.num_samples]
+        # Positions whose result is out of range; it is permuted again until it is inside.
+        outside = np.flatnonzero(ids >= self.num_samples)
+        while len(outside):
+            ids[outside] = self._feistel(ids[outside])
+            outside = outside[ids[outside] >= self.num_samples]
         return ids.astype(np.int64)
 
     def _feistel(self, words: UInt64Array) -> UInt64Array:
@@ -157,7 +158,7 @@ _DOUBLE: Final = 2.0**-53  # spacing of float64 numbers in [0.5, 1)
 
 
 class Purpose(IntEnum):
-    """What a number is used for. Different purposes are independent; existing values must never change."""
+    """What a random number is used for. Purposes are independent of each other; values must never change."""
 
     FRAMES = 1
     CROP = 2
@@ -195,7 +196,7 @@ class Draws:
         return [mix64_int((state + i * GOLDEN) & MASK64) for i in range(1, count + 1)]
 
     def uniform(self, purpose: Purpose, count: int, first: int = 0) -> list[float]:
-        """Return floats uniform in [0, 1), multiples of 2**-53."""
+        """Return floats uniform in [0, 1), multiples of 2**-53, from `words`."""
         return [(word >> 11) * _DOUBLE for word in self.words(purpose, count, first)]
 
     def integers(self, purpose: Purpose, high: int, count: int) -> list[int]:
@@ -215,7 +216,7 @@ class BatchDraws:
         return Draws(self.seed, self.epoch, int(self.positions[row]))
 
     def chosen(self, rows: Sequence[int]) -> BatchDraws:
-        """Return those of some clips."""
+        """Return the random numbers of the clips in these rows."""
         return BatchDraws(self.seed, self.epoch, self.positions[rows])
 
     def words(self, purpose: Purpose, count: int, first: int = 0) -> UInt64Array:
@@ -238,7 +239,7 @@ class BatchDraws:
 
 def resolve_subset(dataset: Any) -> Any:
     """Return the samples that a `Subset` of a dataset selects, in its order; any other dataset as it is."""
-    # Worker processes use mixtures without torch; where nobody has imported torch, nothing is its Subset.
+    # Not imported: worker processes have no torch, and where nobody has imported torch, no object is its Subset.
     torch_data = sys.modules.get("torch.utils.data")
     if torch_data is not None and isinstance(dataset, torch_data.Subset):
         inner: Any = dataset.dataset
@@ -264,7 +265,7 @@ _TAG: Final = int.from_bytes(b"grouped1", "little")
 
 
 class Members(Protocol):
-    """Maps (group, index in the group) to a sample."""
+    """Maps a group and an index in the group to a sample."""
 
     def __call__(self, groups: IntArray, indices: IntArray, /) -> IntArray:
         """Return the samples, int64 [N]."""
@@ -274,7 +275,7 @@ class Members(Protocol):
 class GroupedOrder:
     """The order of one epoch over groups with fixed shares.
 
-    `sizes`: samples in each group, >= 1.
+    `sizes`: samples in each group, >= 1. `counts`: positions of each group in the epoch.
     """
 
     def __init__(self, sizes: Sequence[int], counts: Sequence[int], members: Members, seed: int, epoch: int) -> None:
@@ -314,15 +315,15 @@ class GroupedOrder:
         assert len(keys) == ROUNDS
         halves = self._halves[groups]
         found = indices.astype(np.uint64)
-        lanes = np.arange(len(found))
-        while len(lanes):
-            half = halves[lanes]
+        outside = np.arange(len(found))
+        while len(outside):
+            half = halves[outside]
             mask = ((np.uint64(1) << half) - np.uint64(1)).astype(np.uint32)
-            left, right = (found[lanes] >> half).astype(np.uint32), found[lanes].astype(np.uint32) & mask
+            left, right = (found[outside] >> half).astype(np.uint32), found[outside].astype(np.uint32) & mask
             for key in keys:
-                left, right = right, left ^ (mix32(right ^ key[lanes]) & mask)
-            found[lanes] = (left.astype(np.uint64) << half) | right.astype(np.uint64)
-            lanes = lanes[found[lanes] >= sizes[lanes].astype(np.uint64)]
+                left, right = right, left ^ (mix32(right ^ key[outside]) & mask)
+            found[outside] = (left.astype(np.uint64) << half) | right.astype(np.uint64)
+            outside = outside[found[outside] >= sizes[outside].astype(np.uint64)]
         return found.astype(np.int64)
 
 
@@ -334,7 +335,7 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     whole = sum(weights)
     shares = [total * weight / whole for weight in weights]
     counts = [int(share) for share in shares]
-    # More positions than groups can remain only where floats are coarser than one position.
+    # Usually fewer positions than groups remain; more remain only where floats are coarser than one position.
     order = sorted(range(len(shares)), key=lambda group: (counts[group] - shares[group], group))
     for turn in range(total - sum(counts)):
         counts[order[turn % len(order)]] += 1

@@ -1,9 +1,9 @@
 """The samples of an epoch in order, its global batches, and each rank's share of a batch. Pure arithmetic.
 
 `EpochOrders` combines shuffling, class or dataset shares, and clips per video. `BlockShuffle` is for storage with slow
-random reads: shards are put in a keyed random order, their samples laid out one after the other and cut into windows,
-and each window shuffled with its own key, so that a reader touches the shards of one window at a time. `EveryFrame`
-makes each frame of a dataset an item of its own, as policies are trained on episodes.
+random reads: shards are put in random order, their samples laid out one after the other and cut into windows, and the
+samples of each window shuffled, so that a reader touches the shards of one window at a time. `EveryFrame` makes each
+frame of a dataset an item of its own, as robot policies are trained.
 
 A global batch is a range of positions of the epoch's order. It does not depend on the world size, so ranks may join and
 leave between batches, and the batch size may change at any position.
@@ -47,7 +47,7 @@ _SHARDS_TAG: Final = int.from_bytes(b"shards-1", "little")
 _WINDOW_TAG: Final = int.from_bytes(b"window-1", "little")
 
 _KEPT_WINDOWS: Final = 4
-"""Window orders cached: a batch that straddles two windows needs two, and a planner that looks ahead one more."""
+"""Windows whose order is cached: a batch that crosses a boundary needs two, and a planner that looks ahead one more."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class BlockShuffle:
     """Shuffle shards, then the samples within windows.
 
     Args:
-        window: Samples per window; the order is uniform within a window. Several shards' worth mix well: with windows
+        window: Samples per window; the order is uniform within a window. Make it several shards long: with windows
             of ten shards a batch comes from ten shards. Memory is 8 bytes per sample of the window, at most half a
             megabyte.
 
@@ -83,7 +83,7 @@ class BlockOrder:
         order = Permutation(len(sizes), _keyed(seed, _SHARDS_TAG), epoch).ids(np.arange(len(sizes)))
         firsts = np.cumsum(sizes) - sizes
         self._ends = np.cumsum(sizes[order])
-        # Sample number minus index in the layout: constant within a shard.
+        # Sample number minus its place in the shuffled layout: constant within a shard.
         self._shifts = firsts[order] - (self._ends - sizes[order])
         self._windows = -(-self.num_samples // window)
         self._orders: OrderedDict[int, Permutation] = OrderedDict()
@@ -115,7 +115,7 @@ def _keyed(seed: int, word: int) -> int:
     return mix64_int(mix64_int(seed) + word & MASK64)
 
 
-_SMALL_SET: Final = 2**32
+_SMALL_SET: Final = 2**32  # below it, sample numbers fit in uint32
 
 
 class EpochOrder(Protocol):
@@ -201,10 +201,7 @@ class Order:
 
 
 class EpochOrders:
-    """The sample orders of a loader's epochs.
-
-    `dataset`: the samples.
-    """
+    """The sample orders of a loader's epochs; `text` is their part of the loader's fingerprint."""
 
     def __init__(self, dataset: Dataset | Mixture, order: Order = Order()) -> None:
         shuffle, balance, clips_per_video = order.shuffle, order.balance, order.clips_per_video
@@ -246,7 +243,7 @@ class EpochOrders:
 
 
 class _SeveralClips:
-    """Visit each sample of another order several times in a row."""
+    """An order that visits each sample of another order several times in a row."""
 
     def __init__(self, base: EpochOrder, clips_per_video: int) -> None:
         self.seed, self.epoch = base.seed, base.epoch
@@ -261,7 +258,7 @@ class _SeveralClips:
 
 
 _Groups = tuple[list[int], list[int], Members]
-"""Samples and positions of each group, and which sample a group has at an index."""
+"""Samples in each group, positions of each group in an epoch, and a function from group and index to the sample."""
 
 
 def _by_dataset(mixture: Mixture) -> _Groups:
@@ -276,7 +273,7 @@ def _by_dataset(mixture: Mixture) -> _Groups:
 
 
 def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
-    # uint32 when it suffices: this index is the memory cost of class shares.
+    # uint32 if possible: this array, of one number per sample, is what class shares cost in memory.
     kind = np.uint32 if len(labels) < _SMALL_SET else np.int64
     by_class = np.argsort(labels, kind="stable").astype(kind)
     by_class = by_class[np.count_nonzero(labels < 0) :]
@@ -296,10 +293,10 @@ def _by_class(labels: IntArray, balance: ClassBalanced) -> _Groups:
 
 
 class EveryFrame(Dataset):
-    """The frames of a dataset's samples, numbered through the samples: item i is frame f of sample s.
+    """A dataset whose items are the frames of another's samples, sample after sample: item i is frame f of sample s.
 
-    A `ClipLoader` of it visits every frame once an epoch, in an order that is computed, not stored: of each item a clip
-    of the frames around it, see `fastvid.Deltas`. Keys, labels and columns are those of the sample.
+    A `ClipLoader` of it visits every item once per epoch and delivers a clip of the frames around it, see
+    `fastvid.Deltas`. The order is computed, not stored. Keys, labels and columns are those of the sample.
 
         items = fastvid.EveryFrame(fastvid.open("shards/pusht"))
         loader = fastvid.ClipLoader(items, frames=fastvid.Deltas([-0.1, 0.0]), ...)
@@ -370,7 +367,7 @@ class EveryFrame(Dataset):
 
     @property
     def identity(self) -> str:
-        """What the samples are, whose frames are the items."""
+        """Text that identifies the samples, see `Dataset.identity`."""
         return self.samples.identity
 
     @property
@@ -379,7 +376,7 @@ class EveryFrame(Dataset):
         return self.repeat(self.samples.num_frames)
 
     def repeat(self, values: npt.NDArray[Any]) -> Any:
-        """Return a value of each sample as one of each item, indexed like an array."""
+        """Return one value per item, taken from its sample's in `values`; the result is indexed like an array."""
         return _OfSamples(self, values)
 
     @property
@@ -409,7 +406,7 @@ class _OfSamples:
 
 
 MASKED = -1
-"""Position of a row without a sample."""
+"""The position, or the sample, of a row that has none."""
 
 ClipShape = tuple[int, int, int]
 """Frames, height and width of a clip."""
@@ -432,7 +429,7 @@ def rank_rows(rows: int, samples: int, world: World, group: int = 1) -> IntArray
     int64 [b], b >= 1; MASKED for a row without a sample.
     """
     first, end = rank_slice(rows, world.rank, world.size, group)
-    # An empty share gets one group of masked rows, which must not be those of the next rank.
+    # A rank without rows gets one group of masked rows: they are masked because they belong to the next rank.
     numbers = np.arange(first, max(end, first + group), dtype=np.int64)
     numbers[(numbers >= samples) | (numbers >= end)] = MASKED
     return numbers
@@ -494,7 +491,7 @@ class Batching(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """The batches of an epoch: ranges of its order. Any position may begin a batch."""
+    """The batches of an epoch that have one size: ranges of its order. Any position may begin a batch."""
 
     num_samples: int  # samples per epoch
     size: int  # samples per global batch
@@ -535,7 +532,7 @@ class Batches:
 
     @classmethod
     def of(cls, orders: EpochOrders, size: int, order: Order, world: World) -> Batches:
-        """Return the batches of the epochs of some orders."""
+        """Build from the orders and the options of a loader."""
         return cls(orders.num_samples, size, order.last, world, order.group_size, orders.clips_per_video)
 
     @property

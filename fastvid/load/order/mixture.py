@@ -128,7 +128,7 @@ class Mixture:
         return np.concatenate([self._renumbered(dataset) for dataset in self.datasets])
 
     def by_name(self, argument: str, given: Mapping[str, T]) -> tuple[T, ...]:
-        """Return the values that a mapping has for the datasets, in their order.
+        """Return the values of a mapping from dataset names, in the order of the datasets.
 
         Args:
             argument: Name of the mapping, for messages.
@@ -241,7 +241,7 @@ def part_of(dataset: Dataset | Mixture, sample: int) -> tuple[Dataset, int]:
 def _merged(datasets: Sequence[Dataset]) -> tuple[str, ...]:
     if len({dataset.classes for dataset in datasets}) == 1:
         return datasets[0].classes
-    # A dataset without any label, for instance one of captions, goes with every other.
+    # A dataset without any label, for instance one of captions, can be merged with any other.
     classes = [dataset.classes for dataset in datasets if dataset.classes or (dataset.labels >= 0).any()]
     if not all(classes):
         raise UsageError(

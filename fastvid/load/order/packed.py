@@ -1,8 +1,8 @@
-"""`Packed`: clips of any size in bins of a fixed number of tokens, planned from facts.
+"""`Packed`: clips of any size in bins of a fixed number of tokens, planned from the sizes of all clips.
 
 The epoch's order is cut into blocks of a fixed number of samples, and each block is planned alone: its clips are
-packed into bins, its bins sorted by cost, and cut into steps. So the block of a position is found by a division, and to
-resume costs the planning of one block.
+packed into bins, its bins sorted by cost and cut into steps, which are global batches. So the block of a position is
+found by a division, and resuming costs the planning of one block.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from fastvid.runtime.values import check_choice, check_integer
 def best_fit(lengths: IntArray, capacity: int, window: int) -> list[list[int]]:
     """Pack clips into bins, each clip in the fullest bin that has room for it, the longest clips first.
 
-    `lengths`: tokens of each clip, int64 [N], each 1 to `capacity`. Returns the clips of each bin, indices of
-    `lengths`; each clip in one bin, no bin empty.
+    `lengths`: tokens of each clip, int64 [N], each 1 to `capacity`. `window`: clips that are packed together. Returns
+    the clips of each bin, indices of `lengths`; each clip in one bin, no bin empty.
     """
     bins: list[list[int]] = []
     for begin in range(0, len(lengths), window):
@@ -46,7 +46,7 @@ def _best_fit(clips: Sequence[int], lengths: Sequence[int], capacity: int) -> li
     count, shortest = len(clips), lengths[-1]
     bins: list[list[int]] = []
     rooms: list[int] = []
-    # Room * count + bin, ascending: one integer that finds the fullest bin with enough room by bisection.
+    # Sorted integers room * count + bin: bisection finds the fullest bin with enough room.
     usable: list[int] = []
     for clip, length in zip(clips, lengths, strict=True):
         place = bisect_left(usable, length * count)
@@ -75,13 +75,13 @@ def cost(lengths: IntArray, quadratic_from: int) -> IntArray:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """The bins of some steps, each step of the same number of bins."""
+    """The bins of S steps, each of R bins. A step is a global batch."""
 
     clips: IntArray  # the clips of all bins one after the other, int64 [N]
     # the clips of bin b are clips[edges[b]:edges[b + 1]], int64 [S * R + 1]; bins are in the order of steps.
     edges: IntArray
     costs: IntArray  # cost of each bin, int64 [S * R]
-    bins: int
+    bins: int  # bins of a step, R
 
     def __len__(self) -> int:
         return len(self.costs) // self.bins
@@ -92,11 +92,10 @@ class Steps:
         return self.edges[:: self.bins]
 
     def rows(self, step: int, world: World) -> tuple[IntArray, IntArray]:
-        """Return what a rank gets of a step.
+        """Return the clips of a rank's bins of a step, int64 [b], b >= 1, and where in them each bin begins.
 
-        `world`: the rank and the world size, at most R. Returns the clips of the rank's bins, int64 [b], b >=
-        1, and where they begin in it and where the last one ends, int64 [n + 1]. If all its bins are empty,
-        there is one clip -1 in the first.
+        `world`: the rank and the world size, at most R. The second array, int64 [n + 1], ends with the end of the last
+        bin. If all bins of the rank are empty, the first contains one clip, -1.
         """
         first = step * self.bins
         own = bins_of_rank(self.costs[first : first + self.bins].tolist(), world)
@@ -125,6 +124,7 @@ class Steps:
 def in_steps(packed: list[list[int]], costs: IntArray, bins: int, *, split: bool) -> Steps:
     """Order bins by cost and cut them into steps, so that the bins of a step cost about the same.
 
+    `costs`: cost of each clip. `bins`: bins of a step. `split`: whether to divide bins rather than add empty ones.
     Returns the steps, most expensive first; only the last one can have empty bins.
     """
     missing = -len(packed) % bins
@@ -140,7 +140,7 @@ def in_steps(packed: list[list[int]], costs: IntArray, bins: int, *, split: bool
 
 
 def _split(packed: list[list[int]], costs: IntArray, more: int) -> list[list[int]]:
-    """Return the bins with the `more` that have the most clips each divided into two of about equal cost."""
+    """Divide each of the `more` bins with the most clips into two of about equal cost; return all bins."""
     by_count = sorted(range(len(packed)), key=lambda number: (-len(packed[number]), number))
     chosen = [number for number in by_count[:more] if len(packed[number]) > 1]
     found = [one for number, one in enumerate(packed) if number not in set(chosen)]
@@ -178,7 +178,8 @@ def bins_of_rank(costs: Sequence[int], world: World) -> list[int]:
 
 
 _STEPS_OF_BLOCK: Final = 256
-"""Steps of a block, about: its end leaves half a step's bins half empty on average, 0.2 % of the block."""
+"""Approximate number of steps of a block. At the end of a block about half the bins of a step are half empty, on
+average 0.2 % of the block."""
 
 _MOST_TOKENS: Final = 2**24
 """Largest bin: the costs of a block then add up to less than 2**63 with any number of bins that fits in memory."""
@@ -196,8 +197,8 @@ class Packed:
     the world size, some ranks get one bin more. With last="mask" the last batch has empty bins, and a rank that gets
     only those has one masked row; with last="keep" bins are divided in two instead.
 
-    A batch has bins of similar cost, so clips of similar length meet more often than by chance; which clips are near
-    each other in the epoch, and the order of the batches of a block (about 256 batches), remain random.
+    A batch has bins of similar cost, so clips of similar length share a batch more often than by chance. Otherwise the
+    order is random: which clips are near each other in the epoch, and the order of the batches of a block (about 256).
 
     Args:
         tokens: Tokens of a bin, 1 to 2**24.
@@ -264,7 +265,7 @@ class Packed:
         hint = "raise tokens, choose fewer frames or smaller pictures, or use unfit='skip'"
         check_fit(tokens <= self.tokens, sizes, self.unfit, what, key, hint)
         tokens = np.where(tokens <= self.tokens, tokens, 0)
-        # Whole windows, because a window that a block's end cuts short packs worse.
+        # Blocks are whole windows, because a window that is cut short packs worse.
         each = self.window * max(1, int(tokens.sum()))
         size = max(1, round(_STEPS_OF_BLOCK * packed.bins * self.tokens * len(tokens) / each)) * self.window
         block = partial(_planned, packed, tokens, size, world, last)
@@ -275,7 +276,7 @@ class Packed:
 def _planned(
     packed: Packed, tokens: IntArray, size: int, world: World, last: Last, order: EpochOrder, begin: int
 ) -> Block:
-    """Return the block of an epoch that begins at a position; `tokens`: of each sample, 0 if it is not packed."""
+    """Return the block of an epoch that begins at position `begin`; `tokens`: of each sample, 0 if it is skipped."""
     assert packed.bins
     positions = np.arange(begin, min(begin + size, order.num_samples))
     tokens = tokens[order.ids(positions)]

@@ -1,4 +1,4 @@
-"""Fetches and decodes rows of batches, in a decode thread or in a worker process."""
+"""Fetches and decodes rows of batches, in a decode thread or in a worker process. A row is one clip of a batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fastvid.format.schema import INPUT_PADDING
 from fastvid.format.shard import Shard
 from fastvid.format.tar import StreamReader
 from fastvid.load.clips.plan import ClipPlace, SoundTask
-from fastvid.load.memory import RgbRow, Stage
+from fastvid.load.memory import DecodeBuffer, RgbRow
 from fastvid.load.stats import Counters
 from fastvid.runtime.arrays import RecordArray
 
@@ -38,10 +38,10 @@ def fetch(
     gap: int | None = None,
     scratch: PacketBuffer | None = None,
 ) -> tuple[EncodedClip, Counters]:
-    """Read and check the packets needed to decode a request; return them and their cost without times.
+    """Read and check the packets needed to decode a request; return them and counters, without times.
 
     `row`: row of the sample in the shard. `request`: frames and crop to decode. `gap`: packets at most this many
-    bytes apart are read together; by default the storage's own value.
+    bytes apart are read together; by default the storage's own value. `scratch`: reused memory for the packets.
     """
     try:
         reader, table = shard.reader(row, request.stream), shard.table(row, request.stream)
@@ -73,7 +73,7 @@ def fetch(
 
 
 def fetch_clip(row: Row, scratch: PacketBuffer | None = None) -> tuple[EncodedClip, Counters]:
-    """Run `fetch` for a row of a batch, and read its sounds."""
+    """Read the packets of a row of a batch, see `fetch`, and the packets of its sounds."""
     place = row.target.place(row.row)
     request = row.target.request(row.row)
     clip, counters = fetch(place.shard, place.row, request, key=place.key, info=place.info, scratch=scratch)
@@ -91,16 +91,16 @@ def are_near(one: ClipPlace, other: ClipPlace) -> bool:
 
 
 Fetched = tuple[EncodedClip, Counters] | Exception
-"""What was read for a row and its cost, or the error that it failed with."""
+"""The packets read for a row and their cost, or the error of the row."""
 
 _FILE: Final = 1 << 64
-"""More bytes than any file has: how far files are apart that are read as if they were one."""
+"""More bytes than any file has. `fetch_together` gives each file such a range of offsets of its own."""
 
 
 def fetch_rows(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list[Fetched]:
-    """Read what decoding some rows takes, in one pass where that is possible, see `fetch_together`."""
+    """Read the packets of some rows, in one pass where that is possible, see `fetch_together`."""
     if len(rows) > 1:
-        # Whatever fails is found out clip by clip.
+        # If anything fails, read clip by clip, so that each clip gets its own error.
         with contextlib.suppress(Exception):
             return list(fetch_together(rows, scratch))
         scratch = None
@@ -118,7 +118,7 @@ def _fetch_one(row: Row, scratch: PacketBuffer | None) -> Fetched:
 
 
 class _Part(NamedTuple):
-    """What is read for one of several rows."""
+    """What `fetch_together` reads for one row."""
 
     row: Row
     place: ClipPlace
@@ -139,7 +139,7 @@ class _Part(NamedTuple):
 def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> list[tuple[EncodedClip, Counters]]:
     """Run `fetch_clip` for several rows in one pass: bytes that several need, or that are near, are read once.
 
-    `scratch`: memory of what is read. Raises an error if one of the rows fails, or if the node caches videos' bytes.
+    `scratch`: reused memory for the packets. Raises an error if any row fails, or if this node caches videos' bytes.
     """
     begun, parts = time.perf_counter(), list(map(_Part.of, rows))
     files = {reader.source: reader for _, _, _, reader, _, _ in parts}
@@ -166,7 +166,7 @@ def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> 
         if row.row in row.target.sounds:
             fetch_sounds(row, place, cost)
         found.append((clip, cost))
-    # What was read is counted with the first.
+    # What all clips read together is counted with the first.
     first = found[0][1]
     first.bytes_read, first.requests = first.bytes_read + len(data) - INPUT_PADDING, first.requests + len(runs)
     first.fetch_seconds = time.perf_counter() - begun
@@ -174,7 +174,7 @@ def fetch_together(rows: Sequence[Row], scratch: PacketBuffer | None = None) -> 
 
 
 def fetch_sounds(row: Row, place: ClipPlace, counters: Counters) -> None:
-    """Read and check the packets of a row's sounds, and add their cost, without `fetch_seconds`, to `counters`."""
+    """Read and check the packets of a row's sounds; add their cost to `counters`, with `audio_seconds` as the time."""
     begun = time.perf_counter()
     for sound in row.target.sounds[row.row]:
         sound.read(place)
@@ -185,23 +185,23 @@ def fetch_sounds(row: Row, place: ClipPlace, counters: Counters) -> None:
 
 
 FETCH_CLIPS: Final = 16
-"""Clips that a thread fetches before it decodes them. Decoding fills the CPU caches with its own code and data, so that
-fetching after each decoded clip takes longer than fetching several in a row."""
+"""Clips that a thread fetches before it decodes them. Decoding fills the CPU caches with its own code and data, so
+fetching a clip after each decoded one takes longer than fetching several in a row."""
 
 _CACHED: Final = 1 << 19
-"""Most pixels of clips that are decoded in one call on the host: what is converted afterwards is then in the cache."""
+"""Most pixels decoded in one call on the host, summed over clips, so that they are converted while in the CPU cache."""
 
 
 class Target(Protocol):
-    """A batch whose rows are made: a `fastvid.load.batch.canvas.Canvas`, or what a worker process has been sent."""
+    """A batch whose rows are to be made: a `fastvid.load.batch.canvas.Canvas`, or the rows sent to a worker process."""
 
     packets: dict[int, EncodedClip]
-    """What was read for rows before; others are read when they are made."""
+    """Packets that were fetched in advance, by row; those of other rows are read when they are made."""
     sounds: dict[int, Sequence[SoundTask]]
-    """Sounds that are made together with a row."""
+    """Sounds that are decoded together with a row, by row."""
 
     def place(self, row: int, /) -> ClipPlace:
-        """Return where the packets of a row are."""
+        """Return the sample and shard from which the packets of a row are read."""
         ...
 
     def request(self, row: int, /) -> ClipRequest:
@@ -209,12 +209,12 @@ class Target(Protocol):
         ...
 
     def output(self, row: int, kinds: Set[type], /) -> DecoderOutput | RgbRow:
-        """Return where to write a clip: memory for a decoder that supports `kinds`."""
+        """Return where to write a clip: memory for a decoder that supports the output types `kinds`."""
         ...
 
 
 class Row(NamedTuple):
-    """A clip to make: a row of a batch."""
+    """A clip to make: a row number of a batch."""
 
     target: Target
     row: int
@@ -222,39 +222,39 @@ class Row(NamedTuple):
 
 
 class Watch(Protocol):
-    """What a lane is doing, for whoever waits for it: a `Watched`, or one that tells another process."""
+    """Tells another thread or process which rows a lane is working on: a `Watched`, or a worker process's state."""
 
     rows: Sequence[Row]
-    """Those that are processed now; set by the lane."""
+    """The rows being processed now; set by the lane."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the others are no longer needed."""
+        """Whether the iteration has ended, so that the remaining rows are no longer needed."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """A `Watch` in the same process."""
+    """A `Watch` for threads of the same process."""
 
     rows: Sequence[Row] = ()
     is_over: bool = False
 
 
 Done = Callable[[Row, Exception | None, Counters], None]
-"""Called with a row once it is made, or with the error that it failed with, and what it cost."""
+"""Called with each row once it is made or has failed, its error or None, and its cost."""
 
 
 class Lane(Protocol):
-    """Makes clips for one decode thread at a time: a `ClipWorker`, or a worker process that runs one."""
+    """Makes clips, for one decode thread at a time: a `ClipWorker`, or a worker process that runs one."""
 
     least: int
-    """Rows per call of `make` that it is given even if other lanes then have none."""
+    """Fewest rows per call of `make`, if so many are queued, even if none then remain for other lanes."""
     at_once: int
     """Preferred number of rows per call of `make`."""
 
     def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
-        """Make rows, in any order; those that are not done are no longer needed."""
+        """Make rows, in any order, and call `done` for each; once `watch.is_over`, the rest may be left undone."""
         ...
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class Lane(Protocol):
 
 
 class Lanes:
-    """A pool of lanes with one back-end, kept open between iterations."""
+    """A pool of lanes of one back-end, kept open between iterations."""
 
     def __init__(self, open_lane: Callable[[], Lane]) -> None:
         self._open = open_lane
@@ -291,7 +291,7 @@ class Lanes:
 
 
 class ClipWorker:
-    """A decoder and the memory that clips are read into. For one thread at a time."""
+    """A `Lane` in this process: a decoder and the memory that packets are read into. For one thread at a time."""
 
     at_once: int = FETCH_CLIPS
 
@@ -301,11 +301,11 @@ class ClipWorker:
         self.least = 1 if is_on_host else self._most
         self._pixels: float = _CACHED if is_on_host else math.inf
         self._scratches: list[PacketBuffer] = []
-        self._stages = [Stage() for _ in range(self._most)]
+        self._buffers = [DecodeBuffer() for _ in range(self._most)]
 
     def make(self, rows: Sequence[Row], watch: Watch, done: Done) -> None:
         """See `Lane`. All clips are fetched before the first is decoded, see `FETCH_CLIPS`."""
-        # A worker process tells which clip it reads.
+        # With max_clips=1, as in a worker process, clips are read one by one, so that `watch` names the one being read.
         at_once = 1 if self._most == 1 else len(rows)
         self._scratches += [PacketBuffer() for _ in range(len(rows) // at_once - len(self._scratches))]
         fetched, clips, costs = list[Row](), list[EncodedClip](), list[Counters]()
@@ -334,7 +334,7 @@ class ClipWorker:
         self._decoder.close()
 
     def _calls(self, clips: Sequence[EncodedClip]) -> Iterator[slice]:
-        """Yield which clips are decoded in each call."""
+        """Yield the slice of clips to decode in each call of the decoder."""
         first, pixels = 0, 0
         for number, clip in enumerate(clips):
             own = len(clip.request.frames) * math.prod(clip.request.size)
@@ -353,7 +353,7 @@ class ClipWorker:
                 output = row.target.output(row.row, self._decoder.outputs)
                 if isinstance(output, RgbRow):
                     staged[number] = output
-                    output = self._stages[number].open(output)
+                    output = self._buffers[number].open(output)
                 outputs.append(output)
             errors = self._decoder.decode(clips, outputs)
         except Exception as problem:  # noqa: BLE001 - a decoder that raises has failed all its clips
@@ -362,7 +362,7 @@ class ClipWorker:
         for number, (row, counters, failure) in enumerate(zip(rows, costs, errors, strict=True)):
             error, begun = failure, time.perf_counter()
             if error is None and number in staged:
-                self._stages[number].finish(staged[number])
+                self._buffers[number].finish(staged[number])
                 counters.finish_seconds = time.perf_counter() - begun
             if error is None and row.row in row.target.sounds:
                 error, seconds = _sounded(row.target.sounds[row.row])
@@ -374,7 +374,7 @@ class ClipWorker:
 
 
 def _sounded(sounds: Sequence[SoundTask]) -> tuple[Exception | None, float]:
-    """Decode sounds; return the error of the first that fails, and the seconds it took."""
+    """Decode sounds; return the error of the first that fails, or None, and the seconds it took."""
     begun = time.perf_counter()
     try:
         for sound in sounds:

@@ -4,12 +4,12 @@ One planner thread turns positions into clips, at most `prefetch` batches before
 take clips in order, each with its own decoder or worker process, so that a slow clip delays no other. For storage with
 high latency, fetch threads read the planned clips before the decode threads take them. Batches are delivered in order.
 For CUDA a finish thread queues the copy and conversion of the next batch on the loader's stream while the consumer uses
-the last one. On a CPU the consumer finishes each batch, because it would wait for that anyway; on any device it does so
-if a transform uses the global random generators, which belong to the consumer.
+the last one. On a CPU the consumer finishes each batch, because it would have to wait for that anyway; on any device it
+does so if a transform uses the global random generators, which belong to the consumer's thread.
 The threads belong to one iteration and end with it, for whatever reason: the last batch, an error, `break`, Ctrl-C or
 interpreter exit. Between iterations no thread runs, so a process may fork then, but not during an iteration.
-A pipeline runs from epoch to epoch. Where its consumer has followed it from one to the next, it prefetches from the one
-after that; what was prefetched waits between the iterations, and the threads of the next iteration continue from there.
+A pipeline continues from epoch to epoch. From the second epoch on it prefetches batches of the next epoch at the end of
+an epoch; they are kept between the iterations, and the threads of the next iteration continue from there.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from fastvid.load.workers.lanes import Decoders
 _log = logging.getLogger(__name__)
 
 _TOGETHER: Final = 32
-"""Most clips that one thread reads together."""
+"""Most clips that one fetch thread reads in one pass."""
 
 _JOIN_SECONDS: Final = 10.0
 """How long closing waits for clips that are being decoded; normally milliseconds."""
 
 
 class BatchPipeline:
-    """The batches of a loader from a position on, and the threads that make them during each iteration.
+    """The batches of a loader from one position on, and the threads that make them during each iteration.
 
     `epochs`: the plans of the rest of an epoch, then of each of the following ones, all computed lazily.
     """
@@ -59,7 +59,7 @@ class BatchPipeline:
         self._decoders, self._stream, self._prefetch = decoders, decoders.memory.stream, prefetch
         self._lanes = decoders.lanes
         self._finishes_ahead = self._stream.is_asynchronous and not decoders.assembler.uses_global_generators
-        # None where an epoch ends.
+        # None marks the end of an epoch.
         self._plans = itertools.chain.from_iterable(itertools.chain(plans, (None,)) for plans in epochs)
         self._next_plan: Plan | None = None
         self._follows = False
@@ -75,17 +75,17 @@ class BatchPipeline:
         self._threads: list[threading.Thread] = []
         # Reentrant, because the garbage collector may close an abandoned iteration from inside any thread.
         self._lock = threading.RLock()
-        # Waited for by the planner; by threads that fetch, or decode what they fetch; by those that decode what was
-        # fetched; by the consumer and the thread that finishes batches.
+        # Who waits for each: the planner; threads that take planned clips; decode threads that take fetched clips; the
+        # consumer and the thread that finishes batches.
         self._conditions = [threading.Condition(self._lock) for _ in range(4)]
         self._room, self._work, self._arrived, self._ready = self._conditions
 
     def start(self) -> None:
         """Start the threads, which continue with what was prefetched before."""
-        # A child of a fork between two iterations continues by itself: no thread was running.
+        # A child that was forked between two iterations may continue: no thread was running.
         self._pid, self._stopped, self._planned = os.getpid(), False, False
         self._fetching = self._ahead
-        # Clips that threads had taken and not finished are behind those that nobody had taken.
+        # Clips that a thread had taken but not finished were put back at the end of the queue.
         self._tasks = deque(sorted(self._tasks, key=lambda task: task.number))
         self._fetched = deque(sorted(self._fetched, key=lambda task: task.number))
         self._watches = [Watched() for _ in range(len(self._lanes) + self._ahead)]
@@ -117,7 +117,10 @@ class BatchPipeline:
         return len(self._tasks)
 
     def next(self, timeout: float) -> Canvas | None:
-        """Return the next batch, complete and if possible finished, or None after the last of the epoch."""
+        """Return the next batch, all its clips decoded, or None at the end of the epoch.
+
+        On a GPU the batch is also finished, unless a transform uses the global random generators. `timeout`: seconds.
+        """
         if os.getpid() != self._pid:
             raise WorkerError(
                 f"process {self._pid} began the iteration; process {os.getpid()} has none of its threads",
@@ -140,20 +143,20 @@ class BatchPipeline:
                     raise self._late(timeout)
 
     def take(self, work: Canvas) -> Batch:
-        """Return a batch for the calling thread's current stream. Called once for each that `next` returned."""
+        """Return a batch, finished, for use on the calling thread's current stream; once for each batch of `next`."""
         if work.finished is None:
             self._finish_one(work)
         assert work.finished is not None
-        # A thread that waits for its next clip still refers to the last one and its batch.
+        # Cleared: a decode thread that waits still refers to its last clip, and through it to `work`.
         (batch, done), work.finished = work.finished, None
         if done is not None:
             self._stream.hand_over(batch.device_tensors, done)
         return batch
 
     def pause(self, *, follow: bool) -> bool:
-        """Stop all threads at the end of an epoch and wait for them; return whether `start` may follow.
+        """Stop all threads at the end of an epoch and wait for them; return whether `start` may be called again.
 
-        `follow`: whether to prefetch from the epoch after the next one.
+        `follow`: whether the next iteration also prefetches from the epoch after its own.
         """
         self._stop()
         self._follows = follow
@@ -197,7 +200,7 @@ class BatchPipeline:
     def _plan(self) -> None:
         is_over = False
         while not is_over or self._follows:
-            # Planned before there is room for it, and kept if the iteration ends meanwhile.
+            # Planned before there is room for it in the queue, and kept for the next iteration if this one ends.
             plan = self._next_plan = self._next_plan or next(self._plans)
             is_over = plan is None
             with self._lock:
@@ -231,7 +234,7 @@ class BatchPipeline:
             self._finish_one(work)
             with self._lock:
                 self._ready.notify_all()
-            # While it waits, this thread must not keep the batch alive.
+            # While this thread waits, it must not keep the batch alive.
             del work
 
     def _finish_one(self, work: Canvas) -> None:
@@ -262,7 +265,7 @@ class BatchPipeline:
         lanes.give(lane)
 
     def _take(self, watch: Watched, lane: Lane | None) -> list[Row]:
-        """Take the next clips for a lane, or one to be fetched; wait for them; none if there will be no more."""
+        """Remove and return the next clips to decode on `lane`, or with None one clip to fetch; [] if none are left."""
         is_fetched = lane is not None and self._ahead > 0
         with self._lock:
             watch.rows = ()
@@ -275,13 +278,13 @@ class BatchPipeline:
                 (self._arrived if is_fetched else self._work).wait()
             if self._stopped:
                 return []
-            # Leave enough clips for the other threads.
+            # Leave enough clips for the other decode threads.
             most = 1 if lane is None else max(lane.least, min(lane.at_once, len(queue) // len(self._lanes)))
             watch.rows = tasks = [queue.popleft() for _ in range(min(most, len(queue)))]
             return tasks
 
     def _take_near(self, watch: Watched) -> list[Row]:
-        """Take the next clip and, of those that wait, the ones that are better read together with it."""
+        """Remove and return the next clip and those queued clips that are best read together with it."""
         tasks = self._take(watch, None)
         if tasks:
             with self._lock:
@@ -309,7 +312,7 @@ class BatchPipeline:
                 self._arrived.notify_all()
 
     def _done(self, left: dict[int, Row], task: Row, error: Exception | None, cost: Counters) -> None:
-        """Take over a clip that is made, or has failed; it is no longer one of those that are `left`."""
+        """Record that a clip was made or has failed, and remove it from `left`, the unfinished clips of this call."""
         work, begun = cast(Canvas, task.target), time.perf_counter()
         del left[task.number]
         if error is not None:

@@ -1,6 +1,7 @@
 """The decoder back-ends of a loader, their lanes, and the sinks that match their output.
 
-A lane is one decoder used by one thread: a CPU back-end has one per thread, a GPU back-end as many as suit the device.
+A lane is a decoder, or a worker process with one, that one thread uses at a time: a CPU back-end has one per thread, a
+GPU back-end as many as suit the device. A sink is the memory of a batch that decoders write one stream's frames to.
 All lanes take clips from one queue in order, so several back-ends decode the same frames in the same order as one;
 colours differ within the tolerance that each back-end states.
 """
@@ -48,7 +49,10 @@ _AUTO: Final = dict.fromkeys([("cuda", codec) for codec in (Codec.H264, Codec.HE
 
 
 def choose_backends(decoder: str | Backend, spec: Spec, device: torch.device) -> tuple[Backend, ...]:
-    """Return the back-ends that a user named; "+" joins several, for example "pyav+dali-gpu"."""
+    """Return the back-ends that `decoder` names; "+" joins several, for example "pyav+dali-gpu".
+
+    Raises MissingDependency if one cannot run here, on the GPU of `device` if it needs one.
+    """
     if decoder == "auto":
         decoder = _automatic(spec, device)
     chosen = (decoder,) if isinstance(decoder, Backend) else tuple(backend(name) for name in decoder.split("+"))
@@ -69,7 +73,7 @@ def _automatic(spec: Spec, device: torch.device) -> str:
     try:
         firsts = [part.shard(0) for part in parts_of(spec.dataset)]
         codecs = {shard.info(0, stream).codec for shard in firsts for stream in rules.streams}
-    except FastvidError:  # of a clip, which is reported where it is read
+    except FastvidError:  # the shard cannot be read: the error is raised when its clips are read
         return _DEFAULT
     names = {_AUTO.get((device.type, codec), _DEFAULT) for codec in codecs}
     name = names.pop() if len(names) == 1 else _DEFAULT
@@ -80,7 +84,7 @@ def _automatic(spec: Spec, device: torch.device) -> str:
 
 
 def merge(chosen: Sequence[Backend]) -> Backend:
-    """Combine back-ends into one that supports the codecs common to all."""
+    """Combine back-ends into one that supports the codecs common to all; it is used only as a description."""
     if len(chosen) == 1:
         return chosen[0]
     return Backend(
@@ -93,14 +97,14 @@ def merge(chosen: Sequence[Backend]) -> Backend:
 
 
 def on_device(one: Backend) -> bool:
-    """Return whether a back-end leaves its frames on a device."""
+    """Return whether a back-end leaves its decoded frames in GPU memory."""
     return not _ON_DEVICE.isdisjoint(one.load().outputs)
 
 
 class Decoders:
     """What makes the batches of a `Spec`: its back-ends with a lane for each thread, their sinks, and the assembler.
 
-    `together`: whether neighbouring clips may show the same sample, and are then decoded once.
+    `together`: whether neighbouring clips may show the same sample; its packets are then decoded once for all of them.
     """
 
     def __init__(
@@ -125,9 +129,9 @@ class Decoders:
         for one in chosen if workers.kind == "process" else ():
             if on_device(one):
                 raise UsageError(f"decoder {one.name!r} leaves frames on a GPU and cannot run in worker processes")
-        # As many free batches are kept for reuse.
+        # Keep as many free buffers for reuse as batches are in memory at a time.
         self._shared = SharedBufferPool(workers.prefetch + 1) if workers.kind == "process" else None
-        pool = self._shared or BufferPool(workers.prefetch + 1)  # of what belongs to a batch besides its video
+        pool = self._shared or BufferPool(workers.prefetch + 1)  # for the parts of a batch other than its video
         sinks = [self._sinks(stream, chosen) for stream in spec.rules.streams]
         self.memory = CanvasMemory(sinks, video.stream, pool, num_threads)
         self.join = together and Planes in outputs
@@ -140,7 +144,7 @@ class Decoders:
             lanes.close()
 
     def _split(self, chosen: Sequence[Backend]) -> list[str]:
-        """Return the back-end of each decode thread."""
+        """Return the name of the back-end of each decode thread."""
         device, names = self._video.stream.device, list[str]()
         on_cpu = sum(not on_device(one) for one in chosen)
         for one in chosen:
@@ -154,7 +158,7 @@ class Decoders:
         """Open a lane with its own decoder, in the thread that uses it."""
         if self._shared is not None:
             return ProcessLane(one, self._workers.clip_timeout, self._shared)
-        # A decoder for CUDA is opened on this device, not on the thread's current one, which is GPU 0 in a new thread.
+        # Pass the loader's GPU: a new thread's current device is GPU 0.
         index = self._video.stream.device.index
         decoder: Decoder = one.open(device_id=index) if one.device == "cuda" else one.open()
         return ClipWorker(decoder)
@@ -176,8 +180,8 @@ class Decoders:
         sinks: list[OpenSink] = []
         if on_host:
             outputs = frozenset.intersection(*on_host)
-            # On the host, the decoder's thread converts fastest, from its cache. To a device planes are half the bytes
-            # of RGB.
+            # For a CPU batch, the decoder's thread converts to RGB fastest, while the planes are in its cache. For a
+            # GPU, planes are copied, because they have half the bytes of RGB.
             if Planes in outputs and (video.stream.device.type != "cpu" or Rgb not in outputs):
                 sinks.append(partial(PlanesSink, video))
             else:

@@ -3,11 +3,11 @@
 A lane is a worker process, memory shared with it, and a thread of the loader that sends the worker some rows of a batch
 and waits. The worker plans, reads, decodes and normalises each row and writes it where the training step will read it,
 so the training process spends microseconds per clip. If a worker hangs in native code, crashes or sends a malformed
-answer, only the clip it was processing is lost: the worker is killed by its process id, and the lane starts another for
-the remaining clips. If the worker died, as by the OOM killer, its clip is tried once more in the new worker.
+answer, only the clip that it was processing is lost: the worker is killed by its process id, and the lane starts
+another for the remaining clips. If the worker died, for example killed by the OOM killer, its clip is tried once more.
 
-The training process still fetches clips in advance if storage has high latency, and sends the packets. Planes (of flow,
-of joint clips, and of all clips for a CUDA device) are copied to the batch.
+If storage has high latency, the training process itself fetches clips in advance and sends the packets to the worker.
+Planes (of flow, of clips that share a video's packets, and of all clips for a CUDA device) are copied to the batch.
 
 Messages to a worker are pickled and sent over a private socket. The worker reads untrusted files, so its answers are
 plain data that is checked here, never unpickled. Workers are spawned, not forked, and import neither torch nor the
@@ -58,8 +58,8 @@ rarely kills three in a row."""
 _POLL_MS: Final = 100
 """How often a waiting thread checks whether its iteration has ended and its worker makes progress."""
 
-_PATIENCE_SECONDS: Final = 1.0
-"""How long closing an iteration waits for a clip before it kills the worker that decodes it."""
+_GRACE_SECONDS: Final = 1.0
+"""How long a lane whose iteration has ended waits for the current clip before it kills the worker that decodes it."""
 
 _EXIT_SECONDS: Final = 10.0
 """How long a worker that has closed its socket may take to exit; normally milliseconds."""
@@ -73,7 +73,7 @@ _HINT: Final = "exclude the clip with where=, or use on_error=Skip() to mask and
 
 
 class ProcessLane:
-    """A worker process, used by one thread at a time."""
+    """A `Lane` whose clips are made by a worker process, started on first use; used by one thread at a time."""
 
     least: int = 1
     at_once: int = PROCESS_CLIPS
@@ -90,7 +90,7 @@ class ProcessLane:
 
         A clip whose worker hangs, sends a malformed answer or dies twice fails with a WorkerError.
         """
-        # One batch at a time, because costs are counted per batch.
+        # One batch per message, because costs are counted per batch.
         for _, group in itertools.groupby(rows, key=lambda row: id(row.target)):
             left = {row.row: _Destination(row, self._memory) for row in group}
             retried = set[int]()
@@ -120,7 +120,7 @@ class ProcessLane:
             self._drop(worker)
             if silence.unwanted:
                 left.clear()
-            elif worker is not idle or self._status[Status.STEPS] != steps:  # otherwise it died before it got the tasks
+            elif worker is not idle or self._status[Status.STEPS] != steps:  # else it died before it received the rows
                 row = rows[worker.task(len(rows))]
                 error = WorkerError(f"worker process {worker.pid} {silence}", hint=_HINT)
                 if silence.died and row.row not in retried:
@@ -167,7 +167,7 @@ class ProcessLane:
 
 
 class _Destination:
-    """Where a worker writes a row: directly into the batch, or memory from which planes are copied to it."""
+    """Where a worker writes a row: directly into the batch, or into shared memory from which its planes are copied."""
 
     def __init__(self, row: Row, memory: SharedBufferPool) -> None:
         self.row, (target, number, _) = row, row
@@ -204,9 +204,9 @@ class _NoAnswer(Exception):
 
 
 class _WorkerProcess:
-    """A worker process and what it has been sent.
+    """A worker process, the socket to it, and the folders and layouts it has been sent.
 
-    `words`: for its command line: descriptor and size of the shared memory, offset of `Status`, seconds for a clip.
+    `words`: numbers for its command line: descriptor and bytes of the shared memory, offset of `Status`, clip timeout.
     """
 
     def __init__(self, words: tuple[int, int, int, float], status: npt.NDArray[np.int64]) -> None:
@@ -231,7 +231,7 @@ class _WorkerProcess:
         return self._process.pid
 
     def order(self, spot: _Destination) -> RowOrder:
-        """Return the message for one row."""
+        """Return the message for one row; may first send the folder and layout that it refers to by number."""
         shard, row, stream, key, _ = spot.place
         layout = -1 if spot.layout is None else self._number(spot.layout)
         if spot.packets is not None:
@@ -240,11 +240,14 @@ class _WorkerProcess:
         return RowOrder(spot.offset, layout, spot.request, spot.sounds, None, *place)
 
     def task(self, count: int) -> int:
-        """Return which of `count` orders the worker is processing, clamped because the worker may write any number."""
+        """Return the index of the row being processed; clamped below `count`, as the worker may write any number."""
         return min(max(int(self._status[Status.TASK]), 0), count - 1)
 
     def ask(self, message: Backend | list[RowOrder], rows: Sequence[Row], seconds: float, watch: Watch) -> Answer:
-        """Send a message and return the worker's answer; `rows`: those that the worker goes through meanwhile."""
+        """Send a message and return the worker's answer.
+
+        `rows`: the rows that the worker processes meanwhile. `seconds`: timeout for each of them.
+        """
         status = self._status
         status[Status.STOP] = 0
         self._send([tuple(order) for order in message] if isinstance(message, list) else message)
@@ -258,7 +261,7 @@ class _WorkerProcess:
                     raise _NoAnswer(f"sent a malformed answer and was killed: {error.message}") from error
             elif not cut_short and watch.is_over:
                 status[Status.STOP] = 1
-                cut_short, deadline = True, min(deadline, time.monotonic() + _PATIENCE_SECONDS)
+                cut_short, deadline = True, min(deadline, time.monotonic() + _GRACE_SECONDS)
             elif not cut_short and status[Status.STEPS] != steps:
                 deadline, steps = time.monotonic() + seconds, status[Status.STEPS]
                 watch.rows = [rows[self.task(len(rows))]]
@@ -274,7 +277,7 @@ class _WorkerProcess:
         self._process.wait()
 
     def _number(self, thing: ShardFolder | RowLayout) -> int:
-        """Return the worker's number of a folder of shards or layout, sending it first if necessary."""
+        """Return the index by which the worker knows a folder of shards or a layout, sending it first if necessary."""
         if thing not in self._known:
             self._send(thing)
             self._known.append(thing)

@@ -31,34 +31,34 @@ from fastvid.load.workers.clip_worker import ClipWorker, Row
 from fastvid.runtime.processes import pack
 
 _ORPHAN_SECONDS: Final = 30.0
-"""How much longer than the parent's timeout a hung worker lives, in case the parent has died."""
+"""How many seconds longer than the parent's clip timeout a hung worker lives: it must end even if the parent died."""
 
 
 class Status(IntEnum):
     """Fields of the int64 array in shared memory that parent and worker use while the worker is busy."""
 
     STEPS = 0
-    """Steps begun since the worker started; written by the worker. While it grows, the worker is not hung."""
+    """Grows when the worker begins to read or decode a row; written by the worker. While it grows, nothing hangs."""
     TASK = 1
-    """Number of the order being processed; written by the worker."""
+    """Index of the row being processed; written by the worker."""
     STOP = 2
-    """1 if the remaining orders are no longer needed; written by the parent."""
+    """1 if the remaining rows are no longer needed; written by the parent."""
 
 
 STATUS_BYTES: Final = 8 * len(Status)
 
 
 class RowOrder(NamedTuple):
-    """One row to make. Sent as a plain tuple, which takes a tenth of the time when CPU caches are cold."""
+    """A message that orders one row. Sent as a plain tuple, which takes a tenth of the time with cold CPU caches."""
 
-    offset: int
+    offset: int  # byte in the shared memory where the row begins
     layout: int  # number of the row's layout; -1 to write planes
     request: ClipRequest  # frames and crop to decode
-    # The sounds of the rows that the clip becomes: where the samples, float32 [C, S], and the mask, bool [S], begin in
-    # the shared memory, C, S, the window, its packets, and whether these are read.
+    # For each sound of the clip: byte offsets in the shared memory of its samples, float32 [C, S], and of its mask,
+    # bool [S]; C; S; its window in time; its packets; and whether these were read already.
     sounds: Sequence[tuple[int, int, int, int, AudioWindow, EncodedAudio | None, bool]]
-    packets: EncodedClip | None  # read already
-    # Otherwise what is read: the number of the shard's folder, its stem and hash, row of the sample, stream and key.
+    packets: EncodedClip | None  # None if the worker must read them, from the place below
+    # Number of the shard's folder, the shard's stem and hash, row of the sample in it, stream and key.
     folder: int = 0
     stem: str = ""
     tar_sha256: str = ""
@@ -68,13 +68,13 @@ class RowOrder(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The results of some orders."""
+    """The results of the rows of one message."""
 
-    made: list[tuple[int, Exception | None]]  # number of each order that was processed, and why it failed
+    made: list[tuple[int, Exception | None]]  # index of each row that was processed, and its error or None
     costs: Counters
 
     def to_bytes(self) -> bytes:
-        """Return one message, see `fastvid.runtime.processes`."""
+        """Return the answer as one message of plain data, see `fastvid.runtime.processes`."""
         made = []
         for number, error in self.made:
             trace = "" if error is None or isinstance(error, FastvidError) else _trace(error)
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
 
     @classmethod
     def from_header(cls, header: Mapping[str, Any], count: int, pid: int) -> Answer:
-        """Parse and check the result of `to_bytes`; `count`: number of orders."""
+        """Parse and check a message of `to_bytes`; `count`: number of rows that were ordered."""
         try:
             made = dict[int, Exception | None]()
             for number, record, trace in header["made"]:
@@ -101,9 +101,9 @@ class Answer(NamedTuple):
 
 
 class WorkerState:
-    """State of a worker process; also the `Target` of its rows, the orders of one message, and their `Watch`.
+    """State of a worker process. Also the `Target` of the rows of a message, and the `Watch` that the parent reads.
 
-    `size`: size of the shared memory in bytes.
+    `memory`, `size`: descriptor and bytes of the shared memory. `status`: byte offset of `Status` in it.
     """
 
     def __init__(self, backend: Backend, memory: int, size: int, status: int, clip_seconds: float) -> None:
@@ -119,11 +119,11 @@ class WorkerState:
         self.sounds: dict[int, Sequence[SoundTask]] = {}
 
     def learn(self, thing: ShardFolder | RowLayout) -> None:
-        """Store a folder of shards or layout, which orders name by number."""
+        """Store a folder of shards or a layout; rows refer to it by the number of those stored before it."""
         self._known.append(thing)
 
     def serve(self, orders: Sequence[RowOrder]) -> Answer:
-        """Make clips in the shared memory."""
+        """Make the clips of one message in the shared memory."""
         self._orders, answer = orders, Answer([], Counters())
         self.packets = {row: order.packets for row, order in enumerate(orders) if order.packets is not None}
         self.sounds = {
@@ -163,14 +163,14 @@ class WorkerState:
 
     @property
     def rows(self) -> Sequence[Row]:
-        """See `Watch`. Setting them tells the parent which clip a hanging worker is processing."""
+        """See `Watch`. Setting it tells the parent which clip is being processed, in case the worker hangs."""
         return ()
 
     @rows.setter
     def rows(self, rows: Sequence[Row]) -> None:
         self._status[Status.TASK] = rows[0].row
         self._status[Status.STEPS] += 1
-        # Implemented in C, so it also ends a loop that never releases the GIL.
+        # Ends this process if the clip takes too long. Implemented in C, so it works even if the GIL is never released.
         faulthandler.dump_traceback_later(self._seconds, exit=True)
 
     @property
@@ -191,8 +191,8 @@ def _trace(error: Exception) -> str:
 def main() -> None:
     """Process the parent's messages until it closes the socket.
 
-    Arguments: descriptors of the socket and of the shared memory, then those of `WorkerState`. The first message is the
-    back-end.
+    Arguments: descriptors of the socket and of the shared memory, then the last three of `WorkerState`. The first
+    message is the back-end; each later one is a folder of shards, a layout, or a list of rows to make.
     """
     # Ctrl-C reaches every process of the terminal; the parent stops its workers itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
