@@ -19,9 +19,9 @@ from fastvid.decode.request import Decoder
 from fastvid.errors import FastvidError, MissingDependency, UsageError
 from fastvid.format.schema import Codec
 
-ENTRY_POINTS = "fastvid.decoders"
+ENTRY_POINTS = "fastvid.decoders"  # the group of entry points
 
-_OURS = "fastvid-toolkit"
+_OURS = "fastvid-toolkit"  # fastvid's own distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ class Backend:
         device: Device of the decoded frames, "cpu" or "cuda".
         codecs: The codecs that it decodes.
         install: The pip requirement that installs it.
-        bound: Largest mean difference of a frame from `pyav`'s RGB in levels of 255, for `fastvid.decode.parity`. The
-            default leaves room for interpolated chroma, and none for wrong coefficients or a wrong range.
+        bound: Largest allowed mean difference of a frame from `pyav`'s RGB, in levels of 255, for
+            `fastvid.decode.parity`. The default leaves room for interpolated chroma, but not for wrong coefficients or
+            a wrong range.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Backend:
         return num_threads if lanes is None else int(lanes(**self._where(device_id)))
 
     def why_unavailable(self, device_id: int | None = None) -> str | None:
-        """Return None if the decoder runs on this machine, else one sentence that names what is missing.
+        """Return None if the decoder runs on this machine, else one line that says what is missing.
 
         Args:
             device_id: Index of the GPU; by default torch's current one. Back-ends of the CPU ignore it.
@@ -148,7 +149,7 @@ _BUILT_IN = (
 def backends() -> Mapping[str, Backend]:
     """Return all back-ends by name: the built-in ones and those of installed packages.
 
-    An invalid plug-in is listed under its entry point's value and raises MissingDependency when it is used.
+    An invalid plug-in is listed under the value of its entry point, and raises MissingDependency when it is used.
     """
     table = {backend.name: backend for backend in _BUILT_IN}
     for point in metadata.entry_points(group=ENTRY_POINTS):
@@ -174,7 +175,7 @@ def _broken(point: metadata.EntryPoint, why: str) -> Backend:
 
 
 def _is_absent(error: BaseException | None) -> bool:
-    """Return whether the error, or one of its causes, is a ModuleNotFoundError."""
+    """Return whether a module is missing: whether the error, or one of its causes, is a ModuleNotFoundError."""
     return error is not None and (isinstance(error, ModuleNotFoundError) or _is_absent(error.__cause__))
 
 
@@ -184,7 +185,7 @@ def _lacks(error: BaseException, package: str) -> bool:
 
 
 def _is_installed(requirement: str) -> bool:
-    """Return whether a requirement is installed; for our own extras, any distribution of the extra."""
+    """Return whether a requirement is installed; of an extra of fastvid, whether any of its packages is."""
     matched = re.match(r"([\w.-]+)(?:\[([\w-]+)])?", requirement)
     names = [matched[1]] if matched else []
     if names == [_OURS]:
@@ -209,7 +210,7 @@ def _has(distribution: str) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """Return an error's text on one line, with its type unless it is self-explanatory."""
+    """Return the first line of an error's text; with its type, unless it is an ImportError, which needs none."""
     if isinstance(error, FastvidError):
         return error.message
     text = str(error).strip().partition("\n")[0]
@@ -217,7 +218,7 @@ def _reason(error: BaseException) -> str:
 
 
 def backend(name: str) -> Backend:
-    """Return the back-end with a name; an invalid plug-in also answers to the name of its entry point.
+    """Return the back-end of this name; an invalid plug-in is also found by the name of its entry point.
 
     Raises:
         UsageError: If no back-end has the name.

@@ -2,8 +2,9 @@
 
 No container is opened and nothing is searched: the packet table has the offsets, nearby packets are read together, and
 every packet's checksum is verified on every read. A damaged or replaced file is an error, never a wrong clip. Packets
-of a video in place may have no checksums; then the reader requires the version of the file that was indexed. If its
-headers were not read either, they are now, and what the bytes at hand show to be unnecessary is not decoded.
+of a video in place may have no checksums; then the reader requires that the file is the version that was indexed.
+Some videos were indexed without reading their packets' headers. These are examined here, once the bytes were read, and
+packets that turn out to be unnecessary are not decoded (`StreamFlag.LATE`).
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def read_clip(
 ) -> EncodedClip:
     """Read and verify the planned packets of a request.
 
-    `request`: the frames and the crop. `read`: reads its bytes. `gap`: packets at most this many bytes apart are
-    read together, including the bytes between them. `limit`: size of the stream in bytes, if known; a packet
-    outside is an error.
+    `request`: the frames and the crop. `read`: reads ranges of the stream. `gap`: packets at most this many bytes
+    apart are read together, including the bytes between them. `limit`: size of the stream in bytes, if known; a packet
+    outside is an error. `scratch`: reused memory; by default new memory is allocated.
     """
     plan = plan or table.plan(request.frames)
     records = table.records[plan.packets]
@@ -81,7 +82,10 @@ def read_clip(
 def room_for(
     runs: Sequence[tuple[int, int]], scratch: PacketBuffer | None
 ) -> tuple[memoryview, list[tuple[int, memoryview]]]:
-    """Return memory for reads, (first byte, number of bytes), with padding; and each first byte with its part of it."""
+    """Allocate memory for reads, given as (first byte, number of bytes), with padding at the end.
+
+    Returns the memory, and for each read its first byte and the part of the memory to fill.
+    """
     total = sum(map(itemgetter(1), runs))
     size = total + INPUT_PADDING
     if scratch is None:
@@ -108,12 +112,12 @@ def verified(
     key: str = "",
     shard: str = "",
 ) -> EncodedClip:
-    """Return the clip of packets that were read, once their checksums are verified.
+    """Return the clip made of packets that were read, after verifying their checksums.
 
-    `records`: those of the plan. `data`: the bytes, with padding. `places`: first byte in `data` and size of each
-    packet, int64 [2, P].
+    `records`: records of the plan's packets. `data`: the bytes, with padding. `places`: first byte in `data` and size
+    of each packet, int64 [2, P].
     """
-    flags = int(info.flags)  # tests of a flag by its class take longer than a checksum
+    flags = int(info.flags)  # an int, because testing a bit of the flag class takes longer than a checksum
     if not flags & _UNCHECKED:
         starts, sizes = places.tolist()
         check_packets(data, starts, sizes, records["crc32"].tolist(), plan.packets)
@@ -126,17 +130,17 @@ def verified(
 
 
 def _referred_to(info: StreamInfo, packets: Sequence[memoryview]) -> BoolArray:
-    """Return whether others of some packets may refer to each of them, as their own headers say, bool [P]."""
+    """Return whether each packet may be referred to by others, according to its own header, bool [P]."""
     try:
         referred_to: BoolArray = packet_flags(info.codec, info.extradata, packets) & _DROPPABLE == 0
     except FormatError:
-        referred_to = np.ones(len(packets), dtype=np.bool_)  # the decoder finds what is wrong with them
+        referred_to = np.ones(len(packets), dtype=np.bool_)  # keep all: the decoder reports what is wrong
     return referred_to
 
 
 @contextmanager
 def reading(shard: str, key: str) -> Iterator[None]:
-    """Add the sample that a block reads to its errors, see `FastvidError.at_sample`."""
+    """Add shard and key of the sample to errors of the block, which reads it; see `FastvidError.at_sample`."""
     try:
         yield
     except FastvidError as error:
@@ -189,8 +193,8 @@ def check_packets(
 ) -> None:
     """Verify the checksums of packets.
 
-    `data`: bytes that contain them. `starts`: first byte of each packet in `data`. `sizes`: its size in bytes.
-    `packets`: its number in the stream, for messages, int64 [P].
+    `data`: bytes that contain the packets. `starts`: first byte of each packet in `data`. `sizes`: size of each in
+    bytes. `crc32`: its indexed checksum. `packets`: its number in the stream, for messages, int64 [P].
     """
     for number, (start, size, crc) in enumerate(zip(starts, sizes, crc32, strict=True)):
         found = zlib.crc32(data[start : start + size])

@@ -1,16 +1,17 @@
-"""Give a clip's packets to decoders that take a container, or an elementary stream.
+"""Give a clip's packets to decoders that require a container, or an elementary stream.
 
-For the former they are wrapped in a minimal MP4. One video track, one chunk: ``ftyp``, ``moov``, ``mdat`` (ISO/IEC
-14496-12 and 14496-15). Packets are in decode order; the frame with the n-th lowest index among those given is shown
-n-th, at n frame times.
+For a container, the packets are wrapped in a minimal MP4 with one video track and one chunk: ``ftyp``, ``moov``,
+``mdat`` (ISO/IEC 14496-12 and 14496-15). Packets are in decode order; the frame with the n-th lowest index among those
+given is shown n-th, at n frame times.
 
-Readers require the following; each point, when missing, broke one of them: unique presentation times from 0 (DALI omits
-earlier frames from its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
+Some reader fails if one of the following is missing: unique presentation times from 0 (DALI omits earlier frames from
+its index), signed composition offsets (version 1, no edit list), every key packet in ``stss``
 (otherwise seeks go wrong), and the true size in ``stsd`` (otherwise DALI decodes frames to find it).
 
-For the latter H.264 and HEVC packets are rewritten with start codes (Annex B). MP4 stores parameter sets once, outside
-the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary stream repeats the parameter sets at
-every packet where decoding may start, and has a start code before each NAL unit (ITU-T H.264 and H.265, annex B).
+For an elementary stream, H.264 and HEVC packets are rewritten with start codes (Annex B). MP4 stores parameter sets
+once, outside the packets, and a length before each NAL unit (ISO/IEC 14496-15). An elementary stream repeats the
+parameter sets at every packet where decoding may start, and has a start code before each NAL unit (ITU-T H.264 and
+H.265, annex B).
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def minimal_mp4(
     shows: IntArray,
     keys: BoolArray,
 ) -> bytes:
-    """Return an MP4 of the given packets.
+    """Return the bytes of an MP4 of the given packets.
 
     `data`: the packets' bytes. `starts`: first byte of each packet in `data`, int64 [P], P > 0. `sizes`: size of
     each packet in bytes, int64 [P]. `shows`: index of the frame that each packet shows, int64 [P], in decode order.
@@ -119,11 +120,12 @@ def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
     elif info.codec is Codec.MJPEG:
         config = _full(configuration, _esds())
     else:
-        # The first byte is the version, in AV1 behind a marker bit.
+        # The first byte is the version; in AV1 a marker bit precedes it.
         if info.extradata[:1] != (b"\x81" if info.codec is Codec.AV1 else b"\x01"):
             raise FormatError(f"extradata of {info.codec.label} is not a {configuration.decode()} record")
         config = _box(configuration, info.extradata)
-    # Reserved, data reference 1; pre-defined and reserved; size; 72 dpi twice; one frame per sample; no name; depth 24.
+    # The fields of a visual sample entry (14496-12, 12.1.3), in order: reserved and data reference 1; pre-defined and
+    # reserved; width and height; 72 dpi twice; reserved; one frame per sample; no name; depth 24; pre-defined.
     visual = (
         struct.pack(">6xH16xHHIIIH", 1, info.width, info.height, 0x480000, 0x480000, 0, 1)
         + bytes(32)
@@ -136,7 +138,7 @@ def _constant(info: StreamInfo) -> tuple[bytes, bytes, bytes]:
 
 
 def _colour(info: StreamInfo) -> tuple[int, int, int]:
-    """Return H.273 primaries, transfer and matrix; the first two, which nothing reads, follow the matrix."""
+    """Return H.273 primaries, transfer and matrix. No reader uses the first two, so they are set like the matrix."""
     known = info.matrix if info.matrix in (Matrix.BT709, Matrix.SMPTE170M, Matrix.SMPTE240M) else Matrix.UNKNOWN
     return int(known), int(known), int(info.matrix)
 
@@ -147,7 +149,8 @@ def _vpcc(info: StreamInfo) -> bytes:
 
 
 def _esds() -> bytes:
-    # 14496-1: ES descriptor (3) with a decoder configuration (4) of a visual stream (type 4), and an SL (6) of MP4.
+    # 14496-1: an ES descriptor (tag 3) with a decoder configuration (tag 4) of a visual stream (type 4), and a
+    # synchronisation layer descriptor (tag 6) with the settings of MP4.
     decoder = struct.pack(">BBBBB3xII", 0x04, 13, _ESDS_JPEG, 4 << 2 | 1, 0, 0, 0)
     return struct.pack(">BBHB", 0x03, 3 + len(decoder) + 3, 1, 0) + decoder + b"\x06\x01\x02"
 
@@ -163,13 +166,13 @@ _DINF: Final = _box(b"dinf", _full(b"dref", struct.pack(">I", 1), _full(b"url ",
 
 _BT601: Final = frozenset({Matrix.SMPTE170M, Matrix.BT470BG, Matrix.UNKNOWN})
 
-# Codecs whose packets state the picture size; in the others the extradata does.
+# Codecs whose packets state the picture size; for other codecs the extradata does.
 _SELF_SIZED: Final = frozenset({Codec.VP9, Codec.MJPEG})
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrappedClip:
-    """A clip wrapped in a container."""
+    """A clip in a container, and where its wanted frames are in it."""
 
     clip: EncodedClip
     mp4: bytes
@@ -178,23 +181,26 @@ class WrappedClip:
 
     @property
     def resized(self) -> bool:
-        """Whether the crop is resized."""
+        """Whether the crop has another size than the output."""
         request = self.clip.request
         return (request.box.height, request.box.width) != request.size
 
     @property
     def in_order(self) -> bool:
-        """Whether the output frames are the unique frames in container order."""
+        """Whether the output shows each unique frame once, in the order of the container."""
         return len(self.index) == len(self.positions) and bool((np.diff(self.index) > 0).all())
 
 
 def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
-    """Wrap a clip in a container, after checks that such decoders do not make."""
+    """Wrap a clip in a container, after the checks that decoders of containers do not make themselves.
+
+    `decoder`: its name, for messages. `codecs`: those that it decodes.
+    """
     info = clip.info
     if info.codec not in codecs:
         known = ", ".join(sorted(codec.label for codec in codecs))
         raise DecodeError(f"{decoder} decodes {known}, not {info.codec.label}", hint="use pyav")
-    # JPEG pictures signal their range themselves.
+    # The range of JPEG need not be checked: JPEG pictures signal it themselves.
     if info.matrix not in _BT601 or (info.range is Range.FULL and info.codec is not Codec.MJPEG):
         colour = f"{info.matrix.name.lower()} {info.range.name.lower()}"
         raise DecodeError(f"{decoder} converts by limited BT.601, the stream is {colour}", hint="use pyav")
@@ -207,7 +213,7 @@ def wrap(clip: EncodedClip, decoder: str, codecs: Set[Codec]) -> WrappedClip:
         # DALI allocates memory by the container's size and writes past it if the pictures are larger.
         if found not in (None, (info.width, info.height)):
             raise DecodeError(f"packet has pictures of {found}, the stream of {(info.width, info.height)}")
-    # Such decoders seek and decode again for a repeated frame, so request each frame once, in order.
+    # These decoders seek and decode again for a repeated frame, so request each frame once, in order.
     wanted, index = np.unique(clip.request.frames, return_inverse=True)
     shown = np.sort(clip.shows)
     positions = np.searchsorted(shown, wanted)
@@ -224,15 +230,15 @@ _DELIMITER: Final = {Codec.H264: 9, Codec.HEVC: 35}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ElementaryStream:
-    """Packets of a clip as a decoder without a container takes them."""
+    """A clip's packets in the form of a decoder that takes no container."""
 
-    data: UInt8Array  # their bytes, uint8
+    data: UInt8Array  # bytes of all packets, uint8
     starts: list[int]  # first byte of each packet in `data`
     sizes: list[int]  # size of each packet in bytes
 
 
 def elementary_stream(clip: EncodedClip) -> ElementaryStream:
-    """Return a clip's packets in the elementary stream of its codec.
+    """Return a clip's packets as the elementary stream of their codec.
 
     H.264 and HEVC are copied with start codes, and with the parameter sets of the extradata in each key packet. Packets
     of other codecs need no change and are not copied.

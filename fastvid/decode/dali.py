@@ -1,20 +1,20 @@
 """The DALI back-end: decodes planned packets, wrapped in minimal MP4s, with ``fn.decoders.video``.
 
 On a GPU each decoder has its own DALI pipeline, whose operator decodes as many clips at once as it has threads, on a
-CUDA stream of its own. The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and HEVC need the
-GPU. DALI's operators crop, resize, flip and lay out in the same pipeline. No GPU has run this yet: which numbers of
-pipelines and threads are best is not measured; ``python -m bench gpu`` measures it.
+CUDA stream of its own. The same graph runs on a CPU, where DALI 2.4 decodes VP8, VP9 and MJPEG; H.264 and HEVC need a
+GPU. DALI's operators crop, resize, flip and lay out the frames in the same pipeline. This has not been run on a GPU:
+``python -m bench gpu`` measures which numbers of pipelines and threads are best.
 
 Colours: DALI always converts with BT.601, so streams with other coefficients are rejected. It interpolates chroma:
 on a CPU it is 2 levels off the reference in `fastvid.decode.pixels` on average and at most 13 on a texture of smooth
 colours, more at sharp edges between colours. On a GPU this is not measured.
 
-Missing pictures: DALI returns success and leaves a frame unwritten if NVDEC's parser swallows its picture. Decoded
-frames are therefore overwritten after use, and a frame that comes out unchanged by the next run is an error. Memory
-that a pipeline uses for the first time contains no such mark.
+Missing pictures: DALI reports success and leaves a frame unwritten if NVDEC's parser drops its picture. So decoded
+frames are overwritten with a constant level, the mark, after use, and a frame that has only this level after the next
+run is an error. Memory that a pipeline uses for the first time does not contain the mark.
 
-An undecodable sample invalidates its pipeline. The pipeline is then rebuilt (1 to 7 ms on a CPU, not measured on a GPU)
-and the batch repeated sample by sample, so that only the bad sample fails.
+An undecodable sample makes its pipeline unusable. The pipeline is then rebuilt (1 to 7 ms on a CPU, not measured on a
+GPU) and the batch is repeated sample by sample, so that only the bad sample fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _fn: Any = nvidia.dali.fn
 _types: Any = nvidia.dali.types
 _Pipeline: Any = nvidia.dali.pipeline.Pipeline
 
-# Levels of overwritten frames. A video may have grey frames of the first, which then do not change to the second.
+# Levels of overwritten frames. A frame may really be grey of the first level; it does not change to the second one.
 _MARK: Final = 0x5A
 _OTHER_MARK: Final = 0xA5
 _UNWRITTEN: Final = "DALI did not write frame {}: NVDEC's parser dropped its picture"
@@ -97,7 +97,7 @@ class DaliCpuDecoder(ThreadDecoder):
         targets: Sequence[Any],
         results: list[FastvidError | None],
     ) -> None:
-        """Decode some clips in one run; if the run fails, repeat it clip by clip."""
+        """Decode some clips in one run; if the run fails, repeat it clip by clip. Errors go to `results`."""
         graph = self._graphs.pop(resized, None)
         try:
             if graph is None:
@@ -130,12 +130,12 @@ class DaliGpuDecoder(DaliCpuDecoder):
 
     @staticmethod
     def check(device_id: int | None = None) -> None:
-        """Raise MissingDependency, with the reason, if the GPU cannot decode."""
+        """Raise MissingDependency, with the reason, if the GPU has no NVDEC engine."""
         engines.require(device_id)
 
     @staticmethod
     def lanes(device_id: int | None = None) -> int:
-        """Return the number of NVDEC engines of the GPU, as many pipelines as there are engines."""
+        """Return the number of decoders to open: one pipeline for each NVDEC engine of the GPU."""
         return engines.engines(engines.gpu_index(device_id))
 
     def _wrap(self, clip: EncodedClip) -> WrappedClip:
@@ -144,9 +144,9 @@ class DaliGpuDecoder(DaliCpuDecoder):
 
 
 class _Graph:
-    """One persistent DALI pipeline: encoded clips in, uint8 [3, U, H, W] out.
+    """One persistent DALI pipeline: takes encoded clips, and returns uint8 [3, U, H, W] for each.
 
-    `max_clips`: maximum number of samples per run.
+    `resized`: whether it resizes. `max_clips`: maximum number of samples per run.
     """
 
     def __init__(self, resized: bool, max_clips: int, num_threads: int, stream: DeviceStream | None) -> None:
@@ -157,11 +157,11 @@ class _Graph:
     def run(self, samples: Sequence[WrappedClip], targets: Sequence[Rgb | DeviceRgb]) -> list[str | None]:
         """Decode samples into their targets.
 
-        Returns for each sample None, or the error message.
+        Returns for each sample None, or its error message.
         """
         errors, videos, marked = self._decode(samples, targets, _MARK)
         if marked:
-            # Either these frames are grey, or DALI did not write them. Another mark tells.
+            # Either these frames are grey, or DALI did not write them: decode again over another mark to find out.
             _overwrite(videos, _OTHER_MARK)
             doubtful = sorted(marked)
             again, videos, marked = self._decode(
@@ -178,8 +178,8 @@ class _Graph:
     ) -> tuple[list[str | None], list[Any], dict[int, list[int]]]:
         """Run the pipeline once.
 
-        Returns for each sample None or the error message; its frames as DALI has them, [U, h, w, 3], if the
-        target is on a device; and for each such sample that has any, its frames of the level `mark` only.
+        Returns for each sample None or its error message; if the target is on a device, the frames of each sample in
+        DALI's memory, [U, h, w, 3]; and for each of these samples that has any, its frames of the level `mark` only.
         """
         requests = [sample.clip.request for sample in samples]
         boxes = [request.box for request in requests]
@@ -219,7 +219,7 @@ class _Graph:
 
 
 def _deliver(frames: Any, sample: WrappedClip, target: DeviceRgb, mark: int) -> Any:
-    """Copy uint8 [3, U, H, W] on the device; return which of the frames have one level only, bool [U]."""
+    """Copy frames, uint8 [3, U, H, W], on the device; return which have only the level `mark`, bool [U]."""
     import torch
 
     if sample.in_order:
@@ -235,7 +235,7 @@ def _overwrite(videos: Sequence[Any], mark: int) -> None:
 
 
 def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | None) -> Any:
-    """Build a pipeline with outputs uint8 [3, U, H, W] and the decoder's own [U, h, w, 3] of the whole stream."""
+    """Build a pipeline that returns uint8 [3, U, H, W], and the uncropped frames as decoded, [U, h, w, 3]."""
     pipeline = _Pipeline(
         batch_size=max_clips,
         num_threads=num_threads,
@@ -243,7 +243,7 @@ def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | 
         prefetch_queue_depth=1,
         set_affinity=False,
     )
-    # The GPU's operator has a pool of `num_threads` of its own, and would pin it to cores that all lanes share.
+    # The GPU's operator has a pool of `num_threads` threads, which it would pin to cores that all decoders share.
     where = {"device": "cpu"} if device_id is None else {"device": "mixed", "affine": False}
     with pipeline:
         mp4 = _fn.external_source(name="mp4", dtype=_types.UINT8, ndim=1)
@@ -272,13 +272,13 @@ def _pipeline(resized: bool, max_clips: int, num_threads: int, device_id: int | 
 
 
 def _tensor(tensor: Any) -> Any:
-    """Return DALI's tensor as torch's, without a copy."""
+    """Return a tensor of DALI as a torch tensor, without a copy."""
     from torch.utils.dlpack import from_dlpack
 
     return from_dlpack(tensor)
 
 
-_padded: Final[set[tuple[int, int]]] = set()
+_padded: Final[set[tuple[int, int]]] = set()  # sizes that were warned about
 
 
 def _warn_if_padded(info: StreamInfo) -> None:

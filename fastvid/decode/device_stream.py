@@ -1,4 +1,4 @@
-"""A GPU decoder's own CUDA stream: waits for its outputs, and completes them before `decode` returns."""
+"""A GPU decoder's own CUDA stream: waits until outputs may be written, and completes them before `decode` returns."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class DeviceStream:
     def __init__(self, device_id: int) -> None:
         self.device = torch.device("cuda", device_id)
         self.stream: Any = _cuda.Stream(self.device, priority=-1)
-        # A blocking event lets the waiting thread sleep; otherwise it would occupy a core.
+        # A blocking event lets the thread that waits sleep; otherwise the thread would occupy a core.
         self._done: Any = _cuda.Event(blocking=True)
 
     @contextmanager
     def writing(self, outputs: Iterable[DecoderOutput]) -> Iterator[None]:
-        """Make the stream current for a block that writes outputs; at its end they are visible to every stream.
+        """Make the stream current for a block that writes outputs; when it ends, they are visible to every stream.
 
-        The stream first waits for `writable` of each output. At the end the thread waits for this stream alone, never
-        for the device. The block may fail: what it launched is complete as well.
+        The stream first waits for the event `writable` of each output. At the end the thread waits for this stream
+        alone, never for the whole device; also if the block raises an error, so that nothing is still being written.
         """
         with torch.cuda.stream(self.stream):
             for output in outputs:

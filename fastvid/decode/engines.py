@@ -1,4 +1,4 @@
-"""What other libraries decode with: the NVDEC engines of a GPU, and the FFmpeg libraries that PyAV has loaded.
+"""Decoding hardware and libraries of this machine: a GPU's NVDEC engines, and the FFmpeg libraries that PyAV loaded.
 
 The driver's ``cuvidGetDecoderCaps`` (NVIDIA Video Codec SDK, ``cuviddec.h``) reports the engines of the device or MIG
 slice that this process sees: 7 on H100 and H200, 5 on A100, none on some slices.
@@ -92,7 +92,7 @@ def capabilities(device_id: int) -> dict[Codec, int]:
             if code:
                 raise MissingDependency(f"cuvidGetDecoderCaps failed with CUDA error {code}")
             if caps.is_supported:
-                # Drivers before 440 report 0 even if there is an engine.
+                # Drivers before version 440 report 0 engines even if there is one.
                 found[codec] = max(1, caps.num_engines)
     return found
 
@@ -111,9 +111,9 @@ def library(name: str) -> Any:
 
 
 def _in_wheel(name: str) -> list[Path]:
-    """Return the files of a library in PyAV's wheel; none if PyAV was built against the system's FFmpeg."""
+    """Return the paths of a library inside PyAV's wheel; none if PyAV was built against the system's FFmpeg."""
     package = Path(av.__file__).parent
-    # Linux wheels, macOS wheels.
+    # The folders of Linux and of macOS wheels.
     return [*(package.parent / "av.libs").glob(f"lib{name}-*"), *(package / ".dylibs").glob(f"lib{name}.*")]
 
 

@@ -1,8 +1,8 @@
 """The NVDEC back-end: feeds planned packets to a GPU's video decoder and leaves NV12 frames on the GPU.
 
-It uses the packet decoder of PyNvVideoCodec (NVIDIA; checked against 2.2.4), without a container and without a
-conversion to RGB: planes are those of the standard, and `fastvid.decode.pixels` converts them with the stream's own
-coefficients and range. No GPU has run this yet, so its speed is not measured; ``python -m bench gpu`` measures it.
+It uses the packet decoder of PyNvVideoCodec (NVIDIA; checked against 2.2.4), without a container and without its
+conversion to RGB: `fastvid.decode.pixels` converts the decoded planes with the stream's own coefficients and range.
+This has not been run on a GPU, so its speed is not measured; ``python -m bench gpu`` measures it.
 
 - A decoder stays open between clips, one for each codec, and is reconfigured when the size changes. After any error it
   is discarded; a clip that fails in a reconfigured decoder is tried once more in a new one.
@@ -10,7 +10,7 @@ coefficients and range. No GPU has run this yet, so its speed is not measured; `
 - Parameter sets precede each key packet, and an end of stream follows each clip, so that no picture of one clip can
   show in another.
 - Frames are copied on the decoder's own stream before the next packet, which reuses their memory.
-- NVDEC conceals damage without an error; the checksums of packets detect it before.
+- NVDEC conceals damage without an error; the checksums of packets detect it before they are decoded.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ from fastvid.errors import DecodeError, FastvidError, UsageError
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec
 
-# Importing it logs versions of the driver at level INFO.
+# Importing the package logs driver versions at level INFO.
 logging.getLogger("PyNvVideoCodec").addFilter(lambda record: record.levelno > logging.INFO)
 _nvc: Any = importlib.import_module("PyNvVideoCodec")
 
 _CODECS: Final = {Codec.H264: "H264", Codec.HEVC: "HEVC", Codec.VP9: "VP9", Codec.AV1: "AV1"}
-# Sides of new decoders are rounded up to it, so that a decoder fits most sizes of a dataset.
+# The largest size of a new decoder is the stream's, rounded up to this, so that it can be reused for similar sizes.
 _ROOM: Final = 256
 _LATENCIES: Final = ("native", "low")
-# Threads decode in turn on an engine: while one copies and feeds, another one's picture is decoded.
+# Two threads take turns on an engine: while one copies and feeds, the other one's picture is decoded.
 _LANES_PER_ENGINE: Final = 2
 
 
 class NvdecDecoder(ThreadDecoder):
-    """Decodes one clip at a time on the calling thread's share of a GPU's NVDEC engines."""
+    """Decodes one clip at a time on a GPU's NVDEC engines, which several decoders share."""
 
     NAME = "NVDEC decoder"
     max_clips: Final = 1
@@ -70,12 +70,12 @@ class NvdecDecoder(ThreadDecoder):
 
     @staticmethod
     def check(device_id: int | None = None) -> None:
-        """Raise MissingDependency, with the reason, if the GPU cannot decode."""
+        """Raise MissingDependency, with the reason, if the GPU has no NVDEC engine."""
         engines.require(device_id)
 
     @staticmethod
     def lanes(device_id: int | None = None) -> int:
-        """Return twice the number of NVDEC engines of the GPU; which number is best is not measured."""
+        """Return the number of decoders to open: two for each NVDEC engine. Which number is best is not measured."""
         return _LANES_PER_ENGINE * engines.engines(engines.gpu_index(device_id))
 
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
@@ -112,7 +112,7 @@ class NvdecDecoder(ThreadDecoder):
 
 
 class _Session:
-    """An open decoder of one codec, for pictures up to some size."""
+    """An open decoder of one codec, for pictures up to a fixed size."""
 
     def __init__(self, info: StreamInfo, stream: DeviceStream, latency: Any) -> None:
         self.size = (info.width, info.height)
@@ -134,7 +134,7 @@ class _Session:
             raise _failed(error) from error
 
     def fits(self, info: StreamInfo) -> bool:
-        """Return whether the decoder can be reconfigured to a stream's size."""
+        """Return whether the decoder can be reconfigured for a stream's size."""
         return info.width <= self._room[0] and info.height <= self._room[1]
 
     def decode(self, clip: EncodedClip, target: DevicePlanes) -> None:
@@ -183,7 +183,7 @@ class _Pictures:
         info = self._clip.info
         y, uv = _planes(frame, self._device)
         rows, columns = y.shape
-        # PyNvVideoCodec rounds odd sides up.
+        # PyNvVideoCodec rounds odd sides up to even ones.
         if (rows + rows % 2, columns + columns % 2) != (info.height + info.height % 2, info.width + info.width % 2):
             raise DecodeError(f"frame {number} has size {columns}x{rows}, the stream {info.width}x{info.height}")
         place = self._places.get(number)
@@ -196,7 +196,7 @@ class _Pictures:
         self._target.uv[place].copy_(chroma, non_blocking=True)
 
     def finish(self) -> None:
-        """Copy repeated frames, after checks that no picture is missing."""
+        """Copy repeated frames, after checking that no picture is missing."""
         check_order(self._clip, self._decoded, self._places)
         repeat_frames(self._clip.request.frames.tolist(), self._places, (self._target.y, self._target.uv))
 
@@ -212,7 +212,7 @@ def _planes(frame: Any, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def _check(clip: EncodedClip) -> None:
-    """Raise DecodeError if NVDEC would decode something else than the packets' description says."""
+    """Raise DecodeError if NVDEC cannot decode the clip, or if its packets do not show all wanted frames."""
     if clip.info.codec not in _CODECS:
         known = ", ".join(sorted(codec.label for codec in _CODECS))
         raise DecodeError(f"NVDEC back-end decodes {known}, not {clip.info.codec.label}", hint="use pyav")

@@ -1,9 +1,9 @@
 """Compare a machine's back-ends on the same clips: frame accuracy, colour difference and speed.
 
-A decoder of a device fails in ways that leave no error: pictures that are black, that nobody wrote, that belong to the
-clip before or to the frame beside, or whose channels or rows are in the wrong order. So outputs are filled with a level
-that no picture has, every frame is compared with all frames of the clip, and its difference from the right one must be
-within the bound that its back-end states.
+A decoder on a device can fail without an error: its pictures are black, were never written, belong to the clip before
+or to a neighbouring frame, or have channels or rows in the wrong order. So outputs are first filled with a level that
+no picture of the clips consists of, every decoded frame is compared with all frames of the clip, and its difference
+from the right one must be within the bound that its back-end states.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from fastvid.runtime.arrays import IntArray, UInt8Array
 REFERENCE: Final = "pyav"
 """The back-end to compare with: it decodes every codec, and tests compare it with ffmpeg bit by bit."""
 
-_FRAMES: Final = 8
+_FRAMES: Final = 8  # decoded in each comparison
 # A frame is wrong if another frame of the clip is closer to it by more than this many levels.
 _NEARER: Final = 0.2
-# Every third row and column decide which frame is nearest: a ninth of the pixels tells frames apart as well.
+# Only every third row and column are compared to find the nearest frame: a ninth of the pixels is enough.
 _STEP: Final = 3
 _UNWRITTEN: Final = 0x5A
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """The result of one back-end on one clip."""
+    """The comparison of one back-end with the reference on one clip."""
 
-    clip: str
-    range: str
+    clip: str  # name of the clip
+    range: str  # of its samples: limited, full or unknown
     backend: str
     frames: bool | None  # whether it returned the requested frames within its bound; None if it failed
-    mean: float
-    most: int
+    mean: float  # largest mean difference of a frame, in levels
+    most: int  # largest difference of a pixel, in levels
     rate: float  # clips per second of one open, warm decoder
     problem: str | None = None
 
 
 class SampleClip:
-    """An MP4 in memory.
+    """An MP4 in memory, and the frames of it to compare.
 
-    `data`: the file's bytes.
+    `data`: the file's bytes. `indexed`: its stream and packets, if they are known.
     """
 
     def __init__(self, name: str, data: bytes, indexed: tuple[StreamInfo, PacketTable] | None = None) -> None:
@@ -62,11 +62,11 @@ class SampleClip:
             indexed = info, PacketTable(records, whole=bool(info.flags & StreamFlag.WHOLE))
         self.info, self.table = indexed
         self._read = reader_of(data)
-        # One frame of each eighth of the clip, but not the first, to detect a back-end that ignores the request.
+        # One frame of each eighth of the clip, never the first: a back-end that ignores the request returns that.
         self.frames = (np.arange(_FRAMES) * self.info.num_frames // _FRAMES + 1).astype(np.int64)
 
     def decode(self, decoder: Decoder, device: str, frames: IntArray) -> UInt8Array:
-        """Decode frames to uint8 [3, T, H, W] on the host. What the decoder does not write has the level 90."""
+        """Decode frames to uint8 [3, T, H, W] on the host. Pixels that the decoder does not write have the level 90."""
         size = (self.info.height & ~1, self.info.width & ~1)
         request = ClipRequest(0, frames, Box(0, 0, *size), size)
         clip = read_clip(request, self.info, self.table, self._read)
@@ -93,7 +93,7 @@ class SampleClip:
 
 
 def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> DecoderOutput:
-    """Return an output for frames [T, H, W], of the first type that a decoder writes, filled with one level."""
+    """Return an output of the first type that a decoder writes, for frames [T, H, W], filled with the level 90."""
     t, h, w = shape
     if Rgb in kinds:
         return Rgb(np.full((3, *shape), _UNWRITTEN, np.uint8))
@@ -114,18 +114,18 @@ def _filled(kinds: Set[type], shape: tuple[int, int, int], device: str) -> Decod
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How decoded frames differ from the reference."""
+    """How much decoded frames differ from the reference."""
 
-    mean: float
-    most: int  # maximum difference of a pixel in levels
-    problem: str | None
+    mean: float  # largest mean difference of a frame, in levels
+    most: int  # largest difference of a pixel, in levels
+    problem: str | None  # what is wrong, None if nothing is
 
 
 def judge(pictures: UInt8Array, frames: IntArray, every: UInt8Array, bound: float) -> Verdict:
     """Compare decoded frames with all frames of their clip.
 
     `pictures`: decoded frames, uint8 [3, T, H, W]. `frames`: their indices, int64 [T]. `every`: all frames of the
-    clip by the reference, uint8 [3, N, H, W].
+    clip as the reference decodes them, uint8 [3, N, H, W]. `bound`: largest allowed mean difference, in levels.
     """
     worst, most, problem = 0.0, 0, None
     thumbs = every[..., ::_STEP, ::_STEP].astype(np.int16)
@@ -146,7 +146,10 @@ def judge(pictures: UInt8Array, frames: IntArray, every: UInt8Array, bound: floa
 
 
 def compare(clips: Iterable[SampleClip], chosen: Iterable[Backend], *, seconds: float = 0.2) -> list[Parity]:
-    """Compare every back-end with the reference on every clip whose codec it supports."""
+    """Compare every back-end with the reference, on every clip whose codec it supports.
+
+    `seconds`: how long to measure the speed of each on a clip.
+    """
     chosen = list(chosen)
     reference = next(one for one in chosen if one.name == REFERENCE).open()
     found = []
@@ -161,7 +164,7 @@ def _one(clip: SampleClip, one: Backend, every: UInt8Array, seconds: float) -> P
     sample_range = clip.info.range.name.lower()
     try:
         decoder = one.open()
-        # Twice: pictures of the call before are right as long as the request is the same.
+        # Twice, in different order: pictures left over from the last call would be right for the same request.
         verdicts = [
             judge(clip.decode(decoder, one.device, frames), frames, every, one.bound)
             for frames in (clip.frames, clip.frames[::-1].copy())

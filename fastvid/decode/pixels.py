@@ -1,8 +1,8 @@
 """Convert YUV planes or RGB to batches on any device: convert, resize, flip, normalise and lay out.
 
-This file is the colour reference of fastvid: nearest chroma, coefficients from the standards, antialiased bilinear
-resize of unrounded RGB, values rounded once to integer levels 0..255, then normalised. Every back-end documents its
-difference from it.
+This file is the colour reference of fastvid: each chroma sample is repeated for its pixels, coefficients are those of
+the standards, unrounded RGB is resized with an antialiased bilinear filter, and values are rounded once, to integer
+levels 0 to 255, then normalised. Every back-end documents its difference from it.
 
 Shape letters: B clips, T frames, h and w crop, H and W output.
 """
@@ -33,10 +33,10 @@ def yuv_to_rgb(
     sample_range: Range = Range.LIMITED,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """Convert 4:2:0 planes to RGB with nearest chroma.
+    """Convert 4:2:0 planes to RGB; each chroma sample is repeated for its four pixels.
 
     `y`: uint8 [..., T, h, w], h and w even. `u`: uint8 [..., T, h/2, w/2]. `v`: uint8 [..., T, h/2, w/2].
-    `sample_range`: range of the samples; unknown means limited. Returns RGB [..., 3, T, h, w], 0 to 255, not
+    `sample_range`: range of the samples; unknown is treated as limited. Returns RGB [..., 3, T, h, w], 0 to 255, not
     rounded.
     """
     black, luma_scale, red_v, green_u, green_v, blue_u = conversion(matrix, sample_range)
@@ -46,14 +46,14 @@ def yuv_to_rgb(
     rgb = torch.empty((*lead[:-1], 3, lead[-1], height, width), dtype=dtype, device=y.device)
     shares = (red_v * red, green_u * blue + green_v * red, blue_u * blue)
     for channel, share in enumerate(shares):
-        # Nearest chroma: one chroma sample is broadcast over two rows and two columns.
+        # One chroma sample is broadcast over two rows and two columns.
         target = rgb.select(-4, channel).view(luma.shape)
         torch.add(luma, share[..., :, None, :, None], out=target)
     return rgb.clamp_(0, 255)
 
 
 def resize(rgb: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize floating [..., h, w] to [..., H, W], antialiased bilinear; same size: return the input."""
+    """Resize floating-point pictures [..., h, w] to [..., H, W], antialiased bilinear; a no-op for the same size."""
     if tuple(rgb.shape[-2:]) == size:
         return rgb
     pictures = rgb.reshape(-1, 1, *rgb.shape[-2:])
@@ -118,9 +118,9 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
         out = pixels.empty(rgb.shape[0], rgb.shape[2], (rgb.shape[3], rgb.shape[4]), rgb.device)
     target = _channels_first(out, pixels)
     channels = pixels.channels()
-    # bias + scale * level in one pass per channel and clip, which fits in the cache, unlike
-    # the passes of (rgb.float() / 255 - mean) / std.
-    # Filled on the device: values of the host would be copied there, and the host would wait for the copy.
+    # bias + scale * level in one pass per channel and clip, which fits in the cache, unlike the passes of
+    # (rgb.float() / 255 - mean) / std.
+    # The bias is created on the device: copied there from the host, the host would wait for the copy.
     bias = [torch.full((), bias, dtype=torch.float32, device=rgb.device) for _, bias in channels]
     for source, clip in zip(rgb, target, strict=True):
         for channel, (scale, _) in enumerate(channels):
@@ -130,9 +130,9 @@ def finish_rgb(rgb: Tensor, pixels: Pixels, *, out: Tensor | None = None) -> Ten
 
 @cache
 def kernel_problem(device: torch.device) -> str | None:
-    """Return None if the one-pass kernel works on a GPU, else one sentence that says why plain PyTorch replaces it.
+    """Return None if the one-pass kernel works on a GPU, else one sentence that says why PyTorch is used instead.
 
-    Compiles the kernel and compares one clip with plain PyTorch, which takes seconds: the result is kept.
+    Compiles the kernel and compares one clip with plain PyTorch, which takes seconds, so the result is cached.
     """
     try:
         from fastvid.decode import pixels_fused
@@ -147,7 +147,7 @@ def kernel_problem(device: torch.device) -> str | None:
     except Exception as error:  # noqa: BLE001 - Triton and the compiler that it starts may raise any exception
         lines = str(error).strip().splitlines() or [""]
         return f"the fused kernel does not compile on {device}: {type(error).__name__}: {lines[0]}"
-    # A sum in another order may round to the next level. NaN compares false.
+    # Another order of summation may round to the next level. NaN compares false.
     return None if levels < 1.5 else f"the fused kernel differs from PyTorch by {levels:.1f} levels on {device}"
 
 

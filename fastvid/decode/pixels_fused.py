@@ -5,7 +5,7 @@ converts, clamps, filters, rounds, mirrors, normalises and writes three values. 
 per pixel 1.5 bytes are read and 3 values written, while plain PyTorch moves about 100 bytes.
 
 Filter weights are those of PyTorch's antialiased bilinear resize (``aten/src/ATen/native/cuda/UpSample.cuh``), computed
-on the fly. Its share of a GPU's bandwidth is not measured; ``python -m bench gpu`` measures it.
+in the kernel. How close it comes to a GPU's memory bandwidth is not measured; ``python -m bench gpu`` measures it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from torch import Tensor
 
 from fastvid.decode.colours import ClipPlanes, Pixels, conversion
 
-_BLOCK: Final = 256
+_BLOCK: Final = 256  # output pixels of a program
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _weight(position: Any, centre: Any, scale: Any) -> Any:
-    """Return the unnormalised triangle filter weight of a source sample."""
+    """Return the weight of a source sample in a triangle filter, not normalised."""
     distance = tl.abs((position + 0.5 - centre) / scale)
     return tl.where(distance < 1.0, 1.0 - distance, 0.0)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _kernel(
-    buffer: Any,  # uint8, the luma of the first clip
+    buffer: Any,  # uint8, begins with the luma of the first clip
     out: Any,
     table: Any,  # float64 [6 + 13 B]: scale and bias of R, G and B; then for each clip the offsets of Y, U and V,
     # chroma step, 1 if mirrored, crop height and width, black, luma scale, red of V, green of U and V, blue of U
@@ -82,7 +82,7 @@ def _kernel(
             valid = inside & (y < h) & (x < w)
             if resize:
                 weight = _weight(y.to(tl.float32), centre_y, reach_y) * _weight(x.to(tl.float32), centre_x, reach_x)
-                # There are up to twice as many taps as the filter is wide: nothing is read for the others.
+                # `rows` and `columns` may be twice the filter's width: samples outside the filter are not read.
                 valid = valid & (weight > 0.0)
                 weight = tl.where(valid, weight, 0.0)
             else:
@@ -108,7 +108,7 @@ def _kernel(
 
 
 def fits(clips: Sequence[ClipPlanes]) -> bool:
-    """Return whether the kernel can read the planes: contiguous, but U and V may alternate as in NV12."""
+    """Return whether the kernel can read the planes: contiguous, or with U and V interleaved as in NV12."""
     return all(clip.y.is_contiguous() and _chroma_step(clip) is not None for clip in clips)
 
 
@@ -119,11 +119,11 @@ def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixe
     sizes = [tuple(clip.y.shape[1:]) for clip in clips]
     table = [number for channel in pixels.channels() for number in channel]
     for clip in clips:
-        # Offsets may lead from one allocation into another: the kernel adds them to an address.
+        # Offsets are relative to the first clip, possibly in another allocation: the kernel adds them to its address.
         table += (plane.data_ptr() - first.data_ptr() for plane in (clip.y, clip.u, clip.v))
         table += (_chroma_step(clip) or 1, clip.flip, *clip.y.shape[1:], *conversion(clip.matrix, clip.range))
     resize = any(own != size for own in sizes)
-    # From pinned memory the copy neither waits for the stream nor makes the host wait.
+    # From pinned memory the table is copied in stream order, and the host does not wait.
     on_gpu = first.device.type == "cuda"
     moved = torch.tensor(table, dtype=torch.float64, pin_memory=on_gpu).to(first.device, non_blocking=True)
     channel, frame = (1, 2) if pixels.layout == "BCTHW" else (2, 1)
@@ -149,16 +149,17 @@ def finish_planes_fused(clips: Sequence[ClipPlanes], size: tuple[int, int], pixe
 
 
 def taps(sizes: Sequence[tuple[int, ...]], size: tuple[int, int], axis: int) -> int:
-    """Return the taps of the filter along an axis: 3, 5, 9, 17 ..., so that random crops compile few kernels.
+    """Return how many source samples along an axis the kernel visits for a pixel: 3, 5, 9, 17, ...
 
-    The filter's radius is one output pixel, or one source pixel when enlarging.
+    Few different numbers, so that random crops compile few kernels. The filter's radius is one output pixel, or one
+    source pixel when enlarging.
     """
     needed = max(ceil(2 * max(own[axis] / size[axis], 1.0)) + 1 for own in sizes)
     return (1 << (needed - 2).bit_length()) + 1
 
 
 def _chroma_step(clip: ClipPlanes) -> int | None:
-    """Return how many bytes are between neighbouring samples of U and of V, None if rows or frames have gaps."""
+    """Return the bytes from one sample of U, and of V, to the next; None if there are gaps between rows or frames."""
     _, height, width = clip.u.shape
     step = clip.u.stride(2)
     wanted = (height * width * step, width * step, step)

@@ -1,17 +1,17 @@
 """The PyAV back-end: decodes planned packets with libavcodec to cropped planes or finished RGB.
 
-These rules keep it exact and fast; for each rule of exactness a test shows the harm without it:
+These rules make it exact and fast; for each rule about exactness, a test shows what goes wrong without it:
 
 - A codec context stays open between clips, is drained and flushed after each, and is discarded after any error, and
   after packets that changed its parameter sets: otherwise the next clip can be wrong without an error.
-- Neighbours whose packets are all key packets, of streams with one header, are decoded in one pass as if they were one
-  clip. Whatever is unusual there is found again, and named, by decoding them one by one.
+- Neighbouring clips whose packets are all key packets, with the same extradata, are decoded in one pass as if they were
+  one clip. If anything is unusual, they are decoded again one by one, so that the error names the right clip.
 - `thread_count=1`: parallelism is across clips. `strict=1`: otherwise libavcodec guesses the reorder depth of streams
   that do not signal it, and drops pictures.
 - Extradata is set before a context opens, never after: libavcodec ignores a later change.
 - Packets are views into the clip's buffer, which ends with 64 bytes of padding: PyAV neither copies nor pads them.
-- Frames are copied as soon as they are decoded: later they are no longer in the cache, which costs 6 to 11 %.
-- Every decoded frame must belong to a fed packet, in display order and undamaged, and none may be missing.
+- Frames are copied as soon as they are decoded, while they are in the CPU cache: copying later costs 6 to 11 %.
+- Every decoded frame must belong to a packet that was fed, in display order and undamaged, and none may be missing.
 
 CPU time of a clip of 8 frames, cropped to 224x224, mean over 48 real videos of 256 lines, one thread (milliseconds;
 all-intra H.264, and `compact` in brackets): libavcodec 1.78 (5.04); PyAV's objects 0.04 (0.06); checks, views and
@@ -62,7 +62,7 @@ _CONCEALING: Final = frozenset({Codec.H264, Codec.HEVC})
 
 # Codecs whose key packets restore all that earlier packets set: RFC 6386 (9.3), VP9 bitstream specification (8.4.2).
 _RESTARTED: Final = frozenset({Codec.VP8, Codec.VP9})
-# Codecs whose packets are searched for parameter sets; of others it is not known what their packets set.
+# Codecs whose packets are searched for parameter sets. What packets of other codecs change is not known.
 _SEARCHED: Final = frozenset({Codec.H264, Codec.HEVC, Codec.AV1})
 _CONFORMS: Final = int(StreamFlag.CONFORMS)
 
@@ -71,11 +71,11 @@ _FORMATS_420: Final = frozenset({"yuv420p", "yuvj420p"})
 _ContextKey = tuple[Codec, bytes, int, int]
 
 Write = Callable[[VideoFrame, int], None]
-"""Copies or converts a frame, 8-bit 4:2:0 except for `Levels`, to a position of the output."""
+"""Copies or converts a frame to an index of the output; the frame is 8-bit 4:2:0, except for `Levels`."""
 
 
 class PyAvDecoder(ThreadDecoder):
-    """Decodes clips in order on the calling thread."""
+    """Decodes clips in order on the calling thread, with libavcodec."""
 
     NAME = "PyAvDecoder"  # libavcodec crashes if two threads use one context
     max_clips: Final = 32
@@ -87,11 +87,13 @@ class PyAvDecoder(ThreadDecoder):
         super().__init__()
         self._max_contexts = max_contexts
         self._contexts: OrderedDict[_ContextKey, VideoCodecContext] = OrderedDict()
-        self._apart: set[_ContextKey] = set()  # streams that are not decoded in one pass, though nothing is wrong
+        self._one_by_one: set[_ContextKey] = (
+            set()
+        )  # streams not decoded in one pass: it failed, though each clip is good
         self._converter = RgbConverter()
 
     def give(self, clip: EncodedClip, write: Write) -> None:
-        """Decode a clip as `decode` does, but give each frame as it is; raises what `decode` returns."""
+        """Decode a clip, but call `write` with each frame in the decoder's pixel format; raises DecodeError."""
         self._run(clip, first_places(clip.request.frames.tolist()), write, as_coded=True)
 
     def _release(self) -> None:
@@ -102,20 +104,20 @@ class PyAvDecoder(ThreadDecoder):
         errors = list[FastvidError | None]()
         for key, pairs in groupby(zip(clips, outputs, strict=True), key=_key_of_keys):
             group = list(pairs)
-            if len(group) > 1 and key is not None and key not in self._apart:
+            if len(group) > 1 and key is not None and key not in self._one_by_one:
                 if self._decode_together(key, group):
                     errors += [None] * len(group)
                     continue
                 found = list(starmap(self._decode, group))
                 if not any(found):
-                    self._apart.add(key)
+                    self._one_by_one.add(key)
                 errors += found
             else:
                 errors += starmap(self._decode, group)
         return errors
 
     def _decode_together(self, key: _ContextKey, group: Sequence[tuple[EncodedClip, DecoderOutput]]) -> bool:
-        """Decode clips of key packets in one pass; return whether every frame was as expected."""
+        """Decode clips of key packets in one pass; return False if any frame was not as expected."""
         packets, shown, written = list[Any](), list[tuple[int, int]](), list[dict[int, int]]()
         for number, (clip, _) in enumerate(group):
             data: Any = clip.data  # PyAV takes any buffer; its stubs say bytes
@@ -175,9 +177,10 @@ class PyAvDecoder(ThreadDecoder):
         return _levels_writer(output, request.box)
 
     def _run(self, clip: EncodedClip, places: Mapping[int, int], write: Write, *, as_coded: bool = False) -> None:
-        """Feed a clip's packets to libavcodec, and write the frames that have a place.
+        """Feed a clip's packets to libavcodec, and write the wanted frames.
 
-        `as_coded`: whether they are written in the decoder's pixel format, else in 8-bit 4:2:0.
+        `places`: for each wanted frame its index in the output. `as_coded`: whether frames are written in the decoder's
+        pixel format, else in 8-bit 4:2:0.
         """
         info = clip.info
         key = _key(info)
@@ -203,10 +206,10 @@ class PyAvDecoder(ThreadDecoder):
     def _write_frames(
         self, context: VideoCodecContext, clip: EncodedClip, places: Mapping[int, int], write: Write, as_coded: bool
     ) -> list[int]:
-        """Decode, check each frame, and write the wanted ones; return the numbers of all, as they came."""
+        """Decode, check each frame, and write the wanted ones; return the numbers of all frames in decoder order."""
         info, decoded = clip.info, list[int]()
         keys = frozenset(clip.shows[clip.keys].tolist()) if info.codec in _CONCEALING else ()
-        # One loop without calls of its own: a clip may have hundreds of frames that nobody wants.
+        # One loop without function calls: a clip may decode hundreds of frames that are not wanted.
         for packet in _packets(clip):
             for frame in context.decode(packet):
                 number = frame.pts
@@ -239,15 +242,15 @@ class PyAvDecoder(ThreadDecoder):
 
 
 def _key(info: StreamInfo) -> _ContextKey:
-    # A JPEG says its own size; those of tiles differ from clip to clip.
+    # A JPEG states its own size, and pictures cut to tiles have other sizes in every clip.
     size = (0, 0) if info.codec is Codec.MJPEG else (info.width, info.height)
     return (info.codec, info.extradata, *size)
 
 
 def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
-    """Return the key of a clip's context if its packets can be decoded with those of other clips, else None.
+    """Return the key of a clip's context if its packets can be decoded in one pass with other clips', else None.
 
-    H.264 alone: of a damaged JPEG libavcodec may show, without saying so, what its memory had of the picture before.
+    Only H.264: from a damaged JPEG, libavcodec may silently show parts of the picture before it.
     """
     clip, output = pair
     info = clip.info
@@ -257,7 +260,7 @@ def _key_of_keys(pair: tuple[EncodedClip, DecoderOutput]) -> _ContextKey | None:
 
 
 def _repeat(clip: EncodedClip, places: Mapping[int, int], output: DecoderOutput) -> None:
-    """Copy the frames that a clip shows several times, once each is written at its first place."""
+    """Copy the frames that a clip shows several times from their first index in the output to the others."""
     if len(places) < len(clip.request.frames):
         assert isinstance(output, Rgb | Planes | Levels)
         repeat_frames(clip.request.frames.tolist(), places, output.data if isinstance(output, Rgb) else output.arrays)
@@ -281,10 +284,10 @@ def _packets(clip: EncodedClip) -> list[Any]:
 
 
 def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
-    """Return whether packets may have changed what their decoder keeps, which no flush restores.
+    """Return whether packets may have changed a decoder's state in a way that flushing does not undo.
 
     A stream may replace its parameter sets on the way; then other streams, and earlier frames of the same one, would be
-    decoded with the wrong ones. Streams that fastvid encoded do not.
+    decoded with the wrong ones. Streams that fastvid encoded never do.
     """
     if info.codec in _RESTARTED:
         return False
@@ -297,7 +300,7 @@ def _is_changed(info: StreamInfo, clip: EncodedClip) -> bool:
 
 
 def open_context(codec: Codec, extradata: bytes) -> VideoCodecContext:
-    """Open libavcodec's decoder of one stream, in one thread and strict about what the standards say."""
+    """Open libavcodec's decoder of one stream, with one thread and strict conformance to the standards."""
     context = CodecContext.create(_DECODER[codec], "r")
     assert isinstance(context, VideoCodecContext)
     if extradata:
@@ -339,7 +342,7 @@ def _levels_writer(levels: Levels, box: Box) -> Write:
 
 
 class Recutter:
-    """Cuts clips out of decoded planes. Not thread-safe."""
+    """Cuts clips out of planes that were decoded for several clips. Not thread-safe."""
 
     def __init__(self) -> None:
         self._converter = RgbConverter()
@@ -353,10 +356,10 @@ class Recutter:
         request: ClipRequest,
         output: DecoderOutput,
     ) -> None:
-        """Write one clip.
+        """Write one clip: crop the planes, and for RGB also convert, resize and flip.
 
-        `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame of the clip its index in
-        `planes`, [T].
+        `box`: the crop that `planes` show. `planes`: decoded frames, followed by SLACK bytes. `index`: for each frame
+        of the clip its index in `planes`, [T].
         """
         y, x = request.box.y - box.y, request.box.x - box.x
         inside = Box(y, x, request.box.height, request.box.width)
@@ -380,7 +383,7 @@ class Recutter:
 
 
 def can_cut(info: StreamInfo) -> bool:
-    """Return whether a stream's frames can be converted; for other streams the decoder raises an error."""
+    """Return whether `Recutter` knows a stream's colour matrix; for other streams the decoder raises an error."""
     return info.matrix in COLORSPACE
 
 

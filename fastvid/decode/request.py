@@ -1,4 +1,4 @@
-"""The decoder interface, and its inputs and outputs: value objects that check their own shapes.
+"""The decoder interface, its inputs and its outputs: value objects that check their own shapes.
 
 Shape letters: T frames of a clip, H and W output size, h and w crop size, P packets fed.
 """
@@ -24,7 +24,7 @@ SLACK: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A crop in pixels of the pictures as they are shown.
+    """A crop in pixels of the pictures as they are shown, upright and in their proportions.
 
     All four numbers are even, so that luma and chroma are cut at the same place.
     """
@@ -54,7 +54,7 @@ class ClipRequest:
         size: Output height and width in pixels; equal to the box's if nothing is resized.
         flip: Whether to mirror left and right after the crop.
         stream: Name of the sample's video stream.
-        levels: Whether to deliver luma of more than 8 bits as it is, as `Levels`, instead of a picture.
+        levels: Whether to deliver luma of more than 8 bits unconverted, as `Levels`, instead of a picture.
     """
 
     sample: int
@@ -78,7 +78,7 @@ class EncodedClip:
 
     Attributes:
         request: The frames and the crop.
-        info: The stream.
+        info: Facts about the stream.
         data: The planned packets' bytes, followed by at least 64 zero bytes. Must not change until the decoder's
             `decode` returns.
         starts: First byte of each packet in `data`, int64 [P], in decode order.
@@ -109,7 +109,7 @@ class EncodedClip:
             raise UsageError(f"packet data must end with {INPUT_PADDING} bytes of padding", key=self.key)
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Views of memory do not pickle, and clips travel to worker processes.
+        # Memoryviews do not pickle, and clips are sent to worker processes.
         parts = (self.starts, self.sizes, self.shows, self.keys, self.key, self.shard)
         return _from_bytes, (self.request, self.info, bytes(self.data), *parts)
 
@@ -123,7 +123,7 @@ def _from_bytes(request: ClipRequest, info: StreamInfo, data: bytes, *parts: Any
 
 
 class _Output:
-    """Memory that a decoder writes; its repr has shapes, not pixels."""
+    """Base of the memory that a decoder writes; its repr shows shapes, not pixels."""
 
     __slots__ = ()
 
@@ -134,7 +134,7 @@ class _Output:
 
 
 def split_planes(buffer: Any, count: int, height: int, width: int) -> tuple[Any, Any, Any]:
-    """Return views of a flat array or tensor of uint8: luma [T, h, w], then all U, then all V, [T, h/2, w/2]."""
+    """Return views of a flat uint8 array or tensor: luma [T, h, w], then all U, then all V, each [T, h/2, w/2]."""
     luma, chroma, half = count * height * width, count * (height // 2) * (width // 2), (count, height // 2, width // 2)
     u, v = buffer[luma : luma + chroma], buffer[luma + chroma : luma + 2 * chroma]
     return buffer[:luma].reshape(count, height, width), u.reshape(half), v.reshape(half)
@@ -192,13 +192,13 @@ class Levels(_Output):
 
 
 def packed_size(request: ClipRequest) -> int:
-    """Return the bytes of a clip's `Planes`, or `Levels` if it asks for them."""
+    """Return the bytes of a clip's `Planes`, or of its `Levels` if the request is for levels."""
     count = len(request.frames)
     return 2 * count * request.box.height * request.box.width if request.levels else Planes.nbytes(count, request.box)
 
 
 def packed(buffer: UInt8Array, request: ClipRequest) -> Planes | Levels:
-    """Return views of a flat uint8 buffer of `packed_size` bytes: `Levels` if the clip asks for them, or `Planes`."""
+    """Return views of a flat uint8 buffer of `packed_size` bytes: `Levels` if the request is for them, or `Planes`."""
     if not request.levels:
         return Planes.packed(buffer, len(request.frames), request.box)
     return Levels(buffer.view(np.uint16).reshape(len(request.frames), request.box.height, request.box.width))
@@ -268,7 +268,7 @@ class Decoder(Protocol):
     """
 
     max_clips: int
-    """Maximum number of clips per call: many for batch decoders, one for packet decoders."""
+    """Maximum number of clips per call of `decode`."""
 
     outputs: frozenset[type]
     """The types among `Planes`, `Levels`, `Rgb`, `DeviceRgb` and `DevicePlanes` that it can write."""
@@ -287,7 +287,7 @@ class Decoder(Protocol):
 
 
 def check_output(clip: EncodedClip, output: DecoderOutput, kinds: Set[type]) -> None:
-    """Check that a decoder that writes `kinds` can write a clip to an output."""
+    """Raise UsageError if a decoder that writes `kinds` cannot write a clip to an output, or if its shape is wrong."""
     request, box = clip.request, clip.request.box
     if type(output) not in kinds:
         names = " and ".join(sorted(kind.__name__ for kind in kinds))
@@ -300,12 +300,12 @@ def check_output(clip: EncodedClip, output: DecoderOutput, kinds: Set[type]) -> 
 
 
 def first_places(frames: Sequence[int]) -> dict[int, int]:
-    """Return for each frame the first place of the output that shows it."""
+    """Return for each frame the first index in `frames`, which is also its first index in the output."""
     return dict(zip(reversed(frames), range(len(frames) - 1, -1, -1), strict=True))
 
 
 def repeat_frames(frames: Sequence[int], places: Mapping[int, int], planes: Iterable[Any]) -> None:
-    """Copy frames that are shown several times from the first place of the output to the others."""
+    """Copy each frame that is shown several times from its first index in the output to the others."""
     for plane in planes:
         for place, frame in enumerate(frames):
             if places[frame] != place:
@@ -313,9 +313,9 @@ def repeat_frames(frames: Sequence[int], places: Mapping[int, int], planes: Iter
 
 
 def check_order(clip: EncodedClip, decoded: Sequence[int], wanted: Collection[int]) -> None:
-    """Check that a decoder returned the frames that a clip's packets show: in order, none missing, none twice.
+    """Raise DecodeError unless a decoder returned exactly the frames that a clip's packets show, in order.
 
-    `decoded`: numbers of the frames, as they came. `wanted`: frames that the output needs.
+    `decoded`: frame numbers in the order of the decoder. `wanted`: frames that the output needs.
     """
     for last, number in pairwise(decoded):
         if number <= last:

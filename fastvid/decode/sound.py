@@ -1,13 +1,13 @@
-"""The sound of a clip: its window in exact arithmetic, the packets that decode it, and their samples at any rate.
+"""The sound of a clip: its exact window in time, the packets that decode it, and its samples at any rate.
 
 Second zero is the first frame of the video. At rate r, sample n is the sound at n / r seconds, whatever the window; the
 window from `start` to `stop` seconds contains the samples round(start * r) to round(stop * r) - 1, halves rounded up.
-Windows that meet therefore share no sample and miss none.
+Adjacent windows therefore share no sample and miss none.
 
-The packets of a window are read and checked, and nothing else is, before anything is decoded. Resampling is
-swresample's, with phases that are exact fractions: the filter is symmetric, so nothing is shifted, and each sample
-depends only on the source within `FILTER_REACH`. A window starts where both rates have a sample at the same time, so
-its samples have the same bits as in any other window of the same track.
+Only the packets of a window are read and checked, before anything is decoded. Resampling is that of swresample, with
+phases that are exact fractions: the filter is symmetric, so nothing is shifted in time, and each sample depends only on
+source samples within `FILTER_REACH`. Resampling starts where both rates have a sample at the same time, so a sample has
+the same bits in every window of the same track.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Audio:
 
     A clip sounds from the start of its first frame to the end of its last one, in the order of the video, whatever the
     order of its frames. It is resampled by FFmpeg's swresample: the same second of a video has the same samples in
-    every clip, except for the noise that an AAC decoder makes where the encoder asks for any noise (PNS). Before the
-    start and after the end of the track, and if a sample has none, it is silent and `Batch.audio_mask` is False.
+    every clip, except where AAC replaces parts of the sound by noise (PNS), which its decoder draws at random. Before
+    the start and after the end of the track, and if a sample has none, it is silent and `Batch.audio_mask` is False.
 
     Args:
         rate: Samples per second, 1 to 768,000.
-        mono: Whether to deliver the mean of all channels, else two: a single channel is repeated, and the mean of more
-            than two is delivered twice.
+        mono: Whether to deliver one channel, the mean of all. Otherwise two are delivered: a single channel is
+            repeated, and the mean of more than two is delivered twice.
 
     Raises:
         UsageError: If the rate is out of range.
@@ -81,16 +81,16 @@ class Audio:
 
 @dataclass(frozen=True, slots=True)
 class AudioWindow:
-    """Samples of a video's sound."""
+    """A range of samples of a video's sound, at the delivered rate."""
 
-    first: int
+    first: int  # number of the first sample; sample 0 is at the first frame of the video
     count: int  # number of samples, S >= 0
     rate: int  # samples per second
-    channels: int | None
+    channels: int | None  # to deliver; None for those of the track
 
     @classmethod
     def of(cls, start: Fraction, stop: Fraction, rate: int, channels: int | None) -> AudioWindow:
-        """Return the window from `start` to `stop` seconds."""
+        """Return the window from `start` to `stop`, in seconds from the first frame of the video."""
         first = sample_at(start, rate)
         return cls(first, sample_at(stop, rate) - first, rate, channels)
 
@@ -102,7 +102,7 @@ class AudioClip:
     Attributes:
         data: float32 [C, S], -1 to 1 for full scale; codecs with losses may exceed it.
         rate: Samples per second.
-        start_seconds: Time of the first sample from the first frame of the video, in seconds.
+        start_seconds: Time of the first sample, in seconds from the first frame of the video.
         mask: bool [S], False where the video has no sound: before the start and after the end of its track.
     """
 
@@ -117,7 +117,7 @@ class AudioClip:
 
 
 def sample_at(seconds: Fraction, rate: int) -> int:
-    """Return the number of the sample nearest to a time; of two, the later one."""
+    """Return the number of the sample nearest to a time; halfway between two, the later one."""
     return (2 * seconds.numerator * rate + seconds.denominator) // (2 * seconds.denominator)
 
 
@@ -127,18 +127,18 @@ def check_rate(rate: object) -> int:
 
 
 FILTER_REACH: Final = 32
-"""Samples of the lower of both rates that a resampled sample depends on, before and after it. swresample's filter has
-32 taps at the lower rate (its option `filter_size`), widened by its cutoff of 0.97; half of them are on each side."""
+"""A resampled sample depends on this many samples on each side, counted at the lower of the two rates. swresample's
+filter has 32 taps at the lower rate (its option `filter_size`), widened by its cutoff of 0.97, half on each side."""
 
 _LOW_COMPLEXITY: Final = 2  # audio object type AAC LC (ISO/IEC 14496-3, table 1.17)
-_AAC_SAMPLES: Final = 1024
+_AAC_SAMPLES: Final = 1024  # of a packet of AAC LC, per channel
 # Sampling frequencies by index (ISO/IEC 14496-3, table 1.18).
 _AAC_RATES: Final = (96000, 88200, 64000, 48000, 44100, 32000, 24000, 22050, 16000, 12000, 11025, 8000, 7350)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedAudio:
-    """The packets that decode a window; their checksums have been verified."""
+    """The packets that decode a window of sound; their checksums have been verified."""
 
     codec: str
     rate: int  # samples per second of the track
@@ -147,24 +147,24 @@ class EncodedAudio:
     packets: tuple[bytes, ...]  # bytes of each packet
     # start of each packet and end of the last one, in samples from the first frame of the video, int64 [P + 1].
     times: IntArray
-    start: int
-    stop: int
+    start: int  # first sample of the track, in samples from the first frame of the video
+    stop: int  # one past its last sample
     bytes_read: int = 0  # bytes read from the shard
     requests: int = 0
 
 
 def fetch_audio(shard: Shard, row: int, window: AudioWindow, *, key: str) -> EncodedAudio | None:
-    """Read and check the packets of a window of a sample; None if the sample has no audio."""
+    """Read and check the packets of a sample's sound in a window; None if the sample has no audio."""
     with reading(shard.stem, key):
         reader = shard.audio(row)
         return None if reader is None else read_packets(reader, load_track(reader), window)
 
 
 def read_packets(reader: BlockReader, track: AudioTrack, window: AudioWindow) -> EncodedAudio:
-    """Read the packets of a window, and those before it that the decoder needs."""
+    """Read the packets of a window, and the packets before it that the decoder needs."""
     info = track.info
     rate = info.sample_rate
-    zero = track.start - sample_of(track.delay, rate)  # the sample of the track at second zero
+    zero = track.start - sample_of(track.delay, rate)  # the track's sample at the time of the first frame
     begin, end = source_span(window, rate)
     begin, end = max(begin + zero, track.start), min(end + zero, track.stop)
     first = last = 0
@@ -207,15 +207,15 @@ def source_span(window: AudioWindow, rate: int) -> tuple[int, int]:
 
 
 def sample_of(delay: Fraction, rate: int) -> int:
-    """Return a delay in samples, rounded to the nearest."""
+    """Return a delay in seconds as a number of samples, rounded to the nearest."""
     return int(delay * rate + Fraction(1, 2))
 
 
 def _preroll(track: AudioTrack) -> int:
     """Return how many packets before the first wanted one the decoder needs.
 
-    A packet of AAC LC overlaps the one before it, and ALAC's are independent. Other kinds of AAC predict from all that
-    precedes, so they are decoded from the start.
+    Packets of AAC LC overlap the packet before, and those of ALAC are independent. Other kinds of AAC predict from all
+    packets before, so they are decoded from the start.
     """
     info = track.info
     if info.codec == "alac":
@@ -226,20 +226,20 @@ def _preroll(track: AudioTrack) -> int:
     plain = (
         setup >> 11 == _LOW_COMPLEXITY
         and (index >= len(_AAC_RATES) or _AAC_RATES[index] == info.sample_rate)
-        and 2 * info.num_samples < 3 * _AAC_SAMPLES * info.num_packets  # with SBR a packet has 2,048
+        and 2 * info.num_samples < 3 * _AAC_SAMPLES * info.num_packets  # with SBR a packet has 2,048 samples
     )
     return 1 if plain else len(track.sizes)
 
 
 _COOKIE_HEADER = (36).to_bytes(4, "big") + b"alac"
-"""FFmpeg takes ALAC's magic cookie with its box header; the whole box has 36 bytes."""
+"""FFmpeg expects ALAC's magic cookie with its box header; the whole box has 36 bytes."""
 
 _DTYPES: Final[dict[str, Any]] = {"fltp": np.float32, "s16p": np.int16, "s32p": np.int32}
 """Sample formats of FFmpeg's decoders of AAC and ALAC."""
 
 
 def decode_audio(encoded: EncodedAudio | None, window: AudioWindow) -> AudioClip:
-    """Decode, mix and resample a window."""
+    """Decode, mix and resample a window of sound; silence if nothing is `encoded`."""
     first, count, rate = window.first, window.count, window.rate
     data = np.zeros((window.channels or 1, count), np.float32)
     mask = np.zeros(count, bool)
@@ -257,7 +257,7 @@ def _heard(encoded: EncodedAudio, window: AudioWindow) -> slice:
 
 
 def _decode(encoded: EncodedAudio) -> list[tuple[int, list[Float32Array]]]:
-    """Return the number of the first sample of each packet, and for each channel its samples, float32 [N]."""
+    """Return for each packet the number of its first sample, and the samples of each channel, float32 [N]."""
     context = _open(encoded)
     starts, lengths = encoded.times.tolist(), np.diff(encoded.times).tolist()
     parts: list[tuple[int, list[Float32Array]]] = []
@@ -271,7 +271,7 @@ def _decode(encoded: EncodedAudio) -> list[tuple[int, list[Float32Array]]]:
                 samples = _channels(frame, lengths[len(parts)])
                 if parts and len(parts[0][1]) != len(samples):
                     raise DecodeError(f"audio changes from {len(parts[0][1])} to {len(samples)} channels")
-                # The last packet may be longer than its time. If one is shorter, the track has a gap: silence.
+                # The last packet may have more samples than the track. If one has fewer, the gap is silent.
                 parts.append((starts[len(parts)], samples))
     except (av.FFmpegError, ValueError) as error:
         raise DecodeError(f"{encoded.codec} decoder: {error}") from error
@@ -281,7 +281,7 @@ def _decode(encoded: EncodedAudio) -> list[tuple[int, list[Float32Array]]]:
 
 
 def _open(encoded: EncodedAudio) -> AudioCodecContext:
-    """Open a decoder. Never reused: the noise of AAC depends on all that the decoder has decoded."""
+    """Open a decoder, to be used once: the noise of AAC depends on everything that the decoder has decoded before."""
     context = CodecContext.create(encoded.codec, "r")
     assert isinstance(context, AudioCodecContext)
     cookie = encoded.codec == "alac"
@@ -291,12 +291,12 @@ def _open(encoded: EncodedAudio) -> AudioCodecContext:
 
 
 def _channels(frame: av.AudioFrame, most: int) -> list[Float32Array]:
-    """Return at most the first `most` samples of each channel of a frame, float32 [N], full scale 1."""
+    """Return at most the first `most` samples of each channel of a frame, float32 [N], -1 to 1 for full scale."""
     dtype = _DTYPES.get(frame.format.name)
     if dtype is None:
         raise DecodeError(f"audio decodes to {frame.format.name} samples, expected {', '.join(_DTYPES)}")
     count = min(frame.samples, most)
-    # Not `to_ndarray`, which takes as long as a quarter of decoding AAC.
+    # Avoid `to_ndarray`: it takes a quarter of the time of decoding AAC.
     planes: Any = frame.planes  # buffers, which the stubs omit
     samples = [np.frombuffer(plane, dtype, count) for plane in planes]
     if dtype is np.float32:
@@ -314,12 +314,12 @@ def _mix(samples: Float32Array, channels: int | None) -> Float32Array:
 def _resample(
     parts: Sequence[tuple[int, Sequence[Float32Array]]], encoded: EncodedAudio, window: AudioWindow
 ) -> Float32Array:
-    """Return a window of a track; what is not in `parts`, or not heard, is silent."""
+    """Return a window of a track, float32 [C, S]; samples outside of `parts` or of the track are silent."""
     rate = encoded.rate
     first, end = source_span(window, rate)
     divisor = math.gcd(rate, window.rate)
     up, down = window.rate // divisor, rate // divisor
-    first -= first % down  # here both rates have a sample
+    first -= first % down  # at this sample, both rates have one at the same time
     source = np.zeros((len(parts[0][1]), end - first), np.float32)
     for begin, channels in parts:
         low, high = max(first, begin, encoded.start), min(end, begin + len(channels[0]), encoded.stop)
@@ -337,7 +337,7 @@ def _resample(
 
 
 def _swresample(samples: Float32Array, rate: int, wanted: int) -> Float32Array:
-    """Resample one channel."""
+    """Resample one channel, float32 [N], from `rate` to `wanted` samples per second."""
     graph = Graph()
     graph.threads = 1  # otherwise it starts a thread for every core
     source = graph.add("abuffer", f"sample_rate={rate}:sample_fmt=fltp:channel_layout=mono:time_base=1/{rate}")

@@ -5,11 +5,12 @@ output, which costs another copy. The C functions used here have not changed sin
 
 Accuracy compared with the rounded float reference in `fastvid.decode.pixels`:
 
-- not resized: nearest chroma, at most 3 levels off, 1.2 on average (libswscale truncates, so it is darker);
+- not resized: each chroma sample is repeated, at most 3 levels off, 1.2 on average (libswscale truncates, so it is
+  darker);
 - resized: antialiased like the reference, but chroma is filtered instead of repeated: 0.2 to 0.7 levels off on average
   over a real clip, a few dozen at the sharpest edges between colours;
-- resized fast: planes are resized as planes, and then converted as those that are not, a level brighter: 0.9
-  levels off on average, in two thirds of the time.
+- resized fast: the YUV planes are resized first and then converted as if not resized, one level brighter: 0.9 levels
+  off on average, in two thirds of the time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from fastvid.runtime.arrays import UInt8Array
 
 _BILINEAR: Final = 2  # SWS_BILINEAR
 _ONE: Final = 1 << 16  # contrast and saturation are 16.16 fixed point
-# Brightness that makes up for values that libswscale truncates where nothing is resized: 1.15 of 255 levels.
+# Brightness, in 16.16 fixed point, that compensates for truncation where nothing is resized: 1.15 of 255 levels.
 _ROUNDED: Final = 1 << 8
 
 Pointers = ctypes.c_void_p * 4
@@ -62,9 +63,9 @@ def _formats() -> tuple[int, int]:
 def _context(
     source: tuple[int, int], target: tuple[int, int], colorspace: int, full: bool, planes: bool, brightness: int
 ) -> int:
-    """Return libswscale's context that converts 4:2:0 pictures of one size to planar RGB of one size.
+    """Create a libswscale context that converts 4:2:0 pictures to planar RGB; sizes are (height, width).
 
-    `full`: whether the input has full-range samples. `planes`: whether the output is 4:2:0, too.
+    `full`: whether the input has full-range samples. `planes`: whether the output is 4:2:0 instead, resized.
     """
     scale = _functions()
     yuv, rgb = _formats()
@@ -91,11 +92,11 @@ COLORSPACE: Final = {
 COLOR_RANGE: Final = {Range.UNKNOWN: ColorRange.MPEG, Range.LIMITED: ColorRange.MPEG, Range.FULL: ColorRange.JPEG}
 
 # libswscale's conversion from 4:2:0 to planar RGB does not write the last columns if the width modulo 16 is 1 to 8
-# (observed with libswscale 9.5), and its SIMD vectors have up to 32 bytes. So widths are rounded up to this multiple.
+# (observed with libswscale 9.5), and its SIMD vectors have up to 32 bytes. So rows are padded to a multiple of this.
 _ROW: Final = 32
 # SIMD code may read or write this many bytes past the last row.
 _SLACK: Final = 64
-# A context is made once per size. Random crops have thousands of sizes, so only a few are worth keeping.
+# A context is made for each size. Random crops have thousands of sizes, so only a few contexts are kept.
 _MAX_CONTEXTS: Final = 8
 # Plane indices of R, G and B in FFmpeg's gbrp.
 _PLANE_OF_RGB: Final = (2, 0, 1)
@@ -119,12 +120,12 @@ class RgbConverter:
             self._swscale.sws_freeContext(context)
 
     def begin(self, info: StreamInfo, request: ClipRequest, output: Rgb) -> None:
-        """Prepare to convert the frames of a clip."""
+        """Prepare to convert the frames of a clip to `output`; then call `write` for each."""
         out = output.data
         box, (height, width), flip = request.box, request.size, request.flip
         resized = (box.height, box.width) != request.size
         padded = -(-width // _ROW) * _ROW
-        # A resize filter must not read beyond the crop, so only then is the source as narrow as the crop.
+        # A resize filter must not read pixels outside the crop; without resizing, padded rows may contain such pixels.
         self._box, self._width = box, box.width if resized else padded
         source, target, brightness = (box.height, self._width), (height, width if resized else padded), 0
         self._resizing = None
@@ -146,7 +147,7 @@ class RgbConverter:
             self._base, self._plane, self._step, pitch = self._picture.ctypes.data, height * padded, 0, padded
             self._cut, self._shown = self._picture[..., :width], out
             if flip and width % 8 == 0 and out.strides[3] == 1:
-                # Reversing eight bytes at once by byte order is seven times as fast as a negative stride over bytes.
+                # Swapping eight bytes at once by byte order is seven times as fast as a negative stride over bytes.
                 self._cut, self._shown = self._cut.view("<u8"), out.view(">u8")
             if flip:
                 self._cut = self._cut[..., ::-1]
@@ -174,7 +175,7 @@ class RgbConverter:
         return context
 
     def _place_middle(self, height: int, padded: int) -> None:
-        """Have memory for a resized picture that is not converted yet."""
+        """Set up memory for a picture that is resized and not converted yet."""
         luma, chroma = height * padded, -(-height // 2) * padded // 2
         if len(self._resized) < luma + 2 * chroma + _SLACK:
             self._resized = np.zeros(luma + 2 * chroma + _SLACK, dtype=np.uint8)
@@ -183,7 +184,7 @@ class RgbConverter:
         self._middle_strides[0], self._middle_strides[1], self._middle_strides[2] = padded, padded // 2, padded // 2
 
     def write(self, frame: VideoFrame, place: int) -> None:
-        """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``."""
+        """Convert an 8-bit 4:2:0 frame of the stream's size into ``out[:, place]``, index `place` of the output."""
         box, source, strides, target = self._box, self._source, self._source_strides, self._target
         planes: Any = frame.planes
         y, u, v = planes
@@ -209,7 +210,7 @@ class RgbConverter:
     def to_420(self, frame: VideoFrame, info: StreamInfo) -> VideoFrame:
         """Convert a frame of another YUV format to 8-bit 4:2:0 of the same range and matrix.
 
-        Other formats are 4:2:2, 4:4:4, 10 bits and grey.
+        The frame may be 4:2:2, 4:4:4, more than 8 bits or grey.
         """
         if frame.format.is_rgb:
             raise DecodeError(f"pixel format {frame.format.name} is not YUV")
@@ -221,12 +222,12 @@ class RgbConverter:
             dst_colorspace=colorspace,
             src_color_range=color_range,
             dst_color_range=color_range,
-            # None would start one thread per core, which takes five times as long as the conversion.
+            # By default it would start one thread per core, which takes five times as long as the conversion.
             threads=1,
         )
 
     def _copy_out(self, planes: Any) -> None:
-        """Copy the crop into wider rows, because the frame has too few bytes after it for the padded width."""
+        """Copy the crop into wider rows, because the frame has too few bytes after the crop for the padded width."""
         box, width = self._box, self._width
         size = box.height * width
         if len(self._stage) < size * 3 // 2 + _SLACK:

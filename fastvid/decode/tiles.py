@@ -1,12 +1,12 @@
-"""Cut the tiles that a crop shows out of JPEG pictures, without decoding them.
+"""Cut JPEG pictures to the tiles that a crop shows, without decoding them.
 
-A restart marker ends each tile of a profile `tiles` picture: the next tile depends on nothing before it (ITU-T T.81,
-E.1.4). Some tiles, with their markers numbered from 0 and a header that has their size, are a smaller JPEG for any
-decoder, whose planes equal the same part of the whole picture bit for bit.
+In a picture of profile `tiles`, a restart marker ends each tile, and the next tile depends on nothing before it (ITU-T
+T.81, E.1.4). Some of the tiles, with their markers renumbered from 0 and a header with their total size, are a smaller
+JPEG that any decoder decodes; its planes equal the same part of the whole picture bit for bit.
 
-Markers are found by searching the bytes that were read: no other byte FF of a scan is followed by one of their codes.
-So no table of offsets is stored, which could contradict the bytes. Only fastvid's own encodings are cut, because only
-their structure was checked when they were written; a picture that does not have it is an error.
+Markers are found by searching the bytes that were read: within a scan, no other byte FF is followed by one of their
+codes. So no table of offsets is stored, which might contradict the bytes. Only pictures that fastvid encoded are cut,
+because their structure was checked when they were written; a picture without this structure is an error.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fastvid.runtime.arrays import IntArray, UInt8Array
 
 _CONFORMS: Final = int(StreamFlag.CONFORMS)
 _BLOCK: Final = 16  # pixels: side of the blocks of 4:2:0 pictures
-# Pixels around the crop that are kept, because decoders to RGB interpolate chroma between neighbours.
+# Pixels around the crop that are decoded too, because decoders to RGB interpolate chroma between neighbours.
 _MARGIN: Final = 2
 # Codes of markers: frame header, restart interval, restart 0 to 7, end of the picture (ITU-T T.81, table B.1).
 _FRAME, _INTERVAL, _RESTART, _END = 0xC0, 0xDD, 0xD0, 0xD9
@@ -34,17 +34,17 @@ _COMPONENTS: Final = bytes([3, 1, 0x22, 0, 2, 0x11, 1, 3, 0x11, 1])
 
 @dataclass(frozen=True, slots=True)
 class _Tiles:
-    """The tiles of a clip's pictures, which all have one header."""
+    """The layout of the tiles in a clip's pictures, which all have the same header."""
 
     header: bytes
-    size_at: int  # where the header has height and width, two bytes each
-    width: int  # of a tile, in pixels
-    columns: int
+    size_at: int  # offset in the header of height and width, two bytes each
+    width: int  # of a tile, in pixels; its height is one block
+    columns: int  # tiles in a row of the picture
     rows: int
 
 
 def cut_tiles(clip: EncodedClip) -> EncodedClip:
-    """Return a clip of only the tiles that its crop shows, and where the crop is in them; other clips as they are."""
+    """Return a clip reduced to the tiles that its crop shows, its crop moved accordingly; other clips unchanged."""
     if clip.info.codec is not Codec.MJPEG or not clip.info.flags & _CONFORMS:
         return clip
     tiles = _tiles(clip)
@@ -70,7 +70,10 @@ def cut_tiles(clip: EncodedClip) -> EncodedClip:
 
 
 def decoded_part(box: Box, sides: tuple[int, int], width: int) -> Box:
-    """Return the part of pictures of some height and width that is decoded for a crop, of tiles of a width."""
+    """Return the part of a picture that is decoded for a crop: whole tiles.
+
+    `sides`: height and width of the picture. `width`: width of a tile. All in pixels.
+    """
     y, x = max(box.y - _MARGIN, 0) // _BLOCK * _BLOCK, max(box.x - _MARGIN, 0) // width * width
     below = min(-(-(box.y + box.height + _MARGIN) // _BLOCK) * _BLOCK, sides[0])
     right = min(-(-(box.x + box.width + _MARGIN) // width) * width, sides[1])
@@ -94,10 +97,13 @@ def _tiles(clip: EncodedClip) -> _Tiles | None:
 
 
 def _join(clip: EncodedClip, tiles: _Tiles, header: UInt8Array, kept: IntArray) -> tuple[UInt8Array, IntArray]:
-    """Return pictures of some tiles and their sizes in bytes. `kept`: numbers of the tiles, int64 [rows, columns]."""
+    """Return the bytes of smaller pictures made of some tiles, and the size of each picture in bytes, int64 [P].
+
+    `kept`: numbers of the tiles, int64 [rows, columns].
+    """
     source = np.frombuffer(clip.data, np.uint8)
     starts = _starts(clip, tiles, source)
-    # The tiles of a row are one range of bytes, from the first tile to the last one's marker.
+    # The kept tiles of a row are one range of bytes, from the first tile to the marker after the last one.
     rows = zip(starts[:, kept[:, 0]].tolist(), starts[:, kept[:, -1] + 1].tolist(), strict=True)
     parts = []
     for firsts, ends in rows:
@@ -135,7 +141,7 @@ def _starts(clip: EncodedClip, tiles: _Tiles, source: UInt8Array) -> IntArray:
 
 @cache
 def _codes(count: int) -> UInt8Array:
-    """Return the second bytes of the markers after each of the tiles of a picture."""
+    """Return the code of the marker that ends each tile of a picture of `count` tiles, uint8 [count]."""
     codes = np.arange(count) % 8 + _RESTART
     codes[-1] = _END
     return codes.astype(np.uint8)

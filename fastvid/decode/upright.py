@@ -1,7 +1,7 @@
-"""Decode clips whose decoded pictures are not the shown ones: turned, mirrored, cut or stretched by their container.
+"""Decode clips of videos whose container says to turn, mirror, crop or stretch the decoded pictures to show them.
 
-The one place where that is undone, for every decoder: it is given the part of the decoded pictures that the crop shows,
-and an output of that shape. Turning and mirroring then are views of the output, which cost nothing.
+The one place where this is done, for every decoder: the decoder gets the part of the decoded pictures that the crop
+shows, and an output of that shape. Turning and mirroring are then views of the output, which cost nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from fastvid.format.presentation import Coded
 
 
 class ThreadDecoder(ABC):
-    """A `Decoder` that refuses a second thread while it decodes, and all calls after it was closed."""
+    """Base of decoders: rejects a second thread while the decoder is in use, and all calls after it was closed."""
 
-    NAME: ClassVar[str]
+    NAME: ClassVar[str]  # for messages
     outputs: frozenset[type]
 
     def __init__(self) -> None:
@@ -65,11 +65,11 @@ class ThreadDecoder(ABC):
 
     @abstractmethod
     def _decode_all(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """Decode clips, knowing only decoded pictures; the calling thread has the decoder for itself."""
+        """Decode clips, as if decoded pictures were shown unchanged; only one thread is here at a time."""
 
     @abstractmethod
     def _release(self) -> None:
-        """Release what is open."""
+        """Release contexts and buffers."""
 
     def _decode_shown(
         self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]
@@ -83,14 +83,17 @@ class ThreadDecoder(ABC):
 
 
 def _prepare(clip: EncodedClip, output: DecoderOutput) -> tuple[EncodedClip, DecoderOutput, Callable[[], None]]:
-    """Return the clip as its decoder sees it, an output for that, and what fills the wanted output from it."""
+    """Return the clip in the coordinates of decoded pictures, an output for it, and what to call after decoding.
+
+    The last one fills the wanted output, if the decoder does not write to views of it.
+    """
     coded, request = clip.info.coded, clip.request
     if coded is None:
         return clip, output, _nothing
     box = request.box
     cut = Box(*coded.cut((clip.info.height, clip.info.width), (box.y, box.x, box.height, box.width)))
     size = request.size[::-1] if coded.turn % 2 else request.size
-    flip = request.flip and isinstance(output, Planes | Levels | DevicePlanes)  # they are flipped later
+    flip = request.flip and isinstance(output, Planes | Levels | DevicePlanes)  # whoever uses planes flips them
     inner = replace(clip, info=clip.info.decoded, request=replace(request, box=cut, size=size, flip=flip))
     if isinstance(output, Rgb):
         data = output.data[..., ::-1] if request.flip else output.data
@@ -112,13 +115,13 @@ def _nothing() -> None:
 
 
 def _coded_view(data: npt.NDArray[Any], coded: Coded) -> npt.NDArray[Any]:
-    """Return a view of shown pictures, [..., H, W], into which decoded ones are written."""
+    """Return a view of shown pictures, [..., H, W], into which decoded pictures can be written."""
     turned = np.rot90(data, coded.turn, axes=(-2, -1))  # counterclockwise
     return turned[..., ::-1] if coded.mirror else turned
 
 
 def _stretch(planes: Planes, targets: Sequence[npt.NDArray[Any]]) -> None:
-    """Write frames at another size, because their pixels are not square."""
+    """Write frames at another size, because the pixels of the video are not square."""
     height, width = targets[0].shape[1:]
     for number, arrays in enumerate(zip(*planes.arrays, strict=True)):
         frame = VideoFrame.from_dlpack(arrays, format="yuv420p")
@@ -131,7 +134,7 @@ def _stretch(planes: Planes, targets: Sequence[npt.NDArray[Any]]) -> None:
 def _on_device(
     output: DeviceRgb | DevicePlanes, coded: Coded, cut: Box, flip: bool, size: tuple[int, int]
 ) -> tuple[DecoderOutput, Callable[[], None]]:
-    """Return an output on the same device for decoded pictures, and what copies it, upright, to the wanted one."""
+    """Return an output for decoded pictures on the same device, and a function that copies it upright to `output`."""
     import torch
 
     if isinstance(output, DeviceRgb):
@@ -157,7 +160,7 @@ def _on_device(
 
 
 def _pairs(inner: DeviceRgb | DevicePlanes, output: DeviceRgb | DevicePlanes) -> list[tuple[Any, Any, int]]:
-    """Return tensors of decoded and of shown pictures, and which of their dimensions counts rows."""
+    """Return pairs of tensors, decoded and shown pictures, each with the number of the dimension that counts rows."""
     if isinstance(inner, DeviceRgb) and isinstance(output, DeviceRgb):
         return [(inner.data, output.data, 2)]
     assert isinstance(inner, DevicePlanes)
@@ -166,7 +169,7 @@ def _pairs(inner: DeviceRgb | DevicePlanes, output: DeviceRgb | DevicePlanes) ->
 
 
 def _resized(data: Any, shape: tuple[int, ...]) -> Any:
-    """Return planes, [T, h, w] or [T, h, w, 2], at the size of others."""
+    """Return planes, [T, h, w] or [T, h, w, 2], resized to the height and width of `shape`."""
     import torch
 
     planes = data[:, None] if data.ndim == 3 else data.permute(0, 3, 1, 2)

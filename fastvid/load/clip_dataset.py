@@ -223,7 +223,7 @@ def _decoded(plan: Plan, decoders: Decoders, num_fetchers: int) -> Batch:
     try:
         lane.make(rows, Watched(), done)
     finally:
-        decoders.lanes[0].give(lane)
+        decoders.lanes[0].put_back(lane)
     return decoders.assembler.make(canvas)[0]
 
 

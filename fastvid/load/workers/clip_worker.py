@@ -277,7 +277,7 @@ class Lanes:
                 return self._idle.pop()
         return self._open()
 
-    def give(self, lane: Lane) -> None:
+    def put_back(self, lane: Lane) -> None:
         """Return a lane to the pool."""
         with self._lock:
             self._idle.append(lane)

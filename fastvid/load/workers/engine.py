@@ -262,7 +262,7 @@ class BatchPipeline:
             if left:  # the iteration has ended
                 with self._lock:
                     (self._fetched if self._ahead else self._tasks).extend(left.values())
-        lanes.give(lane)
+        lanes.put_back(lane)
 
     def _take(self, watch: Watched, lane: Lane | None) -> list[Row]:
         """Remove and return the next clips to decode on `lane`, or with None one clip to fetch; [] if none are left."""
