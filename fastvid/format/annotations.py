@@ -1,22 +1,23 @@
-"""What a dataset knows of its samples besides their packets: a row of annotations each, and signals of their frames.
+"""What a dataset stores about its samples besides packets: a row of annotations each, and signals of their frames.
 
 Small annotations are in each process's memory. From MAPPED_ROWS on, the first process of a node writes them to Arrow
-files in the node's cache, named by the SHA-256 in the generation; it and all others map these files, so that their
-pages exist once per node, and pickling carries no rows. Without a usable cache, they are in memory as well.
+files in the node's cache, named by the SHA-256 in the generation. All processes of the node map these files, so that
+their pages are in memory once per node, and pickling a dataset copies no rows. Without a usable cache, each process
+reads them into memory.
 
     an Arrow IPC file, uncompressed
     trailer    the size of the Arrow file in bytes, and its CRC-32
 
-Such a file is written once and never changed. Arrow checks the structure. All of it is compared with the trailer when
-it is first mapped on a node; a small file beside it remembers which version of it was, by its inode, size and time.
+Such a file is written once and never changed. Arrow checks its structure. When it is first mapped on a node, its whole
+content is compared with the trailer; a small file beside it records the inode, size and time of what was compared.
 
 Signals are numbers that a dataset has for every frame, such as the actions and the state of a robot.
 
     data-000000.signals.parquet   one row per frame of each sample of the shard, in the order of the samples
 
-A signal is a column of numbers, or of lists of equally many. The generation says which signals there are, with what is
-known of each: the names of its values, and statistics over all frames as LeRobot names them. Small shards are in each
-process's memory, up to `MEMORY`; from `MAPPED_FRAMES` on they are mapped like annotations.
+A signal is a column of numbers, or of lists of equally many. The generation lists the signals, and for each the names
+of its values and statistics over all frames, with LeRobot's names. Small shards' signals are in each process's memory,
+up to `MEMORY` bytes; from `MAPPED_FRAMES` frames on they are mapped like annotations.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ from fastvid.storage.protocol import node_cache
 
 
 def fact_columns(num_frames: int, fps: Fraction, width: int, height: int) -> dict[str, int | float]:
-    """Return the values of a sample's annotations that tell its video: ``num_frames`` and FACT_FIELDS."""
+    """Return the columns of a sample's annotations that describe its video: ``num_frames`` and FACT_FIELDS."""
     facts = {"num_frames": num_frames, "fps": float(fps), "width": width, "height": height}
     return facts | {"duration": float(num_frames / fps)}
 
 
 def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Build annotations: the columns of fastvid with their types, then all others as first encountered."""
+    """Build annotations from rows: first fastvid's columns with their types, then all others as first encountered."""
     fixed = ANNOTATION_FIELDS | FACT_FIELDS
     extra = list(dict.fromkeys(name for row in rows for name in row if name not in fixed))
     columns = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in fixed.items()}
@@ -67,23 +68,20 @@ def annotation_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         try:
             columns[name] = pa.array(values)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-            # Store a column of mixed types as strings: nothing is lost, but a filter on it must quote its values.
+            # Store a column of mixed types as strings: nothing is lost, but a filter must quote its values.
             columns[name] = pa.array([None if value is None else str(value) for value in values], pa.string())
     return pa.table(columns)
 
 
-_TRAILER: Final = struct.Struct("<QI")
-_READ: Final = 1 << 20  # bytes of a file that are read at once for its checksum
-_VERIFIED: Final = ".verified"
+_TRAILER: Final = struct.Struct("<QI")  # size and CRC-32
+_READ: Final = 1 << 20  # bytes of a file that are read at a time for its checksum
+_VERIFIED: Final = ".verified"  # suffix of the file that records which version was compared
 # Rows of a chunk, as in Parquet's row groups: offsets of strings fit 32 bits up to 2 KiB a row.
 _CHUNK: Final = 2**20
 
 
 def write_table(path: Path, table: pa.Table, *, chunk: int = _CHUNK) -> None:
-    """Write a table to a new file.
-
-    `chunk`: maximum rows of a chunk of the table that `map_table` returns.
-    """
+    """Write a table to a new file that `map_table` can map; `chunk`: maximum rows of a chunk of the table."""
     options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as writer:
         writer.write_table(table, max_chunksize=chunk)
@@ -95,7 +93,7 @@ def write_table(path: Path, table: pa.Table, *, chunk: int = _CHUNK) -> None:
 
 
 def map_table(path: Path) -> pa.Table:
-    """Map the table of a file; the file may be deleted meanwhile, but never cut."""
+    """Map the table in a file. The file may be deleted while it is mapped, but must not be truncated."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END) - _TRAILER.size
         file.seek(max(size, 0))
@@ -111,7 +109,7 @@ def map_table(path: Path) -> pa.Table:
 
 
 def _verify(path: Path, file: BinaryIO, trailer: bytes) -> None:
-    """Compare a file with its trailer, unless this version of it was compared before."""
+    """Compare a file with its checksum, unless this version of the file was compared before."""
     facts = os.fstat(file.fileno())
     version = f"{facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {trailer.hex()}"
     seen = path.with_name(f"{path.name}{_VERIFIED}")
@@ -121,12 +119,12 @@ def _verify(path: Path, file: BinaryIO, trailer: bytes) -> None:
     size, crc = _TRAILER.unpack(trailer)
     if _checksum(file, size) != crc:
         raise FormatError("damaged file of mapped annotations", file=str(path), hint="delete the file")
-    with contextlib.suppress(OSError):  # it is verified again next time
+    with contextlib.suppress(OSError):  # without the record, the file is compared again next time
         seen.write_text(version)
 
 
 def _checksum(file: BinaryIO, size: int) -> int:
-    """Return the CRC-32 of the first bytes of a file."""
+    """Return the CRC-32 of the first `size` bytes of a file."""
     file.seek(0)
     crc = 0
     for start in range(0, size, _READ):
@@ -137,9 +135,9 @@ def _checksum(file: BinaryIO, size: int) -> int:
 log = logging.getLogger(__name__)
 
 MAPPED_ROWS: Final = 100_000
-"""Number of rows from which annotations are mapped: fewer are read in a tenth of a second and take tens of MB."""
+"""Number of rows from which annotations are mapped; fewer are read in a tenth of a second and take tens of MB."""
 
-# Change it when the layout of the files changes, so that an older fastvid's files are not used.
+# Change it when the layout of the files changes, so that files of an older fastvid are not used.
 _LAYOUT: Final = "2"
 
 
@@ -165,10 +163,10 @@ _ARRAYS: Final[dict[str, Callable[[pa.Table], IntArray]]] = {
 
 
 class GenerationRows:
-    """All rows of a generation, selected or not.
+    """All rows of a generation, selected or not, and arrays computed from them.
 
-    `table`: the rows, in the order of the shards. `arrays`: A table of one chunk with an int64 column for each of
-    the arrays, mapped; None computes them on demand.
+    `table`: the rows, in the order of the shards. `arrays`: a mapped table of one chunk with an int64 column for each
+    array; None computes the arrays on demand.
     """
 
     def __init__(self, storage: Storage, generation: Generation, table: pa.Table, arrays: pa.Table | None) -> None:
@@ -186,7 +184,7 @@ class GenerationRows:
 
     @property
     def labels(self) -> IntArray:
-        """Label of each row, int64 [N]; -1 for none. Like the other arrays, it is shared: do not write to it."""
+        """Label of each row, int64 [N]; -1 for none. Shared, like the other arrays: do not write to it."""
         return self._array("labels")
 
     @property
@@ -200,7 +198,7 @@ class GenerationRows:
         return self._array("rows")
 
     def row(self, key: str) -> int | None:
-        """Return the row with a key, or None, by bisection: 24 comparisons for ten million rows."""
+        """Return the row number of a key, or None, by bisection: 24 comparisons for ten million rows."""
         order, keys = self._array("by_key"), self.table["key"]
         place = bisect.bisect_left(order, key, key=lambda row: keys[int(row)].as_py())
         if place == len(order) or keys[int(order[place])].as_py() != key:
@@ -210,7 +208,7 @@ class GenerationRows:
     def _array(self, name: str) -> IntArray:
         found = self._arrays.get(name)
         if found is None:
-            # Two threads may compute it; both get the first one.
+            # Two threads may both compute the array; both then return the one stored first.
             found = self._arrays.setdefault(name, _ARRAYS[name](self.table))
         return found
 
@@ -221,7 +219,7 @@ def open_annotations(storage: Storage, generation: Generation) -> GenerationRows
         content, rows = generation.annotations_sha256, generation.num_samples
         table = _mapped(f"{content} rows", rows, lambda path: write_table(path, read_annotations(storage, generation)))
         if table is not None:
-            # Its one chunk makes every array a view of the file.
+            # In one chunk, so that every array is a view of the file.
             arrays = _mapped(
                 f"{content} arrays", rows, lambda path: write_table(path, _all_arrays(table), chunk=table.num_rows)
             )
@@ -237,9 +235,9 @@ def _all_arrays(table: pa.Table) -> pa.Table:
 
 
 def _mapped(what: str, rows: int, write: Callable[[Path], None]) -> pa.Table | None:
-    """Map a table of the node's cache, writing it first if it is missing or damaged; None without a usable cache.
+    """Map a table in the node's cache, writing it first if it is missing or damaged; None without a usable cache.
 
-    `what`: identifies the content. `rows`: how many it has.
+    `what`: identifies the content. `rows`: number of rows that it must have.
     """
     cache, name = node_cache(), sha256(f"{what} {_LAYOUT}".encode())
     for _ in range(2):
@@ -258,9 +256,9 @@ def _mapped(what: str, rows: int, write: Callable[[Path], None]) -> pa.Table | N
 
 
 def join_stats(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | None:
-    """Return the statistics of all frames of several datasets; None if one has none.
+    """Return statistics over all frames of several datasets, computed from those of each; None if one has none.
 
-    Quantiles cannot be joined and are left out. ``std`` is that of the population.
+    Quantiles cannot be computed in this way and are omitted. ``std`` is the standard deviation of the population.
     """
     names = ("min", "max", "mean", "std", "count")
     if not all(part is not None and all(name in part for name in names) for part in parts):
@@ -280,10 +278,10 @@ def join_stats(parts: Sequence[Mapping[str, Any] | None]) -> dict[str, Any] | No
 
 
 MAPPED_FRAMES: Final = 100_000
-"""Frames of a shard from which its signals are mapped."""
+"""Number of frames of a shard from which its signals are mapped."""
 
 MEMORY: Final = 256 * 2**20
-"""Bytes of signals that a process keeps of shards that are not mapped."""
+"""Bytes of signals that a process keeps in memory, of shards whose signals are not mapped."""
 
 
 _RESTORE: Final = "restore the file from a copy of the dataset"
@@ -311,10 +309,7 @@ def write_signals(storage: Storage, shard: str, table: pa.Table) -> str:
 
 
 def read_signals(storage: Storage, record: ShardRecord, num_frames: int) -> pa.Table:
-    """Read the signals of a shard.
-
-    `num_frames`: frames of all its samples.
-    """
+    """Read the signals of a shard, and check their SHA-256; `num_frames`: total frames of its samples."""
     name = signals_file(record.name)
     content = storage.read(name)
     if sha256(content) != record.signals:
@@ -330,7 +325,7 @@ def read_signals(storage: Storage, record: ShardRecord, num_frames: int) -> pa.T
 
 
 class Signals(Mapping[str, Mapping[str, Any]]):
-    """The signals of a dataset by name, and their values. Thread-safe; another process reads them again.
+    """The signals of a dataset by name, and their values. Thread-safe; unpickled in another process, reads them again.
 
     `num_frames`: frames of each sample of the generation, int64 [N].
     """
@@ -340,14 +335,14 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         self._known: Mapping[str, Mapping[str, Any]] = generation.extras.get(SIGNALS, {})
         stops = np.cumsum([shard.samples for shard in generation.shards])
         self._samples: list[int] = [0, *stops.tolist()]
-        # First frame of each sample, counted from the first of all.
+        # First frame of each sample, counted over all samples.
         self._starts: IntArray = np.concatenate([[0], np.cumsum(num_frames, dtype=np.int64)])
         self._lock = threading.Lock()
         self._arrays: OrderedDict[tuple[int, str], npt.NDArray[Any]] = OrderedDict()
         self._bytes = 0
 
     def __getitem__(self, name: str) -> Mapping[str, Any]:
-        """Return what is known of a signal: ``names`` of its values, ``stats``."""
+        """Return ``names`` of a signal's values and ``stats`` over all frames, as far as the dataset has them."""
         if name not in self._known:
             near = ", ".join(difflib.get_close_matches(name, self._known) or self._known) or "none"
             raise UsageError(f"dataset has no signal {name!r}", file=self._storage.url, hint=f"it has {near}")
@@ -366,10 +361,9 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         return Signals, (self._storage, self._generation, self._num_frames)
 
     def values(self, name: str, rows: IntArray, frames: IntArray) -> npt.NDArray[Any]:  # type: ignore[override]
-        """Return a signal at frames of samples, [B, T] or [B, T, A].
+        """Return a signal's values at frames of samples, [B, T] or [B, T, A].
 
-        `rows`: row of each sample in the generation, int64 [B]. `frames`: frames of each, int64 [B, T], inside
-        the sample.
+        `rows`: row of each sample in the generation, int64 [B]. `frames`: frame indices in each sample, int64 [B, T].
         """
         shards = np.searchsorted(self._samples, rows, side="right") - 1
         at = self._starts[rows][:, None] + frames
@@ -395,7 +389,7 @@ class Signals(Mapping[str, Mapping[str, Any]]):
             return found
 
     def _size(self, shard: int, array: npt.NDArray[Any]) -> int:
-        """Return the bytes of memory that an array of a shard takes."""
+        """Return the bytes of memory that an array of a shard takes, 0 if it is mapped."""
         return 0 if self._count(shard) >= MAPPED_FRAMES else array.nbytes
 
     def _count(self, shard: int) -> int:
@@ -403,7 +397,7 @@ class Signals(Mapping[str, Mapping[str, Any]]):
         return int(self._starts[self._samples[shard + 1]] - self._starts[self._samples[shard]])
 
     def _column(self, shard: int, name: str) -> pa.ChunkedArray:
-        self[name]  # an error if there is none
+        self[name]  # raises UsageError if there is no such signal
         record, count = self._generation.shards[shard], self._count(shard)
         read = partial(read_signals, self._storage, record, count)
         table = None
@@ -429,23 +423,23 @@ def _as_array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
 
 @dataclass(frozen=True, slots=True)
 class KeptSignals:
-    """The signals of some samples of a shard."""
+    """Signals of those samples of a shard that are kept when a new shard is made."""
 
     storage: Storage
     shard: ShardRecord
-    num_frames: Sequence[int]  # frames of each of its samples
-    keep: npt.NDArray[np.bool_]  # whether each is kept, bool [samples]
+    num_frames: Sequence[int]  # frames of each sample of the shard
+    keep: npt.NDArray[np.bool_]  # whether each sample is kept, bool [samples]
 
     def read(self) -> pa.Table:
-        """Return one row per frame of the kept samples; errors as of `read_signals`."""
+        """Return one row per frame of the kept samples; raises the errors of `read_signals`."""
         table = read_signals(self.storage, self.shard, sum(self.num_frames))
         return table.filter(pa.array(np.repeat(self.keep, np.asarray(self.num_frames, np.int64))))
 
 
 def join_signals(storage: Storage, shard: str, parts: Sequence[KeptSignals]) -> str:
-    """Write the signals of a shard that is made of samples of others; return their SHA-256, "" if they have none.
+    """Write the signals of a shard made of samples of other shards; return the file's SHA-256, "" without signals.
 
-    `parts`: the samples, in order.
+    `parts`: the kept samples of each shard, in order.
     """
     if not any(part.shard.signals for part in parts):
         return ""

@@ -1,7 +1,7 @@
 """Read from each packet's own headers whether it is a key packet, droppable or hidden.
 
-Containers do not mark the packets that nothing refers to (the MP4 demuxer sets no such flag), and a wrong "droppable"
-produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
+Containers do not mark the packets that no other packet refers to (FFmpeg's MP4 demuxer does not either), and a wrong
+"droppable" produces wrong pixels without an error. So when in doubt, every rule here treats a packet as a reference.
 
 AV1's section numbers refer to its bitstream specification. A frame whose ``refresh_frame_flags`` are zero is stored in
 no reference slot. Everything that a later frame can inherit (pixels, probabilities, motion, segmentation) comes from
@@ -23,7 +23,7 @@ from fastvid.runtime.arrays import UInt32Array
 
 Bytes = bytes | memoryview
 
-_HEADER_BYTES: Final = 256  # more than the fields that are read here take in any codec
+_HEADER_BYTES: Final = 256  # more bytes than the header fields that are read here take in any codec
 AV1_SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6
 _KEY_FRAME, _INTRA_ONLY, _SWITCH = 0, 2, 3
 _SELECT: Final = 2  # seq_force_screen_content_tools and seq_force_integer_mv: signalled per frame
@@ -31,7 +31,7 @@ AV1C_FIELDS: Final = 4  # bytes before the OBUs in an av1C record
 
 
 def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    """Return the PacketFlag of each temporal unit."""
+    """Return the `PacketFlag` bits of each AV1 packet, which is a temporal unit."""
     sequence = None
     for kind, body in _units(extradata[AV1C_FIELDS:]):
         if kind == AV1_SEQUENCE_HEADER:
@@ -57,9 +57,9 @@ def av1_flags(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The fields of the sequence header that a frame header depends on."""
+    """The fields of an AV1 sequence header that frame headers depend on."""
 
-    simple: bool
+    simple: bool  # whether these fields, and so frame headers, can be parsed
     screen_content_tools: int = 0
     integer_mv: int = 0
     frame_id_bits: int = 0
@@ -73,7 +73,7 @@ class _Frame:
 
 
 def _units(data: Bytes) -> Iterator[tuple[int, memoryview]]:
-    """Yield the type and payload of each OBU, section 5.3."""
+    """Yield the type and payload of each OBU of a packet (section 5.3)."""
     view, position = memoryview(data), 0
     while position < len(view):
         header = view[position]
@@ -135,7 +135,7 @@ def _frame(body: memoryview, sequence: _Sequence | None) -> _Frame:
     if sequence is None or not sequence.simple:
         return _Frame(key=False, refreshes=True)
     bits = Bits(body[:_HEADER_BYTES])
-    if bits.read(1):  # show_existing_frame: if it shows a key frame, which only other headers tell, it refreshes slots
+    if bits.read(1):  # show_existing_frame: refreshes slots if it shows a key frame, which this header does not say
         return _Frame(key=False, refreshes=True)
     kind, shown = bits.read(2), bits.read(1)
     if kind == _KEY_FRAME and shown:
@@ -197,9 +197,9 @@ HEVC_LEADING: Final = frozenset({6, 7, 8, 9})
 
 
 def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UInt32Array:
-    """Return the PacketFlag of every packet of a stream.
+    """Return the PacketFlag bits of every packet of a stream, uint32 [P].
 
-    Returns uint32 [P]. The first packet is KEY only if its own header says so.
+    The first packet is KEY only if its own header says so.
     """
     flags = _RULES[codec](extradata, packets)
     return np.asarray(kept_parameters(codec, extradata, packets, flags), dtype=np.uint32)
@@ -208,9 +208,9 @@ def packet_flags(codec: Codec, extradata: bytes, packets: Sequence[Bytes]) -> UI
 def kept_parameters(
     codec: Codec, extradata: bytes, packets: Sequence[Bytes | None], flags: Sequence[int], *, whole: bool = True
 ) -> list[int]:
-    """Return flags of packets that take back DROPPABLE where a packet brings new parameter sets: later ones need them.
+    """Return flags without DROPPABLE for packets that contain new parameter sets, which later packets need.
 
-    If only the starts of the packets are known, not the `whole`, parameter sets in those count.
+    `whole`: whether all bytes of the packets are known; otherwise only the parameter sets in the known bytes count.
     """
     return [
         flag & ~_DROPPABLE
@@ -221,9 +221,9 @@ def kept_parameters(
 
 
 def nal_units(packet: Bytes, length_size: int | None, *, whole: bool = True) -> Iterator[Bytes]:
-    """Yield the NAL units of an access unit, split by length prefixes or, with None, by start codes.
+    """Yield the NAL units of a packet, split by length prefixes of `length_size` bytes, or for None by start codes.
 
-    If only the start of the packet is known, not the `whole`, the last unit may be cut.
+    `whole`: whether all bytes of the packet are known; otherwise the last unit may be incomplete.
     """
     view = memoryview(packet)
     if length_size is None:
@@ -255,7 +255,7 @@ PARAMETER_SETS: Final = {Codec.H264: frozenset({7, 8, 13, 15}), Codec.HEVC: froz
 def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: bool = True) -> bool:
     """Return whether a packet contains parameter sets that the decoder's configuration record does not.
 
-    If only the start of the packet is known, not the `whole`, those in it are compared.
+    `whole`: whether all bytes of the packet are known; otherwise only the known bytes are searched.
     """
     if codec is Codec.AV1:
         return any(kind == AV1_SEQUENCE_HEADER and bytes(body) not in extradata for kind, body in _units(packet))
@@ -270,9 +270,9 @@ def changes_parameters(codec: Codec, extradata: bytes, packet: Bytes, *, whole: 
 
 
 def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
-    """Yield the units of a decoder configuration record (14496-15, 5.3.3.1.2 of H.264, 8.3.3.1.2 of HEVC).
+    """Yield the parameter sets of a decoder configuration record (14496-15, 5.3.3.1.2 for H.264, 8.3.3.1.2 for HEVC).
 
-    Raises IndexError where the record ends inside a unit.
+    Raises IndexError if the record ends inside one.
     """
     at = 5 if codec is Codec.H264 else 23
     for array in range(2 if codec is Codec.H264 else record[22]):
@@ -289,13 +289,13 @@ def parameter_sets(codec: Codec, record: bytes) -> Iterator[bytes]:
 
 
 def has_arithmetic_coding(extradata: bytes) -> bool:
-    """Return whether pictures of H.264 are coded by CABAC, as the first picture parameter set of its record says."""
+    """Return whether H.264 pictures are coded by CABAC, according to the first picture parameter set of the record."""
     with contextlib.suppress(FormatError, IndexError):
         for unit in parameter_sets(Codec.H264, extradata) if nal_length_size(Codec.H264, extradata) else ():
             if unit and unit[0] & 31 == 8:  # a picture parameter set
                 bits = Bits(unit[1:].replace(b"\0\0\3", b"\0\0"))
-                bits.read_golomb()  # its number
-                bits.read_golomb()  # that of the sequence parameter set
+                bits.read_golomb()  # number of this parameter set
+                bits.read_golomb()  # number of its sequence parameter set
                 return bool(bits.read(1))
     return False
 
@@ -308,7 +308,7 @@ def _h264(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
         if not slices:
             raise FormatError(f"packet {number} contains no H.264 slice")
         flag = 0
-        # All slices of an IDR picture are IDR, except those of the second field, which refers to the first at most.
+        # All slices of an IDR picture are IDR, except those of a second field, which refers at most to the first field.
         if slices[0] & 31 == H264_IDR:
             flag |= _KEY
         if not any(header >> 5 & 3 for header in slices):  # nal_ref_idc
@@ -341,7 +341,7 @@ def _hevc(extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 
 def _has_leading(types: Sequence[set[int]], number: int) -> bool:
-    """Return whether leading pictures follow a clean random access point, and so need the previous GOP."""
+    """Return whether leading pictures follow a random access point; they need the GOP before it."""
     return number + 1 < len(types) and bool(types[number + 1] & HEVC_LEADING)
 
 
@@ -389,7 +389,7 @@ def vp9_superframe(packet: memoryview) -> list[memoryview]:
 
 
 class Vp9Frame:
-    """The first fields of a VP9 uncompressed header, section 6.2 of the bitstream specification."""
+    """The first fields of a VP9 uncompressed frame header (bitstream specification, section 6.2)."""
 
     __slots__ = ("independent", "key", "refreshes", "show_existing", "shown")
 
@@ -417,7 +417,7 @@ class Vp9Frame:
         if intra_only:
             bits.read(24)  # frame_sync_code
             if profile:
-                # Bit depth and chroma format follow in profiles 1 to 3; treat such frames as references unparsed.
+                # In profiles 1 to 3 bit depth and chroma format follow; do not parse them, count it as a reference.
                 self.refreshes = True
                 return
         self.refreshes = bits.read(8) != 0
@@ -428,8 +428,8 @@ def _intra(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
 
 
 def _vp8(_extradata: bytes, packets: Sequence[Bytes]) -> list[int]:
-    # RFC 6386 section 9.1: bit 0 is clear in a key frame, bit 4 set in a shown one. The references that a frame updates
-    # are arithmetic-coded, so every frame counts as a reference.
+    # RFC 6386 section 9.1: bit 0 is clear in a key frame, bit 4 is set in a shown one. Which references a frame updates
+    # is arithmetic-coded, so every frame counts as a reference.
     flags = []
     for number, packet in enumerate(packets):
         if not len(packet):
@@ -461,5 +461,5 @@ _RULES: Final[dict[Codec, Callable[[bytes, Sequence[Bytes]], list[int]]]] = {
 
 
 def can_plan(codec: Codec) -> bool:
-    """Return whether this module parses the codec; streams of other codecs are fed whole."""
+    """Return whether this module parses the codec; for other codecs, all packets before a frame are decoded."""
     return codec in _RULES

@@ -42,12 +42,12 @@ from fastvid.storage import Storage, open_storage
 
 _LOG = logging.getLogger(__name__)
 
-# A writer that commits every few milliseconds is a runaway loop, so give up eventually.
+# Commits that a change tolerates before it gives up: a writer that commits every few milliseconds is a runaway loop.
 _ATTEMPTS: Final = 10
-# From so many keys on, one pass over all keys takes less time than looking up each.
+# From this many keys on, one pass over all keys takes less time than looking up each.
 _MANY_KEYS: Final = 1000
-_END: Final = "\n"  # after each key that is hashed, however the column is divided
-# Attributes that are computed from the rows and the annotations.
+_END: Final = "\n"  # follows each key that is hashed, so that the hash does not depend on how the column is chunked
+# Attributes that are computed from the rows and the annotations, and computed again after unpickling.
 _DERIVED: Final = frozenset(
     {"labels", "num_frames", "keys", "shard_sizes", "is_in_order", "_ascending", "signals", "identity"}
 )
@@ -58,7 +58,7 @@ Edit = Callable[[Generation, pa.Table], tuple[Generation, pa.Table] | None]
 class Dataset:
     """The samples of a generation, optionally restricted to a split and a filter.
 
-    Sample numbers 0..len-1 are positions in the selection, in the order of the shards.
+    Samples are numbered 0 to len - 1: positions in the selection, in the order of the shards.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Dataset:
         return f"{type(self).__name__}({self.storage.url!r}, {', '.join(parts)})"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process opens the shards that it uses, and derives arrays from the annotations, which may be mapped.
+        # Another process opens shards itself, and computes arrays from the annotations, which may be mapped.
         left_out = _DERIVED | {"_shards"} | ({"rows"} if self.rows is self._annotations.rows else set())
         return {name: value for name, value in self.__dict__.items() if name not in left_out}
 
@@ -106,7 +106,7 @@ class Dataset:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """Video streams of every sample."""
+        """Names of the video streams, which every sample has."""
         return self.generation.streams
 
     @property
@@ -139,13 +139,13 @@ class Dataset:
 
     @cached_property
     def depth(self) -> Mapping[str, DepthScale]:
-        """The streams of depth, by name, and how their levels become distances."""
+        """The streams that show depth, by name, and how their levels become distances."""
         known = self.generation.extras.get(DEPTH, {})
         return {stream: DepthScale.from_json(record) for stream, record in known.items()}
 
     @cached_property
     def signals(self) -> Signals:
-        """Numbers that the dataset has for every frame, by name: ``dataset.signals["action"]["stats"]``."""
+        """Numbers that the dataset stores for every frame, by name: ``dataset.signals["action"]["stats"]``."""
         return Signals(self.storage, self.generation, self._annotations.num_frames)
 
     @cached_property
@@ -155,7 +155,7 @@ class Dataset:
 
     @cached_property
     def identity(self) -> str:
-        """What the selected samples are, in their order: how many, and a hash of their keys."""
+        """Text that identifies the selected samples and their order: their number, and a hash of their keys."""
         keys = hashlib.sha256()
         for chunk in self.keys.chunks:
             every = pa.ListArray.from_arrays(pa.array([0, len(chunk)], pa.int32()), chunk)
@@ -172,7 +172,7 @@ class Dataset:
         return [str(keys[sample]) for sample in samples.tolist()]
 
     def find(self, key: str) -> int:
-        """Return the number of the selected sample with a key."""
+        """Return the number of the selected sample with this key."""
         row = self._annotations.row(key)
         number = None if row is None else self._number_of(row)
         if number is None:
@@ -191,7 +191,7 @@ class Dataset:
     def select(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> Self:
         """Return a dataset of some of the samples, in the order given.
 
-        `samples`: A slice; sample numbers or keys, each at most once; or a boolean for every sample.
+        `samples`: a slice; sample numbers or keys, each at most once; or a boolean for every sample.
         """
         numbers = self._numbers(samples)
         if not len(numbers):
@@ -211,7 +211,7 @@ class Dataset:
         return chosen
 
     def _numbers(self, samples: slice | Sequence[int] | list[str] | IntArray | BoolArray) -> IntArray:
-        """Return the numbers of samples given in any of the ways of `select`, int64 [N]."""
+        """Return the numbers, int64 [N], of samples that are given in any of the ways that `select` accepts."""
         if isinstance(samples, slice):
             return np.arange(len(self))[samples]
         wanted = np.asarray(samples)
@@ -249,7 +249,7 @@ class Dataset:
 
     @cached_property
     def shard_sizes(self) -> IntArray:
-        """Number of selected samples in each shard of the generation, int64 [S]: samples are numbered through them."""
+        """Number of selected samples in each shard of the generation, int64 [S]. They are numbered shard by shard."""
         if not self.is_in_order:
             raise UsageError(
                 "the selected samples are not in the order of the shards, so they cannot be read shard by shard",
@@ -260,7 +260,7 @@ class Dataset:
 
     @cached_property
     def is_in_order(self) -> bool:
-        """Whether the samples are in the order of the shards, as all are unless they were selected in another one."""
+        """Whether the samples are in the order of the shards: always, unless `select` was given another order."""
         return self.rows is self._annotations.rows or bool((self.rows[1:] > self.rows[:-1]).all())
 
     def shard_name(self, index: int) -> str:
@@ -295,7 +295,7 @@ class Dataset:
 
     @cached_property
     def _ascending(self) -> IntArray | None:
-        """Numbers of the samples in the order of their rows; None if they are in this order."""
+        """Numbers of the samples, sorted by their rows; None if the samples are in the order of their rows already."""
         return None if self.is_in_order else np.argsort(self.rows)
 
     def _numbers_of_keys(self, keys: list[str]) -> IntArray:
@@ -311,7 +311,7 @@ class Dataset:
         keep = pc.invert(table["removed"])
         if self.split is not None:
             keep = pc.and_(keep, in_split(table, self.split))
-        keep = pc.and_kleene(keep, pc.is_valid(keep))  # not by `fill_null`, see `arrow_integers`
+        keep = pc.and_kleene(keep, pc.is_valid(keep))  # null becomes false; not by `fill_null`, see `arrow_integers`
         is_whole = pc.all(keep, min_count=0).as_py()
         rows = self._annotations.rows if is_whole else np.flatnonzero(keep.to_numpy())
         if self.where is not None:
@@ -326,9 +326,9 @@ class Dataset:
 
 
 def change(storage: Storage, edit: Edit) -> Generation:
-    """Commit the result of `edit` on the current generation and its annotations; retry if another change came first.
+    """Apply `edit` to the current generation and its annotations and commit the result; retry after a conflict.
 
-    Returns the generation that is current afterwards.
+    `edit` returns None if there is nothing to change. Returns the generation that is current afterwards.
     """
     for attempt in range(_ATTEMPTS):
         head = read_head(storage)
@@ -348,20 +348,20 @@ def change(storage: Storage, edit: Edit) -> Generation:
 
 @dataclass(frozen=True, slots=True)
 class ListedSample:
-    """A sample of a shard of videos in place."""
+    """A sample of a shard of videos in place: what was indexed of it, and its files."""
 
     indexed: IndexedSample
     files: tuple[ListedFile, ...]
 
     def renamed(self, key: str, change: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> ListedSample:
-        """Return the sample with another key and changed facts."""
+        """Return the sample with another key, and with its facts changed by `change`."""
         files = tuple(replace(file, key=key) for file in self.files)
         streams = tuple(replace(stream, member=replace(stream.member, key=key)) for stream in self.indexed.streams)
         return ListedSample(replace(self.indexed, key=key, meta=change(self.indexed.meta), streams=streams), files)
 
 
 def listed_samples(shard: Shard) -> Iterator[ListedSample]:
-    """Yield the samples of a shard of videos in place, in order."""
+    """Yield the samples of a shard of videos in place, in the order of the shard."""
     name = f"{shard.stem}.parquet"
     facts = from_parquet(shard.storage.read(name), file=name).to_pylist()
     count = shard.num_streams
@@ -381,7 +381,7 @@ def listed_samples(shard: Shard) -> Iterator[ListedSample]:
 
 
 def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
-    """Return the suffix, such as ``mp4``, and the bytes of the file that is a sample in place."""
+    """Return the file suffix, such as ``mp4``, and all bytes of a sample in place that is a whole file."""
     if shard.info(row, stream).flags & StreamFlag.PART:
         raise UsageError(
             "the sample is a part of a file that others share",
@@ -397,7 +397,7 @@ def whole_file(shard: Shard, row: int, stream: str = "") -> tuple[str, bytes]:
 
 
 def write_listed(storage: Storage, stem: str, samples: Iterable[ListedSample], streams: tuple[str, ...]) -> TarDigest:
-    """Write a shard of videos in place from samples of others, see `write_in_place`."""
+    """Write a shard of videos in place, made of samples of other such shards, see `write_in_place`."""
     chosen = list(samples)
     files = [file for sample in chosen for file in sample.files]
     return write_in_place(storage, stem, [sample.indexed for sample in chosen], files, streams)

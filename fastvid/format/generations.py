@@ -1,6 +1,7 @@
 """Generations of a dataset: read them, and commit a new one atomically.
 
-The commit record, ``dataset.json``, says which generation is current, and names the tags that fastvid 0.2 gave others.
+The commit record, ``dataset.json``, says which generation is current. It also has the tags, names of generations, that
+fastvid 0.2 could give.
 
 A commit has four steps, and readers see only the last one:
 
@@ -58,18 +59,18 @@ Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The commit record, ``dataset.json``."""
+    """The content of the commit record, ``dataset.json``."""
 
     dataset_id: str
-    generation: int
-    revision: int
+    generation: int  # number of the current generation
+    revision: int  # grows by one with each swap of the record
     content: bytes  # the record's bytes as read; a swap succeeds only while the file still contains them
     major: int = FORMAT_VERSION[0]
     tags: Mapping[str, int] = field(default_factory=dict)
 
 
 def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
-    """Read the commit record of a dataset."""
+    """Read the commit record of a dataset; `oldest`: lowest major version of the format that is accepted."""
     if not storage.exists(DATASET_JSON):
         raise StorageError(
             f"there is no dataset: {DATASET_JSON} is missing", file=storage.url, hint=_what_else(storage.url)
@@ -88,11 +89,11 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
 
 
 _LOOKED_AT: Final = 10_000
-"""Files of a folder without a dataset that are looked at, for a hint."""
+"""Most files of a folder without a dataset that are examined for a hint."""
 
 
 def _what_else(url: str) -> str:
-    """Return what to do with a folder or file that is no dataset."""
+    """Return a hint for a folder or file that is not a dataset."""
     if os.path.isfile(url) and is_video(url):
         return f"look at a single video with fastvid.Video({url!r})"
     names = (name for _, _, names in os.walk(url) for name in names)
@@ -108,7 +109,10 @@ def _what_else(url: str) -> str:
 def swap_head(
     storage: Storage, head: Head | None, *, dataset_id: str, generation: int, tags: Mapping[str, int] | None = None
 ) -> Head:
-    """Replace the commit record if it is still `head`; None means a folder without a dataset."""
+    """Replace the commit record if it is still `head`; otherwise raise ConflictError and change nothing.
+
+    `head`: None if there must be no record yet.
+    """
     revision = head.revision + 1 if head else 1
     tags = dict(head.tags if head and tags is None else tags or {})
     record: dict[str, Any] = {
@@ -130,7 +134,7 @@ def swap_head(
 
 @contextlib.contextmanager
 def malformed(name: str, storage: Storage) -> Iterator[None]:
-    """Raise FormatError for anything that is wrong with a record."""
+    """Raise FormatError, with a hint, for any error of the block, which parses a record."""
     try:
         yield
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
@@ -142,7 +146,7 @@ def malformed(name: str, storage: Storage) -> Iterator[None]:
 
 
 def check_seal(record: dict[str, Any], major: int) -> None:
-    """Raise ValueError if a record differs from its SHA-256; fastvid 0.1 wrote none."""
+    """Raise ValueError if a record differs from its own SHA-256; fastvid 0.1 stored none."""
     if major > 1 and record["sha256"] != _seal(record):
         raise ValueError("it differs from its SHA-256")
 
@@ -152,6 +156,7 @@ def _seal(record: Mapping[str, Any]) -> str:
 
 
 def sealed(record: Mapping[str, Any]) -> bytes:
+    """Return a record as JSON with a SHA-256 of its other fields, which `check_seal` compares."""
     return _json({**record, "sha256": _seal(record)})
 
 
@@ -163,22 +168,22 @@ def _json(record: Mapping[str, Any]) -> bytes:
 class ShardRecord:
     """One shard's entry in a generation's record."""
 
-    name: str
+    name: str  # stem of its files
     bytes: Count  # size in bytes of the tar, or of the list of videos in place
-    sha256: str
+    sha256: str  # of the tar, or of the list
     samples: Count  # number of samples in it
     profile: Mapping[str, Any] = field(default_factory=dict)
     encoder: Mapping[str, Any] = field(default_factory=dict)
-    signals: str = ""
+    signals: str = ""  # SHA-256 of the file of signals; "" if there is none
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the dataset does not contain its videos, but a list of their files, `fastvid.format.in_place`."""
+        """Whether the shard only lists files of videos that the dataset does not contain, `fastvid.format.in_place`."""
         return self.profile.get("name") == IN_PLACE
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """Suffixes of its files; that of the tar, or of the list of videos in place, first."""
+        """Suffixes of its files; the suffix of the tar, or of the list of videos in place, comes first."""
         suffixes = IN_PLACE_SUFFIXES if self.is_in_place else SHARD_SUFFIXES
         return (*suffixes, *(("signals.parquet",) if self.signals else ()))
 
@@ -206,7 +211,10 @@ class Generation:
     reason: str = ""
 
     def root_of(self, shard: ShardRecord, moved: str | None = None) -> Root | None:
-        """Return where the videos of a shard in place are; None for a shard with a tar."""
+        """Return the root of the videos of a shard in place; None for a shard with a tar.
+
+        `moved`: where the videos are now, if the user says that they were moved.
+        """
         if not shard.is_in_place:
             return None
         if self.root is None:
@@ -215,7 +223,7 @@ class Generation:
 
     @property
     def root(self) -> str | None:
-        """Folder or URL that contains the videos of its shards in place; None if there are none."""
+        """Folder or URL below which the videos of its shards in place are; None if there are none."""
         found = self.extras.get(IN_PLACE)
         return None if found is None else str(found["root"])
 
@@ -228,10 +236,10 @@ class Generation:
 def commit_generation(
     storage: Storage, dataset_id: str, generation: Generation, annotations: pa.Table, *, head: Head | None = None
 ) -> Generation:
-    """Make `generation` the current one. Until the last write, readers see the previous one.
+    """Make `generation` the current one. Readers see the previous generation until the last write.
 
     `annotations`: one row per sample in the order of the shards, with the columns of ANNOTATION_FIELDS. Returns the
-    generation as recorded, with its time and the reason of the `because` block around the call. Its number is
+    generation as recorded, with its time and the reason given by the `because` block around the call. Its number is
     higher than requested if an interrupted commit has used the requested one.
     """
     check_annotations(generation, annotations)
@@ -263,7 +271,7 @@ def commit_generation(
 
 
 def check_annotations(generation: Generation, annotations: pa.Table) -> None:
-    """Check that annotations match a generation."""
+    """Raise FormatError if annotations do not match a generation, or lack required columns."""
     if annotations.num_rows != generation.num_samples:
         raise FormatError(f"{annotations.num_rows} annotations for {generation.num_samples} samples")
     missing = [name for name in ANNOTATION_FIELDS if name not in annotations.column_names]
@@ -280,7 +288,7 @@ def check_annotations(generation: Generation, annotations: pa.Table) -> None:
 
 
 def read_generation(storage: Storage, which: int | str | None = None) -> tuple[str, Generation]:
-    """Read the dataset's id and a generation."""
+    """Read the dataset's id and a generation, given by number or tag; by default the current one."""
     head = read_head(storage)
     number = head.generation if which is None else _number(which, head, storage)
     # Numbers above the current one belong to unfinished or interrupted commits.
@@ -314,7 +322,7 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
     try:
         content = storage.read(name)
     except StorageError as error:
-        # Looking only now spares every reader a request.
+        # Checked only after an error, to save every reader a request.
         if storage.exists(name):
             raise
         raise StorageError(
@@ -342,7 +350,7 @@ def read_annotations(storage: Storage, generation: Generation) -> pa.Table:
 def upgrade_records(storage: Storage, head: Head) -> None:
     """Rewrite the records of a dataset of fastvid 0.1 in the current format, the commit record last.
 
-    Call after the sidecars were rebuilt. Until the last write, this fastvid refuses the dataset; calling again resumes.
+    Call after the sidecars were rebuilt. Until the last write, this fastvid rejects the dataset; calling again resumes.
     """
     for generation in history(storage, head):
         found = sha256(storage.read(annotations_file(generation.number)))
@@ -353,20 +361,20 @@ def upgrade_records(storage: Storage, head: Head) -> None:
 
 
 def history(storage: Storage, head: Head) -> Iterator[Generation]:
-    """Yield the committed generations that still exist, from the current one back."""
+    """Yield the committed generations that still exist, from the current one to the oldest."""
     number = head.generation
     while number:
         generation = _read_record(storage, number, head.major)
         yield generation
         number = generation.parent
         if number and not storage.exists(generation_file(number)):
-            # `fastvid gc` deletes generations between the newest ones and those with a tag.
+            # `fastvid gc` deletes generations between the newest ones and those that have a tag.
             older = [tagged for tagged in head.tags.values() if tagged < number]
             number = max((tagged for tagged in older if storage.exists(generation_file(tagged))), default=0)
 
 
 def _as_record(generation: Generation) -> dict[str, Any]:
-    """Return the JSON of a generation; shards without signals do not mention them."""
+    """Return a generation as JSON; shards without signals have no such entry, as before there were signals."""
     record = asdict(generation)
     for shard in record["shards"]:
         if not shard["signals"]:
@@ -377,8 +385,8 @@ def _as_record(generation: Generation) -> dict[str, Any]:
 def _claim(storage: Storage, generation: Generation) -> Generation:
     """Create the generation's record under its number, or under the next free one."""
     while not storage.swap(generation_file(generation.number), sealed(_as_record(generation)), None):
-        # A record that differs only in its time is an interrupted commit of the same change: resume it. Do not reuse
-        # the number of a different record, whose files may be about to be deleted.
+        # If the existing record differs only in its time, it is an interrupted commit of the same change: resume it.
+        # Do not reuse the number of any other record: its files may be about to be deleted.
         with contextlib.suppress(FormatError, StorageError):
             found = _read_record(storage, generation.number, FORMAT_VERSION[0])
             if replace(found, time=generation.time) == generation:
@@ -395,8 +403,8 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         check_seal(record, major)
         if record["number"] != number:
             raise ValueError(f"it is the record of generation {record['number']!r}")
-        json.dumps(record, ensure_ascii=False).encode()  # an error for what is no text, which nobody could print
-        # Records of an earlier fastvid have no time and no reason; streams and classes must be there.
+        json.dumps(record, ensure_ascii=False).encode()  # raises ValueError for text that cannot be encoded or printed
+        # Records of an earlier fastvid have no time and no reason, but must have streams and classes.
         given = {name: value for name, value in record.items() if value is not None}
         found = convert({"streams": None, "classes": None} | given, Generation)
         if found.parent >= found.number:

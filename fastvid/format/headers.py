@@ -1,8 +1,8 @@
-"""Read what a packet's first bytes tell: its flags, the picture size, and whether it is a field of a frame.
+"""Read from a packet's first bytes its flags, its picture size, and whether it is one field of a frame.
 
-Flags of heads are for videos that are indexed without being read whole. As in `fastvid.format.bitstream`, whatever the
-bytes at hand do not tell counts as a reference that is no key packet: such a packet is decoded more often than
-necessary, never left out wrongly.
+Flags are read from the first bytes (heads) of packets when a video is indexed without reading all of it. As in
+`fastvid.format.bitstream`, when in doubt a packet counts as a reference and not as a key packet: it may then be decoded
+more often than necessary, but is never omitted wrongly.
 
 Each field of a field-coded H.264 frame (PAFF, as camcorders and broadcasters write it) has a packet of its own, except
 in MP4; a decoder shows one frame for both. Section numbers refer to ITU-T H.264.
@@ -47,7 +47,7 @@ from fastvid.runtime.arrays import UInt8Array
 _SLICE, _SPS, _PPS = 1, 7, 8
 # profile_idc with a chroma format in the sequence parameter set (7.3.2.1.1).
 _CHROMA_PROFILES: Final = frozenset({44, 83, 86, 100, 110, 118, 122, 128, 134, 135, 138, 139, 244})
-# The fields of a slice header that are read end before.
+# More bytes than the fields of a slice header that are read take.
 _SLICE_BYTES: Final = 32
 
 
@@ -65,7 +65,7 @@ class _Field:
 
 
 class FieldPairs:
-    """Recognises second fields in a stream of packets."""
+    """Recognises packets that are the second field of a frame, in a stream of packets."""
 
     def __init__(self, codec: str, extradata: bytes) -> None:
         self._active = codec == Codec.H264.label
@@ -142,7 +142,7 @@ class FieldPairs:
 
 
 def _read_sequence(bits: Bits) -> tuple[int, _Sequence]:
-    """Return the number and contents of a sequence parameter set (7.3.2.1.1)."""
+    """Return the number of a sequence parameter set and the fields of it that are needed (7.3.2.1.1)."""
     profile, _ = bits.read(8), bits.read(16)
     number, separate, lists = bits.read_golomb(), False, 8
     if profile in _CHROMA_PROFILES:
@@ -190,11 +190,11 @@ def _skip_scaling_list(bits: Bits, size: int) -> None:
 _JPEG_FRAME: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SCAN: Final = 0xDA
 _VP9_SYNC: Final = 0x498342
-_VP9_HEADER: Final = 12  # bytes: the size ends at most 66 bits in
+_VP9_HEADER: Final = 12  # bytes: the size field ends at most 66 bits in
 
 
 def declared_size(codec: Codec, packet: memoryview) -> tuple[int, int] | None:
-    """Return the width and height of a packet's pictures; None if inherited from an earlier picture."""
+    """Return width and height of a packet's pictures in pixels; None if they are those of an earlier picture."""
     if codec is Codec.MJPEG:
         return _jpeg_size(packet)
     assert codec is Codec.VP9
@@ -213,7 +213,7 @@ def _jpeg_size(packet: memoryview) -> tuple[int, int]:
 
 
 def jpeg_segments(packet: memoryview) -> Iterator[tuple[int, int, int]]:
-    """Yield the markers of a JPEG header up to its scan: their code, first byte, and the byte after their last."""
+    """Yield code, first byte of the content, and end of each segment of a JPEG header, up to the start of the scan."""
     position = 2
     while position + 4 <= len(packet) and packet[position] == 0xFF:
         code = packet[position + 1]
@@ -255,25 +255,25 @@ def _vp9_size(frame: memoryview) -> tuple[int, int] | None:
 
 
 HEAD_BYTES: Final = 256
-"""First bytes of a packet that tell its flags, if no long supplemental information precedes its first slice."""
+"""First bytes of a packet from which its flags are read; enough unless long messages precede its first slice."""
 
 KEY_HEAD_BYTES: Final = 4096
-"""The same for key packets: encoders write their options before the first slice, x265 up to 3 kB."""
+"""The same for key packets: encoders write their options into a message before the first slice, x265 up to 3 kB."""
 
 WHOLE_PACKETS: Final = frozenset({Codec.VP9})
-"""Codecs whose packets say at their end what they contain (VP9's superframe index)."""
+"""Codecs whose packets must be read whole, because the end says which frames they contain (superframe index of VP9)."""
 
 _KEY: Final = int(PacketFlag.KEY)
 _DROPPABLE: Final = int(PacketFlag.DROPPABLE)
-# More bytes than the OBU of an AV1 frame needs up to refresh_frame_flags.
+# More bytes than an AV1 frame needs, from the start of its OBU to refresh_frame_flags.
 _AV1_HEADER_BYTES: Final = 32
 
 
 def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) -> UInt8Array:
-    """Return the PacketFlag of each packet, uint8 [P].
+    """Return the PacketFlag bits of each packet, uint8 [P].
 
-    `heads`: first bytes of each packet in decode order, all of a shorter one; None for a packet that was not read.
-    `sizes`: size of each packet in bytes.
+    `heads`: first bytes of each packet in decode order, all bytes of a shorter one; None for a packet that was not
+    read. `sizes`: size of each packet in bytes.
     """
     rule = _RULES.get(codec)
     flags = [0] * len(heads) if rule is None else rule(extradata, heads, sizes)
@@ -282,7 +282,7 @@ def flags_of_heads(codec: Codec, extradata: bytes, heads: Sequence[Bytes | None]
 
 def _h264(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]) -> list[int]:
     length_size = nal_length_size(Codec.H264, extradata)
-    # The second field of a picture may be a reference where the first is none, and is far behind.
+    # With fields, the second one may be a reference although the first is not, and begins after the bytes of the head.
     fields = FieldPairs(Codec.H264.label, extradata).possible
     flags = [0] * len(heads)
     for number in [number for number, head in enumerate(heads) if head is not None]:
@@ -299,7 +299,7 @@ def _hevc(extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[int]
     units = [_first_unit(head, length_size, lambda unit: unit[0] >> 1 & 63 in HEVC_SLICES) for head in heads]
     kinds = [None if unit is None else unit[0] >> 1 & 63 for unit in units]
     layers = [None if unit is None else (unit[1] & 7) - 1 for unit in units]
-    # The highest sub-layer is known only if all packets are: a lower one may be a reference of a higher one.
+    # Pictures of lower sub-layers may be references of higher ones. The highest is known only if every packet's is.
     highest = None if None in layers else max(layer for layer in layers if layer is not None)
     flags = []
     for number, (kind, layer) in enumerate(zip(kinds, layers, strict=True)):
@@ -320,7 +320,7 @@ def _av1(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) 
     for head, size in zip(heads, sizes, strict=True):
         flag = 0
         if head is not None:
-            # Of a packet with one frame the head is enough; zeros stand for the rest of the frame's data.
+            # The head of a packet with one frame is enough; zeros replace the rest of the frame's data.
             packet = bytes(head) + bytes(max(size - len(head), 0))
             sequence, is_enough = _av1_head(packet, len(head))
             extradata = sequence or extradata
@@ -334,8 +334,11 @@ def _av1(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) 
 
 
 def _av1_head(packet: bytes, known: int) -> tuple[bytes, bool]:
-    """Return the configuration record of a sequence header in the known bytes of a temporal unit, or nothing; and
-    whether they tell the unit's flags: its last OBU begins in them, so that no other frame follows."""
+    """Search the `known` first bytes of a temporal unit.
+
+    Returns the configuration record of a sequence header, empty if there is none, and whether these bytes determine
+    the unit's flags: whether its last OBU begins in them, so that no other frame follows.
+    """
     position, sequence = 0, b""
     while position < known:
         start, header = position, packet[position]
@@ -364,7 +367,7 @@ def _vp9(extradata: bytes, heads: Sequence[Bytes | None], sizes: Sequence[int]) 
 
 
 def begins_with_vp9_key(head: Bytes | None) -> bool:
-    """Return whether the first frame of a packet is a key frame of VP9."""
+    """Return whether the first frame of a VP9 packet is a key frame."""
     try:
         return bool(head) and Vp9Frame(memoryview(head or b"")).key
     except FormatError:
@@ -380,7 +383,10 @@ def _intra(_extradata: bytes, heads: Sequence[Bytes | None], _sizes: Sequence[in
 
 
 def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
-    """Return the head of a packet as a packet that ends there: a decoder refuses a NAL unit that exceeds its packet."""
+    """Return the head of a packet with the length of its last NAL unit shortened to end there.
+
+    Decoders reject a NAL unit that is longer than its packet.
+    """
     length_size = nal_length_size(codec, extradata) if codec in (Codec.H264, Codec.HEVC) else None
     if length_size is None:
         return head
@@ -395,7 +401,7 @@ def shortened(codec: Codec, extradata: bytes, head: bytes) -> bytes:
 
 
 def _first_unit(head: Bytes | None, length_size: int | None, wanted: Callable[[memoryview], bool]) -> memoryview | None:
-    """Return the first two bytes of the first NAL unit that is wanted; None if the head ends before it."""
+    """Return the first two bytes of the first NAL unit that satisfies `wanted`; None if the head ends before it."""
     for unit in () if head is None else nal_units(head, length_size, whole=False):
         if len(unit) > 1 and wanted(memoryview(unit)):
             return memoryview(unit)[:2]

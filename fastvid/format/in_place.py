@@ -1,11 +1,13 @@
-"""Index samples, pack the index of a shard, and list the files of a shard whose videos the dataset does not contain.
+"""Index samples, pack the index of a shard, and list the files of a shard of videos in place.
 
-    data-000000.files     one row for each stream of each sample: where its file is, and which version of it
-    data-000000.parquet   facts, as of any shard
+A dataset of videos in place does not contain its videos, but lists their files:
+
+    data-000000.files     one row for each stream of each sample: the path or URL of its file, and its version
+    data-000000.parquet   facts, the properties of each sample's streams, as for any shard
     data-000000.pkt       index for the loader; offsets count from the start of the file
 
-A list takes the place of the tar: a generation has its size and SHA-256, and so has the `.pkt`. Files are named by
-absolute paths and URLs below one root, which a reader may replace by another: the videos may have been moved.
+The list takes the place of the tar: the generation and the `.pkt` record its SHA-256. Files are named by absolute paths
+or URLs below one root, which a reader may replace by another: the videos may have been moved.
 """
 
 from __future__ import annotations
@@ -66,14 +68,14 @@ FILES_SCHEMA: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class ListedFile:
-    """The file of a stream of a sample."""
+    """The file that contains a stream of a sample, and the version of it that was indexed."""
 
     key: str
     stream: str
-    file: str
+    file: str  # absolute path or URL
     size: int  # size in bytes
-    tag: str | None
-    modified: str | None = None
+    tag: str | None  # see FILES_SCHEMA
+    modified: str | None = None  # see FILES_SCHEMA
 
     @property
     def version(self) -> Version:
@@ -83,10 +85,10 @@ class ListedFile:
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """Where the videos of a dataset are."""
+    """The folder or URL below which the videos of a dataset are."""
 
-    listed: str
-    current: str
+    listed: str  # in the list of files
+    current: str  # where they are now
 
     def locate(self, file: str) -> str:
         """Return the current path or URL of a listed file."""
@@ -98,13 +100,13 @@ class Root:
 
 
 def pack_files(files: Iterable[ListedFile]) -> bytes:
-    """Return the list of a shard's files, sample by sample and in the order of the streams."""
+    """Return the bytes of the list of a shard's files, sample by sample and in the order of the streams."""
     rows = [asdict(file) | {"file": encode_name(file.file)} for file in files]
     return to_parquet(pa.Table.from_pylist(rows, schema=FILES_SCHEMA))
 
 
 def read_files(data: bytes | memoryview, *, file: str) -> list[ListedFile]:
-    """Return the rows of a list."""
+    """Return the rows of a list of files; `file`: its name, for messages."""
     table = from_parquet(bytes(data), file=file)
     if table.schema != FILES_SCHEMA:
         raise FormatError("list of files has other columns than expected", file=file)
@@ -114,7 +116,7 @@ def read_files(data: bytes | memoryview, *, file: str) -> list[ListedFile]:
 
 
 def parse_root(listed: str, current: str | None) -> Root:
-    """Return the root of a dataset's videos, as listed, and as given by the user who opens it."""
+    """Return the root of a dataset's videos, from the listed one and the one given by the user who opens it, if any."""
     if current is None:
         return Root(listed, listed)
     if not current.strip("/"):
@@ -138,7 +140,7 @@ _CHECKSUM_AT: Final = PKT_HEADER_DTYPE.fields["index_crc32"][1]  # type: ignore[
 
 @dataclass(frozen=True, slots=True)
 class IndexedStream:
-    """A video stream of an indexed sample."""
+    """A video stream of an indexed sample: its tar member, description and packets."""
 
     name: str
     member: TarMember
@@ -157,7 +159,7 @@ class IndexedAudio:
 
 @dataclass(frozen=True, slots=True)
 class IndexedSample:
-    """A sample's key, parsed JSON, video streams and, if it has one, audio track."""
+    """A sample's key, the content of its JSON, its video streams, and its audio track if it has one."""
 
     key: str
     meta: Mapping[str, Any]
@@ -180,7 +182,7 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
         member = by_suffix.get(member_suffix(name))
         if member is None:
             raise FormatError(f"sample has no {member_suffix(name)} member")
-        # What a stream has of its own, such as depth that was copied beside cameras that were encoded.
+        # Facts of this stream alone: for example, depth may have been copied while the cameras were encoded.
         told = meta.get("streams", {}).get(name, {"proved": meta.get("proved")} if name == PICTURES else {})
         proved = told.get("proved")
         info, records = index_mp4(
@@ -189,7 +191,7 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
             whole=isinstance(proved, dict) and proved.get("whole") is True,
         )
         if "fps" in meta:
-            # Use the profile's exact rate: the mean over rounded container ticks only approximates it.
+            # Use the exact rate that was encoded: the mean over rounded container ticks only approximates it.
             info = replace(info, fps=Fraction(meta["fps"]))
         if name == FLOW:
             info = replace(info, flow_bound=_flow_bound(meta))
@@ -206,14 +208,14 @@ def index_sample(view: memoryview, key: str, members: Sequence[TarMember], strea
 
 def _flow_bound(meta: Mapping[str, Any]) -> float:
     try:
-        # Round to float32, the type in the sidecar.
+        # Rounded to float32, the type in the sidecar.
         return float(np.float32(meta["flow"]["bound"]))
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError("the sample's JSON has no valid flow bound (flow.bound)") from error
 
 
 def proved_info(info: StreamInfo, proved: Mapping[str, Any]) -> StreamInfo:
-    """Update a stream's description with facts found by decoding it, which the MP4's tables cannot tell."""
+    """Update a stream's description with facts found by decoding it, which an MP4's tables do not contain."""
     try:
         return replace(
             info,
@@ -233,7 +235,7 @@ def pack_index(
 ) -> tuple[bytes, RecordArray]:
     """Return the bytes of a `.pkt`, and its STREAM_DTYPE or DESCRIBED_DTYPE rows [N], one per video stream.
 
-    `described`: whether to say of each stream how it is shown, also if each is shown as it is coded.
+    `described`: whether to store how each stream is shown and when, even if none differs from the default.
     """
     flat = [stream for sample in samples for stream in sample.streams]
     described = described or any(stream.info.coded or stream.info.times for stream in flat)
@@ -277,7 +279,7 @@ def pack_index(
 
 
 def _describe(row: np.void, info: StreamInfo) -> None:
-    """Set how decoded pictures become the shown ones."""
+    """Store in a row how decoded pictures become the shown ones."""
     coded = info.coded
     if coded is not None:
         row["coded_width"], row["coded_height"] = coded.width, coded.height
@@ -297,5 +299,5 @@ def _pack_audio(samples: Sequence[IndexedSample]) -> bytes:
 
 
 def index_crc32(index: bytes | memoryview) -> int:
-    """Return the checksum of a sidecar's index: all of it except the checksum itself."""
+    """Return the CRC-32 of a sidecar's index, all of it except the field of the CRC-32 itself."""
     return zlib.crc32(index[PKT_HEADER_DTYPE.itemsize :], zlib.crc32(index[:_CHECKSUM_AT]))

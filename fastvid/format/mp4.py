@@ -1,11 +1,11 @@
 """Read the position and time of each packet from the sample tables of an MP4 or M4A.
 
 Supports the plain files that muxers write by default (ISO/IEC 14496-12): one `moov`, no fragments. Fragmented files are
-rejected; the indexer for tars of other tools uses a full demuxer instead.
+rejected; tars of other tools are indexed by a full demuxer instead.
 
-The sound of a sample is an M4A in the tar. It has no packet rows in `.pkt`: the M4A's own tables have them. `.pkt` has
-the M4A's position and the checksum of each of its blocks, so that a reader checks what it reads of the tables and of
-the packets.
+The sound of a sample is an M4A in the tar. `.pkt` has no rows for its packets, because the M4A's own tables describe
+them. `.pkt` has the M4A's position and the checksum of each of its blocks, so that a reader can check what it reads of
+the tables and of the packets.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Track:
     offsets: IntArray  # first byte of each packet in the file, int64 [P]
     sizes: IntArray  # size of each packet in bytes, int64 [P]
     dts: IntArray  # decode time in ticks, int64 [P]
-    last: int  # duration of the last packet in ticks
+    last: int  # duration of the last packet, in ticks
     pts: IntArray  # presentation time in ticks, with the edit list applied, int64 [P]
     shown: BoolArray  # whether the edit list shows the packet's frame, bool [P]
     sync: BoolArray  # whether the tables call the packet a sync sample, where decoding may start, bool [P]
@@ -75,8 +75,8 @@ def index_mp4(
 ) -> tuple[StreamInfo, RecordArray]:
     """Index the packets of an MP4's video track.
 
-    Returns the stream, and its PACKET_DTYPE records [P] in decode order; frames are the shown packets, numbered in
-    display order.
+    `conforms`, `whole`: whether to set these flags of `StreamFlag`. Returns the stream, and its PACKET_DTYPE records
+    [P] in decode order. Frames are the shown packets, numbered in display order.
     """
     view = memoryview(data)
     track = read_track(view)
@@ -122,7 +122,7 @@ def index_mp4(
 
 
 def settled(info: StreamInfo) -> StreamInfo:
-    """Return a stream without the times of its frames if its rate explains them; that may be known later than them."""
+    """Return a stream without times if its frame rate explains them; the exact rate may be known after the times."""
     if info.times is None:
         return info
     return replace(info, times=Times.of(info.times.ticks(), info.times.tick, info.fps))
@@ -131,7 +131,7 @@ def settled(info: StreamInfo) -> StreamInfo:
 def frame_rate(pts: IntArray, timescale: int, *, last: int) -> Fraction:
     """Return the mean frames per second of sorted times; `last` is the last frame's duration in ticks.
 
-    Muxers write too short a duration of the last frame, of which they know no next one: at least the usual one counts.
+    Muxers, which know no frame after the last, may write too short a duration for it: the usual step is the minimum.
     """
     usual = usual_step(np.diff(pts), 0)
     ticks = int(pts[-1] - pts[0]) + max(last, usual) if len(pts) else 0
@@ -169,7 +169,7 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
     _, start, length = _edits(trak)
     shown = pts >= start
     if length and movie_scale:
-        # In media ticks and rounded to the nearest, as FFmpeg does.
+        # Converted to media ticks and rounded to the nearest, as FFmpeg does.
         shown &= pts < start + (length * timescale * 2 + movie_scale) // (2 * movie_scale)
     return Track(
         codec=codec,
@@ -192,19 +192,22 @@ def read_moov(moov: memoryview, file_size: int) -> Track:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """How a container says that decoded pictures are shown; what it does not say is None or 0."""
+    """How a container says that decoded pictures are to be shown; None or 0 where it does not say."""
 
     matrix: bytes | None = None  # display matrix as FFmpeg returns it: nine 32-bit numbers, little-endian
-    pixel: tuple[int, int] = (0, 0)  # width and height of a pixel
-    display: tuple[int, int] = (0, 0)  # width and height of the picture, uncut and not turned
+    pixel: tuple[int, int] = (0, 0)  # width and height of a pixel, of which only the ratio counts
+    display: tuple[int, int] = (0, 0)  # width and height at which to show the whole picture, before it is turned
     aperture: tuple[Fraction, Fraction, Fraction, Fraction] | None = None  # height, width, and offsets of the centre
-    margins: tuple[int, int, int, int] = (0, 0, 0, 0)  # cut off at the top, left, bottom and right
-    # ISO/IEC 23091-2 codes of primaries, transfer and matrix, and FFmpeg's of the range; for decoders whose stream
-    # says nothing of them
+    margins: tuple[int, int, int, int] = (0, 0, 0, 0)  # pixels cut off at the top, left, bottom and right
+    # ISO/IEC 23091-2 codes of primaries, transfer and matrix, and FFmpeg's code of the range; used if the stream itself
+    # does not state them
     colours: tuple[int, int, int, int] | None = None
 
     def aspect(self, height: int, width: int) -> Fraction | None:
-        """Return the width of a pixel divided by its height."""
+        """Return the width of a pixel divided by its height; None if it is not declared.
+
+        `height`, `width`: of the decoded pictures.
+        """
         if all(self.pixel):
             return Fraction(*self.pixel)
         if self.display in ((0, 0), (width, height)):
@@ -214,7 +217,7 @@ class Declared:
         return Fraction(self.display[0] * height, self.display[1] * width)
 
     def crop(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Return what is shown of pictures: first row, first column, height and width; all if that is impossible."""
+        """Return the shown part of pictures: first row, first column, height, width. The whole if it is impossible."""
         top, left, bottom, right = self.margins
         crop = (top, left, height - top - bottom, width - left - right)
         if self.aperture is not None:
@@ -234,7 +237,11 @@ _UNITY: Final = struct.pack("<9i", 1 << 16, 0, 0, 0, 1 << 16, 0, 0, 0, 1 << 30)
 
 
 def declared_by_mp4(moov: memoryview) -> Declared:
-    """Return how an MP4's first video track is shown: ``tkhd``, ``pasp`` and ``clap`` (14496-12, 8.3.2 and 12.1.4)."""
+    """Return how the first video track of an MP4 is to be shown, by ``tkhd``, ``pasp`` and ``clap``.
+
+    Source:
+        ISO/IEC 14496-12, 8.3.2 and 12.1.4.
+    """
     trak, mdia, _ = _find_track(moov, b"vide", "video")
     tkhd = find_box(trak, b"tkhd", "trak")
     at = 40 if bytes(tkhd[:1]) == b"\0" else 52
@@ -261,7 +268,7 @@ def declared_by_mp4(moov: memoryview) -> Declared:
 
 
 def _colour_codes(inner: dict[bytes, memoryview]) -> tuple[int, int, int, int] | None:
-    """Return what ``colr`` or ``vpcC`` says of colours, see `Declared`."""
+    """Return the codes of colours in ``colr`` or ``vpcC``, see `Declared.colours`; None without them."""
     colr, vpcc = inner.get(b"colr", memoryview(b"")), inner.get(b"vpcC", memoryview(b""))
     if bytes(colr[:4]) in (b"nclx", b"nclc") and len(colr) >= 10:
         full = 1 + (colr[10] >> 7) if bytes(colr[:4]) == b"nclx" and len(colr) >= 11 else 0
@@ -270,12 +277,12 @@ def _colour_codes(inner: dict[bytes, memoryview]) -> tuple[int, int, int, int] |
 
 
 def packet_places(moov: memoryview, file_size: int) -> tuple[IntArray, IntArray]:
-    """Return the first byte and the size of each packet of the first video track, int64 [P]; all are in the file."""
+    """Return the first byte and the size of each packet of the first video track, int64 [P], all inside the file."""
     return _packets(_sample_tables(_find_track(moov, b"vide", "video")[1])[0], file_size)
 
 
 def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview, memoryview, int]:
-    """Return the first track of a kind, its media box, and the movie's ticks per second."""
+    """Return the first track of a kind, its ``mdia`` box, and the movie's ticks per second."""
     movie_scale = _timescale(find_box(moov, b"mvhd", "moov"))
     for name, trak in boxes(moov):
         if name == b"trak":
@@ -286,7 +293,7 @@ def _find_track(moov: memoryview, handler: bytes, kind: str) -> tuple[memoryview
 
 
 def _timescale(header: memoryview) -> int:
-    """Return the ticks per second of an ``mvhd`` or ``mdhd`` box, whose version 1 has longer fields before them."""
+    """Return the ticks per second of an ``mvhd`` or ``mdhd`` box; in its version 1 longer fields precede them."""
     return _u32(header, 12 if bytes(header[:1]) == b"\0" else 20)
 
 
@@ -300,7 +307,7 @@ def _sample_tables(mdia: memoryview) -> tuple[dict[bytes, memoryview], bytes, me
 
 
 def _packets(tables: dict[bytes, memoryview], file_size: int) -> tuple[IntArray, IntArray]:
-    """Return the first byte and the size of each packet, both int64 [P]."""
+    """Return the first byte in the file and the size in bytes of each packet, both int64 [P]."""
     sizes = _packet_sizes(tables[b"stsz"])
     offsets = _packet_offsets(tables, sizes)
     if len(sizes) and (offsets.min() < 0 or int((offsets + sizes).max()) > file_size):
@@ -398,14 +405,14 @@ def decode_times(stts: memoryview, count: int) -> IntArray:
 def _composition_offsets(ctts: memoryview | None, count: int) -> IntArray:
     if ctts is None:
         return np.zeros(count, dtype=np.int64)
-    # Version 1 is signed. Huge values in version 0 also mean negative ones: FFmpeg reads them so.
+    # Version 1 is signed. In version 0, huge values are negative ones too: FFmpeg reads them so.
     runs = _table(ctts, 8, _u32(ctts, 4), 2, ">i4")
     offsets = np.repeat(runs[:, 1], np.clip(runs[:, 0], 0, count))[:count]
     return np.concatenate([offsets, np.zeros(count - len(offsets), np.int64)])
 
 
 def _disposable_samples(sdtp: memoryview | None, count: int) -> BoolArray:
-    """Return which samples no other depends on (ISO/IEC 14496-12, 8.6.4); none if the table is absent or cut."""
+    """Return which packets no other depends on, bool [count] (14496-12, 8.6.4); none without a complete table."""
     if sdtp is None or len(sdtp) < 4 + count:
         return np.zeros(count, dtype=np.bool_)
     disposable: BoolArray = np.frombuffer(sdtp, np.uint8, count, 4) >> 2 & 3 == 2  # sample_is_depended_on
@@ -422,7 +429,10 @@ def _sync_samples(stss: memoryview | None, count: int) -> BoolArray:
 
 
 def _edits(trak: memoryview) -> tuple[int, int, int]:
-    """Return the delay in movie ticks, the first sample heard, and the length in movie ticks; 0 for the whole track."""
+    """Return the delay before the track in movie ticks, its first media tick, and its length in movie ticks.
+
+    A length of 0 means the whole track.
+    """
     edits = next((body for name, body in boxes(trak) if name == b"edts"), None)
     if edits is None:
         return 0, 0, 0
@@ -469,7 +479,7 @@ def descriptor(esds: memoryview | None, tag: int) -> bytes:
             position += 1
         if found == tag:
             return data[position : position + size]
-        # Descriptors in _DESCRIPTOR_FIELDS contain others after their own fields; skip the rest entirely.
+        # Descriptors in _DESCRIPTOR_FIELDS contain others after their own fields; skip all others entirely.
         position += _DESCRIPTOR_FIELDS.get(found, size)
     return b""
 
@@ -482,7 +492,7 @@ def _decoder_setup(codec: Codec, inner: dict[bytes, memoryview]) -> bytes:
 
 
 def _last_duration(stts: memoryview, timescale: int) -> int:
-    """Return the ticks that the last packet lasts."""
+    """Return the duration of the last packet in ticks; 1/25 s if the table has none."""
     runs = _table(stts, 8, _u32(stts, 4), 2)
     return (int(runs[-1, 1]) if len(runs) else 0) or max(1, timescale // 25)
 
@@ -491,12 +501,12 @@ def _last_duration(stts: memoryview, timescale: int) -> int:
 _AUDIO_ENTRY: Final = 28
 _AUDIO_CODECS: Final = {b"mp4a": "aac", b"alac": "alac"}
 _OBJECT_AAC: Final = 0x40  # MP4 registration authority
-_MOST_SAMPLES: Final = 2**53  # exact as a float, and 6,000 years at 48 kHz
+_MOST_SAMPLES: Final = 2**53  # exact as float64, and 6,000 years at 48 kHz
 
 
 @dataclass(frozen=True, slots=True)
 class AudioInfo:
-    """The audio track of a sample, as in its facts."""
+    """The description of a sample's audio track, as in its facts."""
 
     codec: str
     sample_rate: int  # samples per second and channel
@@ -508,14 +518,14 @@ class AudioInfo:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioTrack:
-    """The packets of an M4A's audio track, and the part of them that is heard."""
+    """The packets of an M4A's audio track, and which part of its sound is played."""
 
     info: AudioInfo
     offsets: IntArray  # first byte of each packet in the file, int64 [P]
     sizes: IntArray  # size of each packet in bytes, int64 [P]
     times: IntArray  # start of each packet and end of the last one, in samples of `info.sample_rate`, int64 [P + 1]
-    start: int
-    stop: int
+    start: int  # first sample that is played
+    stop: int  # one past the last sample that is played
     delay: Fraction  # seconds from the first frame of the video to the sample `start`
 
 
@@ -525,7 +535,7 @@ def index_m4a(data: memoryview | bytes) -> AudioInfo:
 
 
 def load_track(reader: BlockReader) -> AudioTrack:
-    """Read the audio track of an M4A, of whose bytes only the tables are read."""
+    """Read the audio track of an M4A; only the tables are read, not the packets."""
     at = 0
     while at + 8 <= reader.size:
         header = reader.bytes(at, min(_BOX_HEADER, reader.size - at))
@@ -540,10 +550,7 @@ def load_track(reader: BlockReader) -> AudioTrack:
 
 
 def read_sound_track(moov: memoryview, file_size: int) -> AudioTrack:
-    """Read the first audio track of an M4A.
-
-    `file_size`: bytes of the file.
-    """
+    """Read the first audio track of an M4A from its ``moov``; `file_size`: bytes of the file."""
     trak, mdia, movie_scale = _find_track(moov, b"soun", "audio")
     rate = _timescale(find_box(mdia, b"mdhd", "mdia"))
     tables, name, entry = _sample_tables(mdia)

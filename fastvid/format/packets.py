@@ -27,29 +27,29 @@ from fastvid.format.presentation import EARLY, Coded, Times, clip_range
 from fastvid.format.schema import PACKET_DTYPE, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.runtime.arrays import FloatArray, IntArray, RecordArray, UInt8Array
 
-# Flags as bytes: all values of key packets, and of packets that show a frame. Then translation tables from flags to 1
-# for key packets, and for packets that others may refer to.
+# Flags as bytes: all values of flags of key packets, and of packets that show a frame. Then translation tables that map
+# flags to 1 for key packets, and for packets that others may refer to.
 _KEYS: Final = bytes(flags for flags in range(256) if flags & PacketFlag.KEY)
 _SHOWN: Final = bytes(flags for flags in range(256) if not flags & PacketFlag.HIDDEN)
 _IS_KEY: Final = bytes(bool(flags & PacketFlag.KEY) for flags in range(256))
 _IS_REFERRED_TO: Final = bytes(not flags & PacketFlag.DROPPABLE for flags in range(256))
-# The column of frame indices of a stream that shows its packets in decode order.
+# The column of frame indices of a stream whose packets show frames in decode order: 0, 1, 2, ...
 _IN_ORDER: Final = np.arange(2**15, dtype="<i4").tobytes()
 _HIDDEN: Final = np.uint8(PacketFlag.HIDDEN)
-# Number of offsets that a record can hold.
+# Number of different offsets that a record can store.
 _OFFSETS: Final = 2**48
 
 
 @dataclass(frozen=True, slots=True)
 class StreamInfo:
-    """What a stream shows, and what a decoder must know about it besides its packets.
+    """What a stream shows, and what a decoder needs to know about it besides its packets.
 
     Attributes:
         codec: The codec.
-        width: Width in pixels of the pictures as a player shows them: cut, upright and with square pixels.
+        width: Width in pixels of the pictures as a player shows them: cropped, upright and with square pixels.
         height: Their height in pixels.
         num_frames: Number of shown frames.
-        fps: Frames per second, exact; the mean where the frames last differently.
+        fps: Frames per second, exact; the mean if the frame rate varies.
         extradata: The decoder's configuration record (avcC, hvcC, ...); may be empty.
         range: Sample range.
         matrix: Luma coefficients.
@@ -74,19 +74,19 @@ class StreamInfo:
 
     @property
     def decoded(self) -> StreamInfo:
-        """The same stream as its decoder knows it: pictures neither cut, turned nor stretched."""
+        """The stream as decoded, before its pictures are cropped, turned or stretched to be shown."""
         coded = self.coded
         return self if coded is None else replace(self, width=coded.width, height=coded.height, coded=None)
 
     def seconds(self, frames: IntArray) -> FloatArray:
-        """Return when frames are shown since the first one, float64 [T]: the doubles nearest to their exact times."""
+        """Return when frames are shown, in seconds since the first one, float64 [T], nearest to the exact times."""
         if self.times is not None:
             return self.times.seconds()[frames]
         seconds: FloatArray = frames * self.fps.denominator / self.fps.numerator
         return seconds
 
     def frames_at(self, seconds: FloatArray) -> IntArray:
-        """Return the frames shown at times, int64 [T]: the last whose own time is at most `EARLY` seconds later."""
+        """Return the frames shown at given times, int64 [T]: the last that begins at most `EARLY` seconds later."""
         if self.times is not None:
             return self.times.frames_at(seconds, float(1 / self.fps))
         early = min(EARLY, float(1 / self.fps) / 2)
@@ -94,7 +94,10 @@ class StreamInfo:
         return np.clip(frames, 0, self.num_frames - 1)
 
     def clip(self, start: float, end: float) -> tuple[int, int]:
-        """Return the first frame of the clip of some seconds, and the frame after its last, see `clip_range`."""
+        """Return the first frame of the clip from `start` to `end` seconds, and the frame after its last.
+
+        See `clip_range`.
+        """
         return clip_range(self.seconds(np.arange(self.num_frames)), float(1 / self.fps), start, end)
 
 
@@ -190,7 +193,7 @@ class PacketTable:
         return PacketPlan(np.frombuffer(feed, dtype=np.bool_).nonzero()[0], wanted, from_keys)
 
     def _spans(self, targets: list[int]) -> list[tuple[int, int]]:
-        """Return, for each GOP with a target, its key packet and its last target, ascending."""
+        """Return for each GOP with a target its key packet and its last target, ascending. Targets are packets."""
         keys = self._kinds.translate(_IS_KEY)
         last: dict[int, int] = {}
         for target in targets:
@@ -205,7 +208,7 @@ def _packet_of(frames: IntArray, flags: UInt8Array, kinds: bytes) -> IntArray:
     shown = np.flatnonzero((flags & _HIDDEN) == 0) if kinds.translate(None, _SHOWN) else None
     indices = frames if shown is None else frames[shown]
     count = len(indices)
-    # As unsigned, negative indices are huge, so one comparison finds both kinds of invalid ones.
+    # Seen as unsigned numbers, negative indices are huge, so that one comparison finds both kinds of invalid ones.
     if count and np.maximum.reduce(indices.view(np.uint64)) >= count:
         outside = indices[(indices < 0) | (indices >= count)][0]
         raise FormatError(f"frame index {outside} is outside 0..{count - 1}: {count} packets show a frame")
@@ -242,7 +245,7 @@ def packet_records(
 
 
 def packet_offsets(records: RecordArray) -> list[int]:
-    """Return the first byte of each packet in its member."""
+    """Return the offset in bytes of each packet within its tar member."""
     low: list[int] = records["offset"].tolist()
     high = records["offset_high"]
     if not high.any():
@@ -267,7 +270,7 @@ def stream_info(
     coded: Coded | None = None,
     times: bytes = b"",
 ) -> StreamInfo:
-    """Return the description of a stream, given by the fields of its STREAM_DTYPE record."""
+    """Return the description of a stream from the fields of its STREAM_DTYPE record; ValueError if they are invalid."""
     if min(width, height) < 2 or fps_num < 1:
         raise ValueError(f"pictures of {width}x{height} at {fps_num}/{fps_den} frames per second")
     shown_at = Times(times, num_frames) if times else None
@@ -292,18 +295,18 @@ def stream_info(
 
 
 TABLE_MEMORY: Final = 16 * 2**20
-"""Bytes of tables in a process: those of about 1,500 videos of 300 packets."""
+"""Bytes of packet tables that a process keeps: those of about 1,500 videos of 300 packets."""
 
 _TABLE_BYTES: Final = 1000  # of the object itself
-_PACKET_BYTES: Final = 32  # its record, its flags, and the packet of its frame
+_PACKET_BYTES: Final = 32  # of a packet: its record, its flags, and its entry in the table of frames
 
 
 class TableCache:
-    """Keeps the packet tables that were used last, because the next clip of a video needs the same one. Thread-safe.
+    """Keeps the most recently used packet tables, because the next clip of a video needs the same one. Thread-safe.
 
-    Where each frame of an episode is an item, its table is used a thousand times an epoch; reading, checking and
-    parsing it takes as long as planning and reading the packets of a small clip. A table is known by the opening of its
-    shard: who opens the shard again reads and checks the table again.
+    If each frame of an episode is an item, the episode's table is used a thousand times an epoch; reading, checking and
+    parsing it takes as long as planning and reading the packets of a small clip. The key of a table includes the opened
+    shard, so that whoever opens a shard again reads and checks its tables again.
 
     `limit`: total memory in bytes.
     """

@@ -4,15 +4,14 @@ Flow f of a video is the displacement of each pixel from frame f to frame f + 1,
 (y). The last frame has no next one; it repeats the previous flow, so that both streams have the same frame indices. The
 flow of a one-frame video is zero.
 
-Flow of height H is stored as pictures of height 2H: x on top, y below, both in luma, with neutral chroma. So neither
-loses resolution to 4:2:0, and both are cropped and decoded like any video. Levels are full range, so that every player
-shows the stored values: 128 is no motion, 128 + 127 the bound; flow beyond the bound is clipped. Negation is exact:
-256 - level.
+Flow of height H is stored as pictures of height 2H: x in the upper half, y in the lower, both in luma, with neutral
+chroma. So neither loses resolution to 4:2:0, and both are cropped and decoded like any video. Levels are full range, so
+that every player shows the stored values. Level 128 is no motion, and 128 + 127 is the bound; flow beyond the bound is
+clipped. The negative of a level's flow is exactly that of level 256 - level.
 
-Depth is a video whose luma has 12 bits, levels that stand for distances. A generation's `extras` have a record for each
-such stream under ``depth``: ``min`` and ``max`` are the distances, in metres, of
-levels 0 and 4095; with ``log`` levels are spaced evenly in the logarithm of the distance plus ``shift``. This is how
-LeRobot stores depth.
+Depth is a video whose luma has 12 bits: levels 0 to 4095, which stand for distances. A generation's `extras` have a
+record for each such stream under ``depth``: ``min`` and ``max`` are the distances of levels 0 and 4095 in metres. With
+``log``, levels are spaced evenly in the logarithm of the distance plus ``shift``. This is how LeRobot stores depth.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ ZERO: Final = 128
 """Level of no motion."""
 
 STEPS: Final = 127
-"""Levels from no motion to the bound, in either direction."""
+"""Number of levels from no motion to the bound, in either direction."""
 
 BOUND: Final = 20.0
 """Default bound in pixels per frame, as in the code of TSN (Wang et al. 2016); larger motion is clipped."""
 
 
 def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array | None = None) -> UInt8Array:
-    """Convert the flow of one frame to a stacked picture.
+    """Convert the flow of one frame to a picture with x in its upper half and y in its lower half.
 
     `flow`: float32 [H, W, 2], x and y in pixels per frame. `bound`: pixels per frame at the outermost level. `out`:
     output, uint8 [2H, W]; by default a new array. Returns uint8 [2H, W].
@@ -54,7 +53,7 @@ def to_levels(flow: npt.NDArray[np.floating[Any]], bound: float, out: UInt8Array
 
 
 def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
-    """Convert stacked pictures to flow.
+    """Convert pictures, see `to_levels`, back to flow.
 
     `levels`: uint8 [..., 2H, W]. `bound`: the stream's bound in pixels per frame. Returns float32 [..., H, W, 2],
     pixels per frame.
@@ -67,27 +66,27 @@ def to_pixels(levels: UInt8Array, bound: float) -> Float32Array:
     return flow
 
 
-LEVELS: Final = 4096
+LEVELS: Final = 4096  # of depth
 _MILLIMETRES: Final = 1000.0
-_MOST: Final = 65535.0  # millimetres, LeRobot's largest
+_MOST: Final = 65535.0  # millimetres, the largest depth of LeRobot
 
 
 @dataclass(frozen=True, slots=True)
 class DepthScale:
-    """How the levels of a stream become distances."""
+    """How the levels of a depth stream become distances, see the top of this file."""
 
-    min: float = 0.01
-    max: float = 10.0
-    shift: float = 3.5
+    min: float = 0.01  # distance of level 0, in metres
+    max: float = 10.0  # distance of level 4095, in metres
+    shift: float = 3.5  # metres
     log: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a record of `extras`."""
+        """Return the record to store in `extras`."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> DepthScale:
-        """Create it from a record of `extras`."""
+        """Create a scale from a record in `extras`."""
         return cls(float(record["min"]), float(record["max"]), float(record["shift"]), bool(record["log"]))
 
     def millimetres(self) -> npt.NDArray[np.float32]:
@@ -96,7 +95,7 @@ class DepthScale:
         low, high = self.min, self.max
         if self.log:
             low, high = math.log(self.min + self.shift), math.log(self.max + self.shift)
-        # In float32 step by step, as LeRobot computes it.
+        # In float32 at every step, as LeRobot computes it.
         metres = levels * np.float32((high - low) / (LEVELS - 1)) + np.float32(low)
         if self.log:
             metres = np.exp(metres) - np.float32(self.shift)

@@ -1,7 +1,7 @@
-"""How the decoded pictures of a stream become those that a player shows, and when it shows each of them.
+"""How decoded pictures of a stream are changed to be shown as a player shows them, and at what time each is shown.
 
-Everything else in fastvid speaks of shown pictures: upright, with square pixels, without what a container cuts off.
-Only decoders see pictures as they are coded, and only the tables of a stream have its times.
+Everything else in fastvid means shown pictures: upright, with square pixels, cropped as the container says. Only
+decoders see pictures as they are coded, and only the tables of a stream have their times.
 """
 
 from __future__ import annotations
@@ -20,36 +20,37 @@ import numpy.typing as npt
 from fastvid.runtime.arrays import FloatArray, IntArray
 
 EARLY: Final = 1e-3
-"""Seconds by which a frame may be shown later than a time that means it, at most half of its duration: people and
-tables write times with two or three decimals."""
+"""Seconds by which a frame may begin after a requested time and still be the one that is meant, at most half of its
+duration: people and tables write times with two or three decimals."""
 
 # Seconds per tick as numerator and denominator, before the compressed steps.
 _TICK: Final = struct.Struct("<QQ")
-# A clock of at most so many seconds a tick may round the times of a constant rate by a tick; a coarser one is exact.
+# With ticks of at most this many seconds, times of a constant rate may be rounded by up to a tick; with longer ticks
+# they are exact.
 _FINE: Final = Fraction(1, 1000)
-_EXACT: Final = 1e-6
+_EXACT: Final = 1e-6  # ticks by which exact times may differ from a constant rate
 # Seconds by which times and bounds that are meant to be equal may differ.
 _EQUAL: Final = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """What a decoder returns where players show something else: they cut it, mirror it, turn it, then stretch it."""
+    """Decoded pictures that are not shown as they are: players crop, mirror, turn and then stretch them."""
 
     width: int  # of decoded pictures, in pixels
     height: int
-    crop: tuple[int, int, int, int]  # first row and column, height and width of what is shown of them
+    crop: tuple[int, int, int, int]  # the part that is shown: first row, first column, height and width
     turn: int = 0  # quarter turns clockwise, 0 to 3
     mirror: bool = False  # whether left and right are exchanged before the turn
 
     def check(self) -> None:
-        """Raise a ValueError for a part that is not inside the decoded pictures, or an impossible turn."""
+        """Raise ValueError for a crop that is not inside the decoded pictures, or an impossible turn."""
         y, x, height, width = self.crop
         if min(height, width) < 2 or y + height > self.height or x + width > self.width or self.turn > 3:
             raise ValueError(f"pictures of {self.width}x{self.height} are shown as {self}")
 
     def cut(self, shown: tuple[int, int], box: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
-        """Return where a box of the shown pictures lies in the decoded ones; all its numbers are even.
+        """Return the box of decoded pictures that corresponds to a box of shown ones; its numbers are all even.
 
         Boxes are given as first row, first column, height and width. `shown`: height and width of the shown pictures.
         """
@@ -71,7 +72,7 @@ class Coded:
 
     @property
     def shown_part(self) -> tuple[int, int, int, int]:
-        """Where the part that is shown lies in the turned pictures: first row and column, height and width."""
+        """The crop in pictures that are turned but not cropped: first row, first column, height and width."""
         y, x, height, width = self.crop
         if self.mirror:
             x = self.width - x - width
@@ -81,7 +82,7 @@ class Coded:
 
 
 def coded_of(record: Mapping[str, Any] | None) -> Coded | None:
-    """Return what a record of JSON says of decoded pictures; raise ValueError, KeyError or TypeError for nonsense."""
+    """Return a description of decoded pictures from its JSON; raise ValueError, KeyError or TypeError if invalid."""
     if record is None:
         return None
     y, x, height, width = map(int, record["crop"])
@@ -93,7 +94,7 @@ def coded_of(record: Mapping[str, Any] | None) -> Coded | None:
 
 
 def _scaled(start: int, size: int, whole: int, now: int) -> tuple[int, int]:
-    """Return an interval of `whole` pixels as one of `now` pixels, with even ends."""
+    """Scale an interval of a side of `whole` pixels to a side of `now` pixels; return its even start and size."""
     if whole & ~1 == now & ~1:
         return start, size
     begin, end = (2 * round(at * now / whole / 2) for at in (start, start + size))
@@ -107,28 +108,28 @@ def _even(start: int, size: int, whole: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """The times of the frames of a stream that has no constant rate."""
+    """The times of the frames of a stream whose frame rate varies, compressed."""
 
-    data: bytes
-    num_frames: int  # no more of them are unpacked: a few bytes can stand for billions
+    data: bytes  # `_TICK`, then the compressed steps between frames in ticks
+    num_frames: int  # at most so many times are unpacked, because a few bytes can expand to billions
 
     @classmethod
     def pack(cls, ticks: Sequence[int] | IntArray, tick: Fraction) -> Times:
-        """Pack times in ticks of `tick` seconds, ascending, counted from the first frame."""
+        """Pack times in ticks of `tick` seconds, ascending; time 0 is the first frame."""
         steps = np.diff(np.asarray(ticks, np.int64)).astype("<i8")
         data = _TICK.pack(tick.numerator, tick.denominator) + zlib.compress(steps.tobytes())
         return cls(data, len(steps) + 1)
 
     @classmethod
     def of(cls, pts: IntArray, tick: Fraction, fps: Fraction) -> Times | None:
-        """Return the times of frames, as in `pack`; None if the rate explains them as far as their clock is exact."""
+        """Return the times of frames at `pts` ticks; None if `fps` explains them within the rounding of their clock."""
         ticks = pts - pts[0]
         exact = np.arange(len(ticks)) * float(1 / (fps * tick))
         rounding = 1.0 if tick <= _FINE else _EXACT
         return None if (np.abs(ticks - exact) <= rounding).all() else cls.pack(ticks, tick)
 
     def check(self) -> None:
-        """Raise a ValueError unless these are the ascending times of its frames."""
+        """Raise ValueError unless there is one time per frame and they ascend."""
         seconds = self.seconds()
         if len(seconds) != self.num_frames or (np.diff(seconds) <= 0).any():
             raise ValueError(f"{len(seconds)} times, or not ascending, for {self.num_frames} frames")
@@ -139,42 +140,43 @@ class Times:
         return _unpacked(self)[0]
 
     def ticks(self) -> IntArray:
-        """Return when each frame is shown since the first one in ticks, int64 [N], read-only."""
+        """Return when each frame is shown, in ticks since the first frame, int64 [N], read-only."""
         return _unpacked(self)[1]
 
     def seconds(self) -> FloatArray:
-        """Return when each frame is shown since the first one, float64 [N], read-only."""
+        """Return when each frame is shown, in seconds since the first frame, float64 [N], read-only."""
         return _unpacked(self)[2]
 
     def frames_at(self, seconds: FloatArray, nominal: float) -> IntArray:
-        """Return the frames shown at times, int64 [T]; see `StreamInfo.frames_at`.
+        """Return the frames shown at given times, int64 [T]; see `StreamInfo.frames_at`.
 
-        `nominal`: seconds that a frame lasts on average.
+        `nominal`: mean duration of a frame in seconds.
         """
         times = self.seconds()
-        # At most half of what the frame before lasts, too, so that the time of a frame leads back to it.
+        # Also at most half of the previous frame's duration, so that the exact time of that frame still means it.
         before = np.append(nominal, np.diff(times)) / 2
         begins = times - np.minimum(np.minimum(EARLY, before), half_durations(times, nominal))
         return np.clip(np.searchsorted(begins, seconds, side="right") - 1, 0, len(times) - 1).astype(np.int64)
 
 
 def usual_step(steps: npt.NDArray[Any], otherwise: Any) -> Any:
-    """Return the usual duration of frames of these durations, one of them; `otherwise` if there is none."""
+    """Return the median of frame durations, always one of them; `otherwise` if there are none."""
     return np.sort(steps)[(len(steps) - 1) // 2].item() if len(steps) else otherwise
 
 
 def frame_bounds(seconds: FloatArray, nominal: float) -> FloatArray:
-    """Return when each frame begins, and when the last one ends, in seconds, float64 [N + 1]. It lasts as is usual.
+    """Return when each frame begins, and when the last one ends, in seconds, float64 [N + 1].
 
-    `seconds`: presentation times of the shown frames, increasing. `nominal`: duration of the only frame of a video.
+    The last frame is given the usual duration, see `usual_step`. `seconds`: presentation times of the shown frames,
+    increasing. `nominal`: duration of a frame that is the only one of its video.
     """
     return np.append(seconds, seconds[-1] + usual_step(np.diff(seconds), nominal))
 
 
 def half_durations(seconds: FloatArray, nominal: float) -> FloatArray:
-    """Return half of what each frame lasts, of its own or the usual duration whichever is less, float64 [N].
+    """Return half of each frame's duration, or of the usual duration if that is less, in seconds, float64 [N].
 
-    Arguments: see `frame_bounds`.
+    For the arguments see `frame_bounds`.
     """
     lasts = np.diff(frame_bounds(seconds, nominal))
     halves: FloatArray = np.minimum(lasts, lasts[-1]) / 2
@@ -182,24 +184,24 @@ def half_durations(seconds: FloatArray, nominal: float) -> FloatArray:
 
 
 def clip_range(seconds: FloatArray, nominal: float, start: float | None, end: float | None) -> tuple[int, int]:
-    """Return the first frame of the clip from `start` until before `end`, and the frame after its last.
+    """Return the first frame of the clip from `start` until before `end` seconds, and the frame after its last.
 
     Annotations are rounded, so both ends go to the nearest frame: a clip begins at the first frame that is shown at
-    `start` - h or later, and ends before the first one at `end` - h, where h is of `half_durations`. Arguments: see
-    `frame_bounds`.
+    `start` - h or later, and ends before the first frame at `end` - h or later, where h is the frame's entry in
+    `half_durations`. For the other arguments see `frame_bounds`.
     """
     nearest = seconds + half_durations(seconds, nominal) + _EQUAL
     first = 0 if start is None else int(np.searchsorted(nearest, start))
     return first, len(seconds) if end is None else int(np.searchsorted(nearest, end))
 
 
-# Kept: a clip of a video is followed by others of it.
+# Cached: several clips of a video often follow each other.
 @lru_cache(maxsize=1024)
 def _unpacked(times: Times) -> tuple[Fraction, IntArray, FloatArray]:
-    """Return the seconds per tick of times, the ticks and the seconds."""
+    """Return the seconds per tick of packed times, the times in ticks, int64 [N], and in seconds, float64 [N]."""
     try:
         numerator, denominator = _TICK.unpack_from(times.data)
-        # A byte more than there should be, so that too many are noticed.
+        # One byte more than there should be is unpacked, so that too many steps are noticed.
         packed = zlib.decompressobj().decompress(times.data[_TICK.size :], 8 * (times.num_frames - 1) + 1)
         steps = np.frombuffer(packed, "<i8")
     except (struct.error, zlib.error, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Why and when a dataset is changed: what the generations committed in a block record besides the change itself."""
+"""The reason and the time of a change to a dataset, which every generation records besides the change itself."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _reason: ContextVar[str] = ContextVar("reason", default="")
 
 @contextlib.contextmanager
 def because(reason: str) -> Iterator[None]:
-    """Record why datasets are changed in a ``with`` block, as ``--reason`` of the commands does.
+    """Record why datasets are changed in a ``with`` block, as the option ``--reason`` of commands does.
 
-    `reason`: text for `fastvid log`, at most 1000 characters.
+    `reason`: text that `fastvid log` shows, at most 1000 characters.
     """
     if len(reason) > _LONGEST:
         raise UsageError(f"the reason has {len(reason)} characters", hint=f"write at most {_LONGEST}")
@@ -34,14 +34,14 @@ def because(reason: str) -> Iterator[None]:
 
 
 def current_reason() -> str:
-    """Return the reason of the innermost `because` block; empty outside one."""
+    """Return the reason of the innermost `because` block, empty outside of one."""
     return _reason.get()
 
 
 def now() -> str:
-    """Return the time in UTC to a second, such as ``2026-11-23T01:30:00Z``.
+    """Return the current time in UTC, in seconds, such as ``2026-11-23T01:30:00Z``.
 
-    If SOURCE_DATE_EPOCH is set, it is that time, so that the same job writes the same bytes
+    If SOURCE_DATE_EPOCH is set, return that time, so that the same job writes the same bytes
     (https://reproducible-builds.org/specs/source-date-epoch).
     """
     text = os.environ.get(_EPOCH)

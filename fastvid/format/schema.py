@@ -1,6 +1,6 @@
 """The on-disk format: version, names, key grammar, columns with their units, and how records and tables are read.
 
-All integers in binary files are little-endian: x86-64 and common arm64 systems map them without a copy.
+All integers in binary files are little-endian, so that x86-64 and common arm64 systems can map them without a copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fastvid.runtime.arrays import IntArray
 FORMAT: Final = "fastvid"
 FORMAT_VERSION: Final = (2, 0)
 DESCRIBED: Final = 1
-"""Minor version of a packet sidecar with rows of DESCRIBED_DTYPE."""
+"""Minor version of a packet sidecar (`.pkt`) whose rows of streams are DESCRIBED_DTYPE."""
 
 DATASET_JSON: Final = "dataset.json"
 GENERATIONS: Final = "generations"
@@ -42,23 +42,23 @@ FLOW: Final = "flow"
 AUDIO: Final = "audio"
 _MEMBER_SUFFIX: Final = {PICTURES: "mp4", FLOW: "flow.mp4", AUDIO: "m4a"}
 
-# The name of a camera, such as "observation.images.top": part of the name of a tar's member.
+# The name of a camera, such as "observation.images.top", is part of the name of its member in a tar.
 STREAM_PATTERN: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 FOREIGN: Final = "foreign"
-"""Name of the profile that a generation records for a shard of another tool."""
+"""Name of the profile that a generation records for a shard written by another tool."""
 
 IN_PLACE: Final = "in-place"
 """Name of the profile that a generation records for a shard that lists videos which the dataset does not contain."""
 
 SIGNALS: Final = "signals"
-"""Entry of a generation's `extras`: what is known of each signal, by name; see `fastvid.format.annotations`."""
+"""Entry of a generation's `extras`: what each signal consists of, by its name; see `fastvid.format.annotations`."""
 
 DEPTH: Final = "depth"
 """Entry of a generation's `extras`: how levels become distances, by stream; see `fastvid.format.planes`."""
 
 LEROBOT: Final = "lerobot"
-"""Entry of a generation's `extras`, for a dataset of a LeRobot dataset: its ``info``, ``tasks``, and statistics."""
+"""Entry of a generation's `extras` if it was imported from a LeRobot dataset: ``info``, ``tasks``, and statistics."""
 
 # Bytes that FFmpeg may read past a packet's end (AV_INPUT_BUFFER_PADDING_SIZE in libavcodec/defs.h).
 INPUT_PADDING: Final = 64
@@ -123,12 +123,12 @@ class StreamFlag(IntFlag):
     NONE = 0
     CONFORMS = 1  # written by a fastvid profile: constant frame rate, multiple-of-16 sides, 4:2:0, BT.601 limited
     WHOLE = 2  # parts of the stream cannot be decoded safely by themselves: feed every packet from the first
-    UNCHECKED = 4  # its packets have no checksums, only its file has a version (a shard of videos in place)
+    UNCHECKED = 4  # its packets have no checksums; the version of its file is checked instead (videos in place)
     PART = 8  # the member is a file that contains more than this sample, such as other episodes
-    LATE = 16  # packets whose headers were not read when it was indexed: their own bytes say what nothing refers to
+    LATE = 16  # indexed without reading the packets' headers: which packets are droppable is found when they are read
 
 
-# One packet, in decode order. Its offset counts from the first byte of the stream's member, and has 48 bits.
+# One packet, in decode order. Its offset, of 48 bits, counts from the first byte of the stream's member.
 PACKET_DTYPE: Final = np.dtype(
     [
         ("offset", "<u4"),  # bytes, lower 32 bits
@@ -141,7 +141,7 @@ PACKET_DTYPE: Final = np.dtype(
     ]
 )
 
-# One stream of one sample. Of fixed size, so that the offset of row n is computed.
+# One stream of one sample. Rows have a fixed size, so that the offset of row n can be computed.
 STREAM_DTYPE: Final = np.dtype(
     [
         ("member_offset", "<u8"),  # bytes from the start of the tar to the member's first data byte
@@ -164,7 +164,7 @@ STREAM_DTYPE: Final = np.dtype(
     ]
 )
 
-# What the row of a stream has besides in minor version 1, written for streams that fastvid did not encode: how decoded
+# Additional fields of a stream's row in minor version 1, written for streams that fastvid did not encode: how decoded
 # pictures become the shown ones (`fastvid.format.presentation`; all 0 if they are the same), and when frames are shown.
 DESCRIBED_DTYPE: Final = np.dtype(
     [
@@ -192,8 +192,8 @@ AUDIO_DTYPE: Final = np.dtype(
     ]
 )
 
-# Bytes of an audio member that share a checksum; the last block may be shorter. One second of AAC at 128 kbit/s, so
-# that little besides the wanted packets is read, and 4 bytes of checksum per second are stored.
+# Bytes of an audio member that share a checksum; the last block may be shorter. This is one second of AAC at 128
+# kbit/s: few unwanted bytes are read with the wanted packets, and 4 bytes of checksum are stored per second.
 AUDIO_BLOCK: Final = 1 << 14
 
 PKT_MAGIC: Final = b"FVPK"
@@ -208,7 +208,7 @@ PKT_HEADER_DTYPE: Final = np.dtype(
         ("packet_bytes", "<u4"),  # itemsize of PACKET_DTYPE
         ("extradata_bytes", "<u4"),  # size of the extradata section
         ("num_packets", "<u8"),
-        ("tar_sha256", "S32"),  # of the tar that the file was computed from
+        ("tar_sha256", "S32"),  # of the tar, or the list of files, from which the sidecar was computed
         ("audio_bytes", "<u4"),  # size of the audio section; 0 if no sample has audio
         ("index_crc32", "<u4"),  # CRC-32 of the fields above and the stream, extradata and audio sections
     ]
@@ -222,7 +222,7 @@ FACTS_SCHEMA: Final = pa.schema(
         pa.field("source_sha256", pa.string()),
         pa.field("parent", pa.string()),  # source_id of the long video that contains this sample
         pa.field("start_seconds", pa.float64()),  # start of the sample in the parent
-        pa.field("end_seconds", pa.float64()),  # its end there: that of its last frame
+        pa.field("end_seconds", pa.float64()),  # end of its last frame in the parent
         pa.field("num_frames", pa.int32(), nullable=False),
         pa.field("fps_num", pa.int32(), nullable=False),
         pa.field("fps_den", pa.int32(), nullable=False),
@@ -257,7 +257,7 @@ ANNOTATION_FIELDS: Final = {
     "removed": pa.bool_(),
 }
 
-# Annotation columns that fastvid computes from a sample's first video stream, for selecting; 0.1 did not have them.
+# Annotation columns that fastvid computes from a sample's first video stream, for selecting samples; 0.1 had none.
 FACT_FIELDS: Final = {
     "fps": pa.float64(),  # frames per second
     "width": pa.int32(),  # of the stored frames, in pixels
@@ -279,7 +279,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("num_frames", pa.int32()),
         pa.field("seconds", pa.float64()),  # time spent on the source
         pa.field("warnings", pa.list_(pa.string())),
-        pa.field("source_sha256", pa.string()),  # of the file's bytes, hex; null where nobody has hashed it
+        pa.field("source_sha256", pa.string()),  # of the file's bytes, hex; null if the file was not hashed
         pa.field("source_tag", pa.string()),  # ETag of the file when it was listed; null on disks
     ]
 )
@@ -296,7 +296,7 @@ def shard_stem(index: int) -> str:
 
 
 def later_stem(stem: str, number: int) -> str:
-    """Return the name under which a shard is written again, such as ``data-000012-7``."""
+    """Return a new name for a shard that is written again, such as ``data-000012-7``."""
     return f"{'-'.join(stem.split('-')[:2])}-{number}"
 
 
@@ -319,21 +319,21 @@ def check_key(key: str) -> str:
     return key
 
 
-# What pyarrow does itself to convert values begins with importing pandas, where it is installed. That takes longer than
-# all else that is done before the first batch.
+# pyarrow's own conversions import pandas first, if it is installed, which takes longer than everything else before the
+# first batch. These two do not.
 def arrow_integers(values: IntArray) -> pa.Array:
-    """Return int64 [N] as Arrow's array of the same memory."""
+    """Return an Arrow array that shares the memory of `values`, int64 [N]."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def numpy_integers(column: pa.ChunkedArray, *, null: int) -> IntArray:
-    """Return a column of integers as int64 [N]; `null` stands for null."""
+    """Return a column of integers as int64 [N], with nulls replaced by `null`."""
     filled = pc.coalesce(column.cast(pa.int64()), arrow_integers(np.full(len(column), null, dtype=np.int64)))
     return np.concatenate([np.empty(0, np.int64), *map(np.from_dlpack, filled.chunks)])
 
 
 def check_version(major: int, minor: int, *, file: str, oldest: int = FORMAT_VERSION[0]) -> None:
-    """Reject major versions of the format that this fastvid does not read."""
+    """Raise VersionError for major versions of the format that this fastvid does not read."""
     if major > FORMAT_VERSION[0]:
         raise VersionError(
             f"format version {major}.{minor} is newer than {FORMAT_VERSION[0]}.{FORMAT_VERSION[1]}, the newest that"
@@ -353,7 +353,7 @@ _CODES: Final = {"u1": "B", "u2": "H", "u4": "I", "u8": "Q", "i4": "i", "f4": "f
 
 
 class RecordReader:
-    """Reads records of a packed little-endian dtype as Python numbers, ten times as fast as through numpy arrays."""
+    """Reads records of a packed little-endian dtype as Python numbers, in a tenth of the time of numpy arrays."""
 
     def __init__(self, dtype: np.dtype[Any], name: str) -> None:
         fields = dtype.names or ()
@@ -384,16 +384,14 @@ def to_parquet(table: pa.Table, *, row_group: int | None = None) -> bytes:
 
 
 _SMALL_BYTES, _EXPANSION = 1 << 30, 64
-"""What any table may unpack to, and otherwise how many times its file: real ones reach about 20 times."""
+"""A table may unpack to this many bytes, or to this many times the size of its file: real ones reach about 20 times."""
 
 
 def from_parquet(data: bytes, *, file: str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read a table from the bytes of a Parquet file; one that unpacks to far more than its bytes is an error.
+    """Read a table from the bytes of a Parquet file; FormatError if it unpacks to far more bytes than the file has.
 
     Arrow's thread pool is not used: a thread that still references a Python object at interpreter exit requests the
     GIL, and the process aborts ("terminate called without an active exception").
-
-    `data`: the file's bytes.
     """
     try:
         with pq.ParquetFile(pa.BufferReader(data), pre_buffer=False) as found:
@@ -411,7 +409,7 @@ def check_unpacked(
 ) -> None:
     """Raise FormatError if columns of a Parquet file would take far more memory than the file has bytes.
 
-    Text that repeats is stored once and unpacked in each row, so its bytes are counted before it is.
+    Repeated text is stored once but unpacked into each row, so its unpacked bytes are counted before it is unpacked.
     """
     length = file.size()
     limit = max(_SMALL_BYTES, _EXPANSION * length)
@@ -431,7 +429,7 @@ def check_unpacked(
 
 
 def _unpacked(array: pa.Array) -> int:
-    """The bytes of an array, with text in each row that has it."""
+    """Return the bytes of an array if repeated text were copied into each row."""
     if pa.types.is_dictionary(array.type):
         return pc.sum(pc.binary_length(array.dictionary).take(array.indices)).as_py() or 0
     if pa.types.is_struct(array.type):

@@ -1,9 +1,9 @@
-"""Facts of samples, one Parquet row per stream, and the selection of samples by split or by a condition in SQL.
+"""Facts about samples, one Parquet row per stream, and the selection of samples by split or by a condition in SQL.
 
-A condition is written like ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates the condition, so its whole
+A condition is, for example, ``fps >= 24 and class = 'archery'``. DuckDB parses and evaluates it, so DuckDB's whole
 expression language works: ``LIKE``, ``IN``, ``BETWEEN``, ``IS NULL``, ``'x' IN labels`` for a list column, arithmetic,
-``length(caption)``, regular expressions. A condition reads the table alone: it sees no file, no network and no variable
-of the program, and must be a function of the sample's row.
+``length(caption)``, regular expressions. A condition can read only the table: no files, no network and no variables of
+the program. It must be a function of the sample's row.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fastvid.storage import Storage
 # Rows per row group: reading one row's facts then decodes a few hundred rows, not a whole shard.
 _ROW_GROUP: Final = 100
 
-# Of a sample's JSON; that of sound has all but the last.
+# Entries of a sample's JSON that its facts contain; rows of audio omit the last one.
 META_FIELDS: Final = ("source_id", "source_sha256", "parent", "start_seconds", "end_seconds", "pix_fmt")
 
 
@@ -58,17 +58,15 @@ def facts_parquet(samples: Sequence[IndexedSample], rows: RecordArray) -> bytes:
 
 
 def has_audio(storage: Storage, shard: str) -> bool:
-    """Return whether a sample of a shard has audio, by its facts."""
+    """Return whether any sample of a shard has audio, according to its facts."""
     file = f"{shard}.parquet"
     return "audio" in from_parquet(storage.read(file), file=file, columns=["stream"])["stream"].to_pylist()
 
 
 def with_facts(storage: Storage, shards: Sequence[str], stream: str, annotations: pa.Table) -> pa.Table:
-    """Return annotations with the columns of FACT_FIELDS, read from the shards' facts.
+    """Return annotations, one row per sample, with the columns of FACT_FIELDS added from the shards' facts.
 
-    A column that already has such a name becomes ``source_<name>``.
-
-    `annotations`: one row per sample.
+    A column that already has such a name is renamed to ``source_<name>``. `stream`: the stream whose facts to add.
     """
     names = ["stream", "num_frames", "fps_num", "fps_den", "width", "height"]
     tables = []
@@ -136,7 +134,7 @@ def _audio_facts(sample: IndexedSample, audio: IndexedAudio) -> dict[str, Any]:
 
 
 def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str]) -> dict[str, Any]:
-    """Return what the facts of a stream say of its sample and of its member of the tar."""
+    """Return the facts of a stream that describe its sample and its tar member; `fields`: entries of the JSON."""
     return {name: sample.meta.get(name) for name in fields} | {
         "key": sample.key,
         "source_id": sample.meta.get("source_id", sample.key),
@@ -148,11 +146,11 @@ def _member_facts(sample: IndexedSample, member: TarMember, fields: Sequence[str
 
 _ROW: Final = "__row"
 _MEMORY: Final = "4GB"
-_PATIENCE: Final = 120.0
-"""Seconds that a filter may take: ten million rows take half of one."""
+_TIMEOUT_SECONDS: Final = 120.0
+"""Seconds after which a filter is interrupted; ten million rows take half a second."""
 _LONGEST: Final = 100_000  # characters of a condition
-_CLOCKS: Final = ("current_", "local", "session_", "user")
-# Functions of their arguments alone, and macros that use only such; the engine refuses aggregates itself.
+_CLOCKS: Final = ("current_", "local", "session_", "user")  # names that begin so depend on time or session
+# Deterministic functions without side effects, and macros that call only those; DuckDB itself rejects aggregates here.
 _PURE: Final = """
     SELECT function_name FROM duckdb_functions() WHERE function_type IN ('scalar', 'aggregate')
     GROUP BY 1 HAVING bool_and(stability = 'CONSISTENT')
@@ -163,10 +161,9 @@ _SPLIT: Final = "split"
 
 
 def matching_rows(table: pa.Table, condition: str) -> IntArray:
-    """Return the rows for which a condition is true, as SQL defines it: a comparison with NULL is not.
+    """Return the rows for which a condition is true, int64 [M], ascending. In SQL a comparison with NULL is not true.
 
-    A condition is a function of the row: with others, such as ``random()``, every process would select other rows.
-    Returns row numbers, ascending, int64 [M].
+    A condition must be a function of the row: with ``random()``, for example, every process would select other rows.
     """
     with naming_extras():
         import duckdb  # slow to import, and few programs filter
@@ -178,7 +175,7 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
             engine.execute("SET python_enable_replacements = false")
             engine.execute("SET lock_configuration = true")
             _check_pure(engine, condition, table.column_names)
-            alarm = threading.Timer(_PATIENCE, engine.interrupt)
+            alarm = threading.Timer(_TIMEOUT_SECONDS, engine.interrupt)
             alarm.daemon = True
             alarm.start()
             try:
@@ -191,7 +188,7 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
 
 
 def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
-    """Raise a UsageError for a condition that is no function of the row alone."""
+    """Raise UsageError for a condition that depends on anything but the row."""
     if len(condition) > _LONGEST:
         raise UsageError(
             f"condition of {len(condition):,} characters, at most {_LONGEST:,} are allowed",
@@ -204,15 +201,15 @@ def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
     except RecursionError as error:
         raise UsageError("condition is nested too deeply") from error
     if parsed["error"]:
-        return  # the engine says what is wrong with it
+        return  # DuckDB reports what is wrong when the filter runs
     known = {name.lower() for name in columns}
     query = parsed["statements"][0]["node"]
     parts = list(_parts(query.get("where_clause", {"class": "SUBQUERY"})))
-    # Most conditions compare columns alone, and the list takes longer than they do.
+    # Most conditions only compare columns, and listing the functions takes longer than that.
     called = any(kind == "FUNCTION" for kind, _ in parts)
     pure = {name for (name,) in engine.execute(_PURE).fetchall()} if called else set[str]()
     for kind, name in parts:
-        # Words such as current_date look like columns; for earlier versions current_setting is pure.
+        # Words such as current_date look like columns. DuckDB of earlier versions calls current_setting deterministic.
         is_own = kind == "COLUMN_REF" and name in known
         impure = kind in ("COLUMN_REF", "FUNCTION") and not is_own and name.startswith(_CLOCKS)
         if impure or kind in ("SUBQUERY", "WINDOW") or (kind == "FUNCTION" and name not in pure):
@@ -224,7 +221,7 @@ def _check_pure(engine: Any, condition: str, columns: Sequence[str]) -> None:
 
 
 def _parts(node: object) -> Iterator[tuple[str, str]]:
-    """Yield the kind and the name of each part of a parsed condition."""
+    """Yield the kind and the name of each part of a condition that DuckDB parsed to JSON."""
     waiting = [node]
     while waiting:
         part = waiting.pop()
@@ -237,7 +234,7 @@ def _parts(node: object) -> Iterator[tuple[str, str]]:
 
 
 def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
-    """Add the column ``class``, the name of each label, unless the annotations have one of their own."""
+    """Add the column ``class``, the class name of each label, unless the annotations have such a column already."""
     if "class" in table.column_names or not classes:
         return table
     names = pa.DictionaryArray.from_arrays(table["label"].combine_chunks(), pa.array(classes, pa.string()))
@@ -245,7 +242,7 @@ def with_class(table: pa.Table, classes: Sequence[str]) -> pa.Table:
 
 
 def in_split(table: pa.Table, split: str) -> pa.ChunkedArray:
-    """Return for each row whether it is in a split, or null."""
+    """Return for each row whether it is in a split; null if its split is null."""
     column, colon, value = split.rpartition(":")
     column = column if colon else _SPLIT
     names = table.column_names
@@ -266,7 +263,7 @@ def _translated(error: Exception, condition: str, table: pa.Table) -> UsageError
     hint = f"use the columns {columns}"
     unknown = re.search(r'Referenced column "([^"]*)" not found', reason)
     if unknown:
-        # SQL ignores the case of a column's name, so the hint does, too.
+        # SQL ignores the case of column names, so the hint does too.
         lower = {name.lower(): name for name in table.column_names}
         near = near_names(pa.chunked_array([list(lower)], pa.string()), unknown[1].lower())
         if near:

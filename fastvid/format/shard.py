@@ -2,13 +2,13 @@
 
     data-000000.tar       the samples; the only file that is not derived
     data-000000.idx       index for DALI's webdataset reader
-    data-000000.parquet   facts for people and queries
+    data-000000.parquet   facts: properties of each sample's streams, for people and queries
     data-000000.pkt       index for the loader, read by range: header, streams, extradata, audio, packets
 
-Instead of a tar a shard may have a list of videos that the dataset does not contain, `fastvid.format.in_place`.
+Instead of a tar, a shard may have a list of video files that the dataset does not contain, `fastvid.format.in_place`.
 
 `index_shard` is the only function that derives the sidecars of a tar, for new shards as for repaired ones.
-`OpenShards` keeps the shards of a generation open within a limit of memory.
+`OpenShards` keeps shards of a generation open within a limit of memory.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ from fastvid.storage.urls import copy_file, open_file
 _log = logging.getLogger(__name__)
 
 _HEADERS: Final = RecordReader(PKT_HEADER_DTYPE, "Header")
-# Rows of streams by their size: those of version 2.0, and those with a description.
+# Readers of the rows of streams, by the size of a row: rows of version 2.0, and rows with a description.
 _STREAMS: Final = {
     STREAM_DTYPE.itemsize: RecordReader(STREAM_DTYPE, "Stream"),
     DESCRIBED_DTYPE.itemsize: RecordReader(DESCRIBED_DTYPE, "DescribedStream"),
@@ -84,35 +84,35 @@ _AUDIO: Final = RecordReader(AUDIO_DTYPE, "AudioMember")
 _STREAMS_AT: Final = PKT_HEADER_DTYPE.itemsize
 _WHOLE: Final = int(StreamFlag.WHOLE)
 _UNCHECKED: Final = int(StreamFlag.UNCHECKED)
-_HEAD_BYTES: Final = 1 << 16  # one request: the index of 500 samples
-_SHARD_BYTES: Final = 1000  # of the object itself
+_HEAD_BYTES: Final = 1 << 16  # read in one request: the index of 500 samples
+_SHARD_BYTES: Final = 1000  # of a `Shard` without its index
 _LISTED_BYTES: Final = 600  # of a `ListedFile` with a path of 100 bytes
-_MOST_BYTES: Final = 2**63 - 1  # of a file, for the operating system
+_MOST_BYTES: Final = 2**63 - 1  # largest file size of the operating system
 _RESTORE: Final = "restore the file from a copy of the dataset, or run `fastvid index DIR` to index the videos again"
 _REBUILD: Final = "run `fastvid index DIR` to rebuild the sidecars of the dataset in DIR"
 
 
 @dataclass(frozen=True, slots=True)
 class ShardFolder:
-    """What the shards of a generation have in common."""
+    """What all shards of a generation have in common; `root`: of videos in place."""
 
     storage: Storage
     streams: tuple[str, ...] = (PICTURES, FLOW)
     root: Root | None = None
 
     def open(self, stem: str, tar_sha256: str | None = None, *, whole: bool = True) -> Shard:
-        """Open a shard, see `Shard`."""
+        """Open a shard; for the arguments see `Shard`."""
         return Shard(self.storage, stem, tar_sha256, streams=self.streams, root=self.root, whole=whole)
 
 
 class Shard:
     """A shard's packet sidecar, and through it any packet of the tar.
 
-    Opening reads and checks the index: the header, the streams, the extradata and the position and checksums of audio,
-    about 70 bytes of memory per sample and stream, and 24 per sample and 4 per second of audio. Packet tables, 20 bytes
-    per packet, are read and checked when they are used. Nothing is mapped, so a file that is cut while it is open is an
-    error. From remote storage without a node cache the whole file is kept in memory and checked on opening, about 6 MB
-    per 1,000 samples of 300 frames, unless the caller has no memory for it.
+    Opening reads and checks the index: header, streams, extradata, and the positions and checksums of audio. It takes
+    about 70 bytes of memory per stream of a sample, and for audio 24 per sample and 4 per second. Packet tables, 20
+    bytes per packet, are read and checked when they are used. Files are not mapped, so truncating one while it is open
+    causes an error, not a crash. From remote storage without a node cache the whole sidecar is kept in memory and
+    checked on opening, about 6 MB per 1,000 samples of 300 frames, unless the caller passes `whole=False`.
     """
 
     __slots__ = (
@@ -153,7 +153,7 @@ class Shard:
         try:
             self._open(tar_sha256)
         except FormatError:
-            # A copy of a remote file may be wrong, and a handle may belong to a replaced file: read once more.
+            # A cached copy of a remote file may be damaged, and an open handle may be of a replaced file: read again.
             if not storage.discard(self._file):
                 raise
             self._open(tar_sha256)
@@ -166,22 +166,22 @@ class Shard:
 
     @property
     def folder(self) -> ShardFolder:
-        """What it has in common with the other shards."""
+        """What this shard has in common with the other shards of its generation."""
         return ShardFolder(self.storage, self.streams, self.root)
 
     @property
     def nbytes(self) -> int:
-        """Memory that it takes, in bytes."""
+        """Memory of this object in bytes."""
         files = 0 if self._files is None else _LISTED_BYTES * len(self._files)
         return _SHARD_BYTES + len(self._index if self._copy is None else self._copy) + files
 
     @property
     def data(self) -> str:
-        """Name of the tar, or of the list of files."""
+        """Name of the tar, or of the list of files of a shard of videos in place."""
         return f"{self.stem}.{(SHARD_SUFFIXES if self.root is None else IN_PLACE_SUFFIXES)[0]}"
 
     def _find(self) -> None:
-        """Find out from where the sidecar is read: its place, the node's cache, or a copy in memory."""
+        """Decide from where the sidecar is read: its storage, the node's cache, or a copy in memory."""
         kept = not self.storage.copies or self.storage.keep(self._file)
         self._copy = self.storage.map(self._file) if self._whole and not kept else None
 
@@ -201,7 +201,7 @@ class Shard:
         self._extradata = _STREAMS_AT + self.num_samples * self.num_streams * self._row_bytes
         self._audio = self._extradata + header.extradata_bytes
         self._packets = self._audio + header.audio_bytes
-        self._is_mute = False  # known
+        self._is_mute = False  # whether it is known that no sample has audio
         expected = self._packets + header.num_packets * PACKET_DTYPE.itemsize
         if expected != size:
             raise FormatError(
@@ -227,12 +227,12 @@ class Shard:
             self.check()
 
     def check(self) -> None:
-        """Verify the checksums of all packet tables; those of the rest were verified when the shard was opened."""
+        """Verify the checksums of all packet tables; everything else was verified when the shard was opened."""
         for number in range(self.num_samples * self.num_streams):
             self._table(self._row(number))
 
     def info(self, row: int, stream: str = "") -> StreamInfo:
-        """Return the description of a stream of the sample at `row`, by default of its first."""
+        """Return the description of a stream of the sample at `row`; "" means the first stream."""
         record = self._record(row, stream)
         coded, times = self._description(record)
         try:
@@ -255,12 +255,12 @@ class Shard:
             raise self._invalid(error, row, stream) from error
 
     def _part(self, offset: int, size: int) -> bytes:
-        """Return bytes of the extradata section."""
+        """Return bytes of the extradata section, which also contains the times of frames."""
         start = self._extradata + offset
         return bytes(self._index[start : start + size])
 
     def _description(self, record: Any) -> tuple[Coded | None, bytes]:
-        """Return how decoded pictures become the shown ones, and the times of frames, see `StreamInfo`."""
+        """Return how decoded pictures become the shown ones, and packed times of frames, see `StreamInfo`."""
         if not self.is_described:
             return None, b""
         coded = None
@@ -270,11 +270,11 @@ class Shard:
         return coded, self._part(record.times_offset, record.times_size)
 
     def table(self, row: int, stream: str = "") -> PacketTable:
-        """Return the packets of a stream, which are read and checked unless they were lately used of this shard."""
+        """Return the packets of a stream; they are read and checked unless they were used a short time ago."""
         return self._kept_table(self._record(row, stream), row, stream)
 
     def stream(self, row: int, stream: str = "") -> tuple[StreamReader, PacketTable]:
-        """Return what `reader` and `table` return, and look only once for the stream."""
+        """Return the results of `reader` and `table` together, looking up the stream only once."""
         record = self._record(row, stream)
         return self._reader(record, row, stream), self._kept_table(record, row, stream)
 
@@ -286,7 +286,7 @@ class Shard:
             raise error.at(shard=self.stem, row=row, stream=stream) from error
 
     def member(self, row: int, stream: str = "") -> tuple[int, int]:
-        """Return the offset and size, in bytes, of a stream's member in the tar, or of its part of a listed file."""
+        """Return offset and size in bytes of a stream's member in the tar, or of its part of a file in place."""
         record = self._record(row, stream)
         return record.member_offset, record.member_size
 
@@ -299,14 +299,14 @@ class Shard:
         if self.root is None:
             return StreamReader(self.storage, self.data, *place, content=self.tar_sha256)
         listed = self.file(row, stream)
-        # Checksums find any change; without them the version must be the one that was indexed.
+        # Checksums detect any change of the file; without checksums its version must be the one that was indexed.
         version = listed.version if record.flags & _UNCHECKED else None
         content = repr((listed.file, listed.size, listed.tag, listed.modified))
         file = self.root.locate(listed.file)
         return StreamReader(*open_file(file), *place, version, content, file)
 
     def file(self, row: int, stream: str = "") -> ListedFile:
-        """Return the file of a stream, of a shard of videos in place."""
+        """Return the file that contains a stream, in a shard of videos in place."""
         if self._files is None:
             content = self.storage.read(self.data)
             if sha256(content) != self.tar_sha256:
@@ -321,9 +321,9 @@ class Shard:
         return self._files[self._number(row, stream)]
 
     def are_near(self, one: tuple[int, str], other: tuple[int, str]) -> bool:
-        """Return whether reading two streams, given as (row, stream), together may save a request.
+        """Return whether reading two streams, given as (row, stream), in one pass may save a request.
 
-        Nothing is read to find out, so the answer may be no.
+        Nothing is read to find out; when it is not known, the answer is False.
         """
         if self.root is not None:
             files = self._files
@@ -334,7 +334,7 @@ class Shard:
         return start <= begin + length + gap and begin <= start + size + gap
 
     def audio(self, row: int) -> BlockReader | None:
-        """Return a reader of a sample's M4A; None if the sample has no audio; a UsageError for videos in place."""
+        """Return a reader of a sample's M4A, None if the sample has no audio; UsageError for videos in place."""
         if self.root is not None:
             raise UsageError(
                 "videos in place are indexed without their sound", hint="`fastvid shard --audio aac` stores it"
@@ -363,14 +363,14 @@ class Shard:
         return record if record.member_size else None
 
     def _check_mute(self) -> None:
-        """Check that a shard without an audio section has no audio, rather than a sidecar older than the section."""
+        """Raise FormatError if the shard has audio that the sidecar, written by an early fastvid, does not list."""
         if not self._is_mute:
             if has_audio(self.storage, self.stem):
                 raise FormatError("packet sidecar does not list the shard's audio", file=self._file, hint=_REBUILD)
             self._is_mute = True
 
     def _number(self, row: int, stream: str) -> int:
-        """Return the number of a stream of a sample among those of all samples."""
+        """Return the row in the stream section of a stream of a sample."""
         names = self.streams[: self.num_streams]
         if not 0 <= row < self.num_samples or (stream and stream not in names):
             known = f"use one of {', '.join(names)}" if names else "restore the generation's record from a copy"
@@ -393,12 +393,12 @@ class Shard:
         return record
 
     def _row(self, number: int) -> Any:
-        """Return the row of a stream."""
+        """Return a row of the stream section."""
         return _STREAMS[self._row_bytes].read(self._index, _STREAMS_AT + number * self._row_bytes)
 
     @property
     def is_described(self) -> bool:
-        """Whether the sidecar has orientation, crop and times of its streams. What fastvid encoded needs none."""
+        """Whether the sidecar stores orientation, crop and times of its streams. What fastvid encoded needs none."""
         return self._row_bytes != STREAM_DTYPE.itemsize
 
     def _invalid(self, why: object, row: int, stream: str) -> FormatError:
@@ -416,7 +416,7 @@ class Shard:
         return PacketTable(np.frombuffer(bytes(data), PACKET_DTYPE), whole=bool(record.flags & _WHOLE))
 
     def _table(self, record: Any) -> memoryview:
-        """Return the bytes of a stream's packet records after checking them."""
+        """Return the bytes of a stream's packet records, after verifying their checksum."""
         at = self._packets + record.first_packet * PACKET_DTYPE.itemsize
         data = self._bytes(at, record.num_packets * PACKET_DTYPE.itemsize)
         if zlib.crc32(data) != record.packets_crc32:
@@ -432,11 +432,11 @@ class Shard:
         return data.toreadonly()
 
 
-_LAST: Final = {FLOW: 1, AUDIO: 2}
+_LAST: Final = {FLOW: 1, AUDIO: 2}  # order of the members that follow the pictures
 
 
 def sample_members(meta: Mapping[str, Any], streams: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tar members of a sample by suffix: its JSON, its pictures or cameras, its flow, then its sound."""
+    """Return the tar members of a sample by suffix: JSON, then pictures or cameras, then flow, then sound."""
     names = sorted(streams, key=lambda name: _LAST.get(name, 0))
     return {"json": to_json(meta)} | {member_suffix(name): streams[name] for name in names}
 
@@ -449,7 +449,10 @@ def write_shard(
     streams: tuple[str, ...] = (PICTURES,),
     scratch: Storage | None = None,
 ) -> TarDigest:
-    """Write a tar and its sidecars. The tar appears whole, before its sidecars."""
+    """Write a tar, which appears only when it is complete, and then its sidecars.
+
+    `samples`: keys, each with its members by suffix. `scratch`: where to write the files before they are copied.
+    """
     place = storage if scratch is None else scratch
     with place.create(f"{stem}.tar") as file:
         digest = write_tar(file, samples)
@@ -467,7 +470,7 @@ def write_shard(
 def write_in_place(
     storage: Storage, stem: str, samples: Sequence[IndexedSample], files: Sequence[ListedFile], streams: tuple[str, ...]
 ) -> TarDigest:
-    """Write a shard of videos in place: the list of their files, then its sidecars; return the digest of the list."""
+    """Write a shard of videos in place, the list of files and then its sidecars; return the digest of the list."""
     listed = pack_files(files)
     digest = TarDigest(len(listed), sha256(listed), len(samples))
     pkt, rows = pack_index(samples, streams, digest.sha256, described=True)
@@ -488,7 +491,8 @@ def index_shard(
 ) -> list[IndexedSample]:
     """Derive the sidecars of a tar from its bytes and write them.
 
-    `samples`: those of a tar that another tool wrote; by default they are read, as fastvid writes them.
+    `samples`: indexed samples of a tar that another tool wrote; by default the tar is read, which fastvid must have
+    written.
     """
     view = storage.map(f"{stem}.tar")
     members = list(read_members(view))
@@ -508,14 +512,14 @@ def index_shard(
 
 
 MEMORY: Final = 256 * 2**20
-"""Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or 40 whole packet sidecars of
-them, which a process keeps of a remote storage without a node cache."""
+"""Bytes of open shards in a process: the indexes of about 2,500 shards of 1,000 videos, or about 40 whole packet
+sidecars, which a process keeps if storage is remote and the node has no cache."""
 
 
 class OpenShards:
-    """Opens shards when they are first used, and closes those that were used least recently. Thread-safe.
+    """Opens shards when they are first used, and closes the least recently used ones. Thread-safe.
 
-    When the limit is first reached, shards that are opened later keep no whole sidecars: their packet tables are then
+    Once the limit was reached, shards are opened without a copy of the whole sidecar, so that their packet tables are
     requested one by one.
 
     `limit`: total memory in bytes; at least one shard stays open.
@@ -535,13 +539,13 @@ class OpenShards:
         return len(self._shards)
 
     def get(self, key: Hashable, make: Callable[[bool], Shard]) -> Shard:
-        """Return a shard."""
+        """Return the shard of a key; `make` opens it, and gets whether the whole sidecar may be kept in memory."""
         with self._lock:
             known = self._shards.get(key)
             if known is not None:
                 self._count(key, known[0])
                 return known[0]
-        # No lock: threads can open shards at once; if two open the same one, the first is kept.
+        # No lock: several threads can open shards at once; if two open the same one, the first is kept.
         shard = make(not self._is_full)
         with self._lock:
             if key in self._shards:
@@ -553,7 +557,7 @@ class OpenShards:
         return shard
 
     def _count(self, key: Hashable, shard: Shard) -> None:
-        """Make a shard the one used last, and count its memory, which grows when it reads its list of files."""
+        """Make a shard the most recently used, and update its memory, which grows when it reads its list of files."""
         before = self._shards.pop(key, (shard, 0))[1]
         self._shards[key] = shard, shard.nbytes
         self._bytes += shard.nbytes - before
@@ -561,7 +565,7 @@ class OpenShards:
 
 @functools.cache
 def _warn_of_undescribed(url: str) -> None:
-    """Warn once of a dataset in place that fastvid 0.2 indexed."""
+    """Warn, once per dataset, that videos in place were indexed by fastvid 0.2, which stored no description."""
     _log.warning(
         "%s was indexed by fastvid 0.2: its videos are shown as they are coded, not turned, cut or stretched, and at a"
         " constant rate; run `fastvid index DIR` to learn how they are shown",
@@ -572,7 +576,7 @@ def _warn_of_undescribed(url: str) -> None:
 def open_shard(
     storage: Storage, generation: Generation, index: int, root: str | None = None, whole: bool = True
 ) -> Shard:
-    """Open a shard after checking that its files are those that the generation lists."""
+    """Open a shard after checking that its files have the sizes and numbers that the generation lists."""
     record, streams = generation.shards[index], generation.streams
     place = generation.root_of(record, root)
     shard = Shard(storage, record.name, record.sha256, streams=streams, root=place, whole=whole)

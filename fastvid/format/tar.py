@@ -24,9 +24,9 @@ _DIGITS: Final = re.compile(rb"[0-7]*")
 
 @dataclass(frozen=True, slots=True)
 class TarMember:
-    """One file inside a tar."""
+    """One file inside a tar, and its position there."""
 
-    name: str
+    name: str  # key, a dot, and suffix
     key: str
     suffix: str
     offset: int  # first byte of its data in the tar
@@ -43,7 +43,7 @@ class TarDigest:
 
 
 def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]]) -> TarDigest:
-    """Write samples as a plain ustar archive whose bytes depend only on the samples."""
+    """Write samples, (key, data by suffix), as a plain ustar archive whose bytes depend only on the samples."""
     digest, written, seen = hashlib.sha256(), 0, set()
 
     def put(data: bytes) -> None:
@@ -70,7 +70,7 @@ def write_tar(file: IO[bytes], samples: Iterable[tuple[str, Mapping[str, bytes]]
 
 
 def read_members(view: memoryview) -> Iterator[TarMember]:
-    """Yield the regular files of a tar, in order. GNU and pax long names are supported."""
+    """Yield the regular files of a tar, in order; GNU and pax long names are supported."""
     position, long_name = 0, None
     while position + _BLOCK <= len(view):
         header = bytes(view[position : position + _BLOCK])
@@ -121,7 +121,7 @@ def wds2idx(members: Iterable[TarMember]) -> bytes:
 
 
 def to_json(value: Mapping[str, Any]) -> bytes:
-    """Serialise to the JSON of shards: sorted, compact and ASCII, so that equal values have equal bytes."""
+    """Serialise to the JSON that shards use: sorted, compact and ASCII, so that equal values have equal bytes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -171,11 +171,12 @@ T = TypeVar("T")
 
 
 class StreamReader:
-    """Reads one stream of a sample: called with offsets in the stream, each with the writable view to fill from there.
+    """Reads one stream of a sample. Call it with ranges: (offset in the stream, writable view to fill).
 
-    `start`: first byte of the stream in the file. `size`: bytes of the stream. `content`: identifies the bytes of
-    the file for the node's cache of videos. `listed`: path or URL of a video in place, which may change. `gap`: packets
-    at most this many bytes apart are better read together, see `Storage`.
+    `start`: first byte of the stream in the file. `size`: bytes of the stream. `version`: the version that the file
+    must have; None for any. `content`: identifies the bytes of the file in the node's cache of videos. `listed`: path
+    or URL of a video in place, which may change. `gap`: packets at most this many bytes apart are better read together,
+    see `Storage`.
     """
 
     __slots__ = ("_content", "_file", "_storage", "_version", "gap", "listed", "requests", "size", "start")
@@ -197,7 +198,7 @@ class StreamReader:
 
     @property
     def source(self) -> Hashable:
-        """What `read_file` reads, equal for streams of one file; None if the node caches the bytes of the file."""
+        """Key of the file that `read_file` reads, equal for streams of one file; None if the node caches its bytes."""
         if self._storage.units is not None and self._content:
             return None
         return id(self._storage), self._file, self._version
@@ -210,9 +211,9 @@ class StreamReader:
             units.read(f"{self._content}\0{self.start}", self.size, ranges, self._fetch)
 
     def checked(self, read: Callable[[], T]) -> T:
-        """Run a function that reads and checks; if the check fails, and the node's cache may be wrong, once more.
+        """Call a function that reads and checks; if its check fails and the node's cache may be damaged, call it again.
 
-        The error of a video in place names its file, which changed.
+        For a video in place, the error says that its file changed.
         """
         try:
             return self._read_again(read)
@@ -232,7 +233,7 @@ class StreamReader:
             return read()
 
     def read_file(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        """Read ranges of the file, also outside the stream."""
+        """Read ranges of the file, given as offsets in the file; they may be outside the stream."""
         self.requests += len(ranges)
         self._storage.read_into(self._file, ranges, self._version)
 
@@ -241,7 +242,7 @@ class StreamReader:
 
 
 class BlockReader:
-    """Reads ranges of a member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block at most once."""
+    """Reads ranges of a tar member whose blocks of `AUDIO_BLOCK` bytes have checksums; reads each block only once."""
 
     __slots__ = ("_blocks", "_checksums", "_read", "bytes_read", "size")
 
@@ -252,11 +253,11 @@ class BlockReader:
 
     @property
     def requests(self) -> int:
-        """Ranges that were read."""
+        """Number of ranges that were read."""
         return self._read.requests
 
     def bytes(self, offset: int, length: int) -> memoryview:
-        """Return `length` bytes from `offset`."""
+        """Return `length` bytes from `offset` in the member; ChecksumError if one of their blocks is damaged."""
         if offset < 0 or length < 0 or offset + length > self.size:
             raise FormatError(f"bytes {offset} to {offset + length} are outside the {self.size} bytes of the M4A")
         if not length:
