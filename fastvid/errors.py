@@ -6,7 +6,7 @@
     ├── MissingDependency (ImportError)      an optional package is missing or fails to import
     ├── StorageError (OSError)               bytes cannot be listed, read or written
     │   ├── ConflictError                    another process changed the dataset in the meantime
-    │   └── UnavailableError                 a store or disk failed or refused: no fault of the file
+    │   └── UnavailableError                 a store or disk failed or denied access: no fault of the file
     ├── FormatError                          the data on disk violates the format
     │   ├── VersionError                     written by a newer major version of the format
     │   └── ChecksumError                    the bytes read differ from the bytes that were indexed
@@ -29,9 +29,9 @@ from typing import Any
 
 
 def visible(text: str) -> str:
-    """Return text without characters that a terminal obeys, for names and messages from files and other machines.
+    """Escape the characters of a text that control a terminal, for names and messages from files and other machines.
 
-    Line breaks, escape sequences and marks that reverse the direction of writing become ``\\n``, ``\\x1b`` and such.
+    Line breaks, escape sequences and marks that reverse the direction of writing become ``\\n``, ``\\x1b`` and so on.
     """
     return "".join(
         one if one == " " or one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text
@@ -54,14 +54,14 @@ class FastvidError(Exception):
         self.where: dict[str, object] = {name: value for name, value in where.items() if value is not None}
 
     def at(self, **where: object) -> FastvidError:
-        """Add places known to an outer layer, keeping those already set, and return self."""
+        """Add details of the location that the caller knows, keeping those already set, and return self."""
         for name, value in where.items():
             if value is not None:
                 self.where.setdefault(name, value)
         return self
 
     def at_sample(self, shard: str, key: str) -> FastvidError:
-        """Add the sample that was read, and a hint if it is damaged and nothing better is known, and return self."""
+        """Add the sample that was read, and a hint for damaged data unless the error has a hint; return self."""
         if self.hint is None and isinstance(self, FormatError | DecodeError):
             self.hint = "run `fastvid verify DIR` to see what is damaged in the dataset in DIR"
         return self.at(shard=shard, key=key)
@@ -75,7 +75,7 @@ class FastvidError(Exception):
         return text
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Errors cross processes, and the default pickling of exceptions loses keyword-only arguments.
+        # Errors are sent between processes, and the default pickling of exceptions loses keyword-only arguments.
         return _rebuild, (type(self), self.message, self.hint, self.where, self._extra())
 
     def _extra(self) -> dict[str, object]:
@@ -97,7 +97,7 @@ class MissingDependency(FastvidError, ImportError):
     """An optional package is missing or fails to import."""
 
 
-# The extra that installs each module, by import name.
+# The extra of fastvid that installs each module, by import name.
 _EXTRAS = {
     "PIL": "prepare",
     "cv2": "flow",
@@ -112,7 +112,7 @@ _EXTRAS = {
 
 @contextlib.contextmanager
 def naming_extras() -> Iterator[None]:
-    """Name the extra to install when the block fails to import a module."""
+    """Say which extra to install if the block fails to import a module."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -193,9 +193,9 @@ def _rebuild(
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:
-    """An error as plain data, for a process that does not unpickle what this one sends.
+    """Return an error as plain data, for a process that does not unpickle what this process sends.
 
-    An error class of another library is sent as its nearest built-in base class.
+    An error class of another library is replaced by its nearest built-in base class.
     """
     home = {FastvidError.__module__, builtins.__name__}
     kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ in home)
@@ -207,7 +207,7 @@ def error_to_json(error: Exception) -> dict[str, Any]:
 
 
 def error_from_json(record: Mapping[str, Any]) -> Exception:
-    """The error behind `error_to_json`'s result."""
+    """Return the error that `error_to_json` converted; FormatError for data that is no error."""
     try:
         kind = globals().get(record["kind"], getattr(builtins, record["kind"], None))
         if not (isinstance(kind, type) and issubclass(kind, Exception)):
@@ -222,5 +222,5 @@ def error_from_json(record: Mapping[str, Any]) -> Exception:
         raise FormatError(f"an error does not parse: {error!r}") from error
     try:
         return kind(*args)
-    except TypeError:  # such as UnicodeDecodeError, which needs the bytes
+    except TypeError:  # classes such as UnicodeDecodeError cannot be created from text alone
         return Exception(f"{kind.__name__}: {', '.join(map(str, args))}")

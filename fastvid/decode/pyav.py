@@ -87,9 +87,8 @@ class PyAvDecoder(ThreadDecoder):
         super().__init__()
         self._max_contexts = max_contexts
         self._contexts: OrderedDict[_ContextKey, VideoCodecContext] = OrderedDict()
-        self._one_by_one: set[_ContextKey] = (
-            set()
-        )  # streams not decoded in one pass: it failed, though each clip is good
+        # Streams for which decoding in one pass failed, though each clip decodes without an error.
+        self._one_by_one: set[_ContextKey] = set()
         self._converter = RgbConverter()
 
     def give(self, clip: EncodedClip, write: Write) -> None:

@@ -1,4 +1,4 @@
-"""A dataset whose samples are videos: where they are, what is in them, and what a notebook shows of it."""
+"""A dataset whose samples are videos: finding samples, facts about the dataset, and what a notebook shows of it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,19 @@ def find_samples(
     where: str | None = None,
     generation: int | None = None,
 ) -> list[dict[str, Any]]:
-    """Return where samples are, one dict per sample in the order of the shards. Removed samples are found by key or
-    source, not by a condition.
+    """Find samples by key, source or condition; return one dict per sample in the order of the shards.
 
-    `source`: A source id, or the name of a file of which the samples are segments. Returns ``key``, ``shard``,
-    ``row`` in the shard, ``member`` with ``member_offset`` and ``member_size`` in bytes in the tar, ``parent`` and
-    ``start_seconds`` in it, ``class``, the columns of the annotations, and ``removed_in``: the oldest known
-    generation that hides the sample, None if it is not removed.
+    Removed samples are found by key or source, but not by a condition.
+
+    `text`: A key, or part of a key or source id. `source`: A source id, or the name of a file whose segments are
+    samples. `where`: A condition in SQL. Exactly one of the three must be given.
+
+    Each dict has the columns of the annotations that are not null, and:
+
+    - ``key``, ``class``; ``shard``, and ``row`` in it;
+    - ``member`` of the tar, with ``member_offset`` and ``member_size`` in bytes;
+    - ``parent``: source id of the long video that contains the sample, and ``start_seconds`` in it;
+    - ``removed_in``: number of the first generation without the sample that is still stored; None if not removed.
     """
     if (text is not None) + (source is not None) + (where is not None) != 1:
         raise UsageError("expected one of a key, a source and a condition", hint="give `KEY`, `--source` or `--where`")
@@ -86,7 +92,7 @@ def _matching(annotations: GenerationRows, text: str) -> IntArray:
 
 
 def _of_source(table: pa.Table, source: str) -> IntArray:
-    """Return samples of a source; the id of a segment is that of its file, ``#`` and its seconds."""
+    """Return the rows of samples of a source; a segment's id is that of its file, then ``#`` and its seconds."""
     mask = pc.or_kleene(pc.equal(table["source_id"], source), pc.starts_with(table["source_id"], f"{source}#"))
     if "parent" in table.column_names:
         mask = pc.or_kleene(mask, pc.equal(table["parent"], source))
@@ -106,7 +112,7 @@ def _facts(storage: Storage, stem: str, stream: str) -> dict[str, dict[str, Any]
 
 
 def _removed_in(storage: Storage, table: pa.Table, rows: IntArray, number: int) -> dict[str, int]:
-    """Return for each removed sample the oldest known generation of an unbroken line that hides it."""
+    """Return for each removed key the oldest stored generation since which the sample has been hidden without break."""
     hidden = table.take(pa.array(rows)).filter(table["removed"].take(pa.array(rows)))["key"].to_pylist()
     found = dict.fromkeys(hidden, number)
     pending = set(hidden)
@@ -121,13 +127,13 @@ def _removed_in(storage: Storage, table: pa.Table, rows: IntArray, number: int) 
     return found
 
 
-_CLASSES: Final = 12  # rows of the table
-_SPLITS: Final = 6  # columns of the table
-_VALUES: Final = 3  # most common sizes and rates
+_CLASSES: Final = 12  # rows of the table of classes
+_SPLITS: Final = 6  # columns of the table of classes
+_VALUES: Final = 3  # most common sizes and rates that are listed
 
 
 def dataset_facts(dataset: Dataset) -> dict[str, str]:
-    """Return what is known of the selected samples, by name."""
+    """Return facts about the selected samples by name, as text: numbers, sizes, rates and the selection."""
     shards = dataset.generation.shards
     facts = {
         "samples": count(len(dataset)),
@@ -159,7 +165,7 @@ def dataset_facts(dataset: Dataset) -> dict[str, str]:
 
 
 def class_table(dataset: Dataset) -> str:
-    """Return a table of the largest classes by split as markup, empty if the samples have neither."""
+    """Return an HTML table of the largest classes by split; empty if the samples have neither classes nor splits."""
     schema = dataset.annotations.schema
     splits = [field.name for field in schema if field.name.startswith("split") and pa.types.is_string(field.type)]
     if not dataset.classes and not splits:
@@ -186,8 +192,8 @@ def class_table(dataset: Dataset) -> str:
     return table(("class", "samples", *shown), rows, numeric=[False, *[True] * (1 + len(shown))])
 
 
-_SAMPLES: Final = 8  # samples that a notebook shows of a dataset
-_LOOKED_AT: Final = 10_000  # first samples among which they are chosen
+_SAMPLES: Final = 8  # samples that a notebook shows
+_LOOKED_AT: Final = 10_000  # they are chosen among this many first samples
 
 
 class VideoDataset(Dataset, Shown):
@@ -217,7 +223,7 @@ class VideoDataset(Dataset, Shown):
         if isinstance(sample, slice) or np.ndim(sample):
             return self.select(sample)  # type: ignore[arg-type]
         number = self.find(sample) if isinstance(sample, str) else check_integer("sample", sample)
-        self._numbers([number])  # an error if there is none
+        self._numbers([number])  # raises an error if there is no such sample
         shards, rows = self.locate([number])
         label = int(self.labels[number])
         return Video.of(
@@ -239,7 +245,7 @@ class VideoDataset(Dataset, Shown):
     def _picture(self) -> UInt8Array:
         frames = [self[number]._middle()[0] for number in self._shown()]
         height, width = (max(one.shape[side] for one in frames) for side in (0, 1))
-        # Pictures of different sizes keep their own, on white.
+        # Pictures of different sizes are not resized but padded with white.
         padded = [
             np.pad(one, ((0, height - one.shape[0]), (0, width - one.shape[1]), (0, 0)), constant_values=255)
             for one in frames
@@ -258,7 +264,7 @@ class VideoDataset(Dataset, Shown):
         return tile(picture, width, key, *lines, duration(float(video.duration)))
 
     def _shown(self) -> list[int]:
-        """Return a few samples to show, all of one shard: opening one of an object store may read megabytes."""
+        """Return a few samples to show, all from one shard: opening a shard of an object store may read megabytes."""
         shards, _ = self.locate(np.arange(min(len(self), _LOOKED_AT)))
         first = np.flatnonzero(shards == shards[0])
         shown: list[int] = first[spread(len(first), _SAMPLES)].tolist()
@@ -280,8 +286,8 @@ def open(  # noqa: A001 - users type fastvid.open
         where: Condition in DuckDB's SQL over the annotations' columns and ``class``, for example
             ``"duration > 2 and class = 'archery'"``.
         generation: Number or tag of the generation; the current one by default.
-        root: Folder or URL that contains the videos of a dataset that lists them in place, if they were moved since
-            they were indexed; it replaces the folder that all of them were below.
+        root: Folder or URL below which the videos of a dataset in place are now, if they were moved since they were
+            indexed; it replaces the folder below which all of them were.
 
     Raises:
         StorageError: If there is no dataset.

@@ -27,7 +27,7 @@ _ONLY: Final = (PICTURES,)
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """The index of a file: what `Video` asks of a shard, with a single row."""
+    """The index of a file, with those methods of a shard of one row that `Video` uses."""
 
     stem: str  # the path or URL
     listed: ListedFile
@@ -45,31 +45,31 @@ class OneFile:
         return self.indexed
 
     def table(self, row: int, stream: str = "") -> PacketTable:
-        """Return its packets."""
+        """Return the packets of the video."""
         self.info(row, stream)
         return self.packets
 
     def member(self, _row: int, _stream: str = "") -> tuple[int, int]:
-        """Return where it is in the file, in bytes."""
+        """Return the offset and size of the stream in the file, in bytes: all of it."""
         return 0, self.listed.size
 
     def file(self, _row: int, _stream: str = "") -> ListedFile:
-        """Return the file, and which version of it was indexed."""
+        """Return the path or URL of the file, and the version of it that was indexed."""
         return self.listed
 
     def reader(self, _row: int, _stream: str = "") -> StreamReader:
-        """Return a reader of its bytes."""
+        """Return a reader of the file's bytes."""
         version = self.listed.version if self.indexed.flags & StreamFlag.UNCHECKED else None
         return StreamReader(*open_file(self.stem), *self.member(0), version, listed=self.stem)
 
     def audio(self, _row: int) -> NoReturn:
-        """Raise UsageError: its sound is not indexed."""
+        """Raise UsageError: the sound of a file is not indexed."""
         raise UsageError(
             "a file is indexed without its sound", file=self.stem, hint="`fastvid shard --audio aac` stores it"
         )
 
     def annotations(self) -> tuple[pa.Table, int]:
-        """Return a table of what is known of it, and its row there."""
+        """Return a table of one row with facts about the video, like a dataset's annotations, and the row's number."""
         info = self.indexed
         facts = {"num_frames": info.num_frames, "fps": float(info.fps), "width": info.width, "height": info.height}
         key = PurePosixPath(self.stem).stem
@@ -77,7 +77,7 @@ class OneFile:
 
 
 def index_file(source: str | os.PathLike[str], *, prove: str, hdr: str) -> OneFile:
-    """Index a video file, see `Video`."""
+    """Index a video file; for the arguments and errors see `Video`."""
     check_choice("prove", prove, [proof.value for proof in Proof])
     check_choice("hdr", hdr, HDR)
     path = os.fspath(source)

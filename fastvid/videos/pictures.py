@@ -1,4 +1,4 @@
-"""Show frames to a person: which frames are meant, as small pictures, as a contact sheet, or in a notebook."""
+"""Show frames to a person: choose frames, make small pictures and contact sheets, and display them in a notebook."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _ENCODERS: Final = (
     ("libwebp", "webp", "yuv420p", {"quality": "56", "compression_level": "4"}),
     ("mjpeg", "jpeg", "yuvj420p", {"qmin": "6", "qmax": "6"}),
 )
-_TILE: Final = (102, 200)  # largest height and width of a picture in a notebook: eight of 4:3 fill 1,180 pixels
+_TILE: Final = (102, 200)  # largest height and width of a notebook's picture: eight of aspect 4:3 fill 1,180 pixels
 _SHEET_SIDE: Final = 2048  # longest side of a contact sheet in pixels: written in a second, and readable on a screen
 _SHEET_ASPECT: Final = 16 / 9
-_GAP: Final = 4  # white pixels between the frames of a sheet
+_GAP: Final = 4  # white pixels between the frames of a contact sheet
 
 
 def encode_picture(rgb: UInt8Array) -> str:
@@ -48,7 +48,7 @@ def encode_picture(rgb: UInt8Array) -> str:
 
 
 def encode_frame(rgb: UInt8Array, encoder: str, pix_fmt: str, options: Mapping[str, str]) -> bytes:
-    """Encode a picture, uint8 [H, W, 3], with an encoder of FFmpeg; raise ValueError without it."""
+    """Encode a picture, uint8 [H, W, 3], with an encoder of FFmpeg; raise ValueError if this build lacks it."""
     context = cast(VideoCodecContext, CodecContext.create(encoder, "w"))
     context.height, context.width = rgb.shape[:2]
     context.pix_fmt, context.time_base, context.options = pix_fmt, Fraction(1, 25), dict(options)
@@ -57,12 +57,12 @@ def encode_frame(rgb: UInt8Array, encoder: str, pix_fmt: str, options: Mapping[s
 
 
 def tile_size(height: int, width: int) -> tuple[int, int]:
-    """Return the even height and width of a frame in a notebook, at its own aspect ratio where that is possible."""
+    """Return the even height and width at which a notebook shows a frame, at its own aspect ratio if possible."""
     return _fit(height, width, *_TILE)
 
 
 def shrink(frames: UInt8Array, height: int, width: int) -> UInt8Array:
-    """Return frames, uint8 [T, H, W, 3], at another size; at their own they are returned as they are."""
+    """Resize frames, uint8 [T, H, W, 3]; frames that have this size already are returned as they are."""
     if frames.shape[1:3] == (height, width):
         return frames
     return np.stack(
@@ -76,9 +76,9 @@ def shrink(frames: UInt8Array, height: int, width: int) -> UInt8Array:
 
 
 def contact_sheet(frames: UInt8Array) -> UInt8Array:
-    """Arrange frames, uint8 [T, H, W, 3], in rows from left to right: one picture, uint8 [H', W', 3].
+    """Arrange frames, uint8 [T, H, W, 3], in rows from left to right; return one picture, uint8 [H', W', 3].
 
-    Their pixels are unchanged unless a side of the picture would be longer than 2,048; then all are made smaller.
+    Frames keep their pixels unless a side of the picture would be longer than 2,048; then all are made smaller.
     """
     count, height, width, _ = frames.shape
     columns = min(count, max(1, round(math.sqrt(count * _SHEET_ASPECT * height / width))))
@@ -98,7 +98,7 @@ def _fit(height: int, width: int, most_height: int, most_width: int) -> tuple[in
 
 
 class Shown(ABC):
-    """Something that notebooks display, and that can be shown and saved elsewhere."""
+    """Base of what notebooks display, and what can be shown and saved elsewhere."""
 
     __slots__ = ()
 
@@ -113,7 +113,7 @@ class Shown(ABC):
         """Return a contact sheet, uint8 [H, W, 3]."""
 
     def _file(self, suffix: str) -> bytes | None:
-        """Return the contents of a file to save, None for an unknown suffix."""
+        """Return the contents of a file to save; None for a suffix that is not supported."""
         if suffix == ".png":
             return png(self._picture())
         return page(self._repr_html_()).encode() if suffix == ".html" else None
@@ -135,8 +135,8 @@ class Shown(ABC):
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write a file of the kind that the suffix names, and return its path; an existing file is replaced.
 
-        ``.png`` is a contact sheet: frames from left to right, their pixels unchanged unless a side would be longer
-        than 2,048 pixels. ``.html`` is what a notebook displays, as a page that loads nothing.
+        ``.png`` is a contact sheet: frames from left to right, with unchanged pixels unless a side would be longer than
+        2,048 pixels. ``.html`` is what a notebook displays, as a page that loads nothing else.
         """
         target = Path(path)
         try:
@@ -163,7 +163,7 @@ class Shown(ABC):
 
 
 def _notebook() -> Any:
-    """Return the module IPython if a notebook's kernel runs this code, None elsewhere, as in IPython's terminal."""
+    """Return the module IPython if a notebook's kernel runs this code; None elsewhere, also in IPython's terminal."""
     module = sys.modules.get("IPython")
     shell = None if module is None else module.get_ipython()
     return module if hasattr(shell, "kernel") else None
@@ -174,7 +174,7 @@ def wanted_frames(
     frames: slice | Sequence[int] | npt.ArrayLike | None,
     seconds: Sequence[float] | npt.ArrayLike | None,
 ) -> IntArray:
-    """Return frame indices, int64 [T]; whether numbers are inside the video is checked when they are planned."""
+    """Return frame indices, int64 [T], from numbers or times. Bounds of numbers are checked by the packet plan."""
     if (frames is None) == (seconds is None):
         raise UsageError(
             "expected either frames or seconds", hint="call `video.frames([0, 8])` or `video.frames(seconds=[1.2])`"
@@ -194,10 +194,10 @@ def wanted_frames(
 
 
 def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> IntArray:
-    """Return the frames shown at some times, int64 [T].
+    """Return the frames shown at some times, int64 [T]; UsageError for times outside the video.
 
-    A frame is shown from its own time until that of the next frame. Times are often rounded, so a frame that is shown
-    up to a millisecond later, and at most half of its duration, is meant: the time of a frame leads back to it.
+    A frame is shown from its own time until that of the next frame. Because times are often rounded, a time up to a
+    millisecond before a frame, and at most half of the frame's duration, also means that frame.
     """
     try:
         times = np.atleast_1d(np.asarray(seconds, dtype=np.float64))
@@ -214,7 +214,7 @@ def frames_at(info: StreamInfo, seconds: Sequence[float] | npt.ArrayLike) -> Int
 
 
 def spread(count: int, most: int) -> IntArray:
-    """Return at most `most` of `count` numbers, evenly spaced: the middles of equal parts, int64, ascending."""
+    """Return at most `most` numbers below `count`, evenly spaced, ascending, int64: the middles of equal parts."""
     most = min(count, most)
     middles: IntArray = (2 * np.arange(most, dtype=np.int64) + 1) * count // (2 * max(most, 1))
     return middles

@@ -1,4 +1,4 @@
-"""One video stream of a sample: its facts, its frames, what a notebook shows of it, and files made of it."""
+"""One video stream of a sample: facts about it, its frames, what a notebook shows of it, and files made of it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FrameBatch(Shown):
     Attributes:
         data: uint8 [T, H, W, 3], RGB.
         frames: Frame indices, int64 [T].
-        seconds: When each frame is shown, float64 [T]: the doubles nearest to its time since the first frame.
+        seconds: When each frame is shown, in seconds since the first frame of the video, float64 [T].
         key: The sample's key, empty if unknown.
     """
 
@@ -87,7 +87,7 @@ class FrameBatch(Shown):
         return contact_sheet(self.data)
 
     def _tiles(self, most: int) -> str:
-        """Return the first frames as markup, each with its number and time."""
+        """Return HTML of the first `most` frames, each with its number and time."""
         small = shrink(self.data[:most], *tile_size(*self.data.shape[1:3]))
         return tiles(
             tile(encode_picture(picture), picture.shape[1], f"frame {frame}", f"{second:.2f} s")
@@ -107,10 +107,10 @@ def decode_frames(
     gap: int = 0,
     key: str = "",
 ) -> FrameBatch:
-    """Decode whole frames of a stream to RGB. A stream of odd size loses its last row or column.
+    """Decode whole frames of a stream to RGB. If a side is odd, its last row or column is omitted.
 
-    `read`: reads its bytes. `seconds`: times instead of `frames`. `gap`: packets at most this many bytes apart are
-    read together.
+    `read`: reads ranges of the stream. `seconds`: times instead of `frames`. `size`: height and width to resize to.
+    `gap`: packets at most this many bytes apart are read together. `key`: of the sample, for messages.
     """
     wanted = wanted_frames(info, frames, seconds)
     whole = (info.height & ~1, info.width & ~1)
@@ -124,7 +124,7 @@ def decode_frames(
 
 
 def thread_decoder() -> PyAvDecoder:
-    """Return the calling thread's decoder, which stays open."""
+    """Return the calling thread's decoder, which stays open between calls."""
     decoder: PyAvDecoder | None = getattr(_local, "decoder", None)
     if decoder is None:
         decoder = _local.decoder = PyAvDecoder(max_contexts=4)
@@ -134,9 +134,9 @@ def thread_decoder() -> PyAvDecoder:
 _STRIP: Final = 8  # frames that a notebook shows of a video
 _COLUMNS: Final = 12  # annotation columns that a notebook shows
 _PLAYED: Final = {Codec.H264, Codec.VP9, Codec.AV1}  # what browsers play
-# Samples per second of the silence of a sample without audio, if no rate is asked for.
+# Samples per second of the silence that stands for missing audio, if no rate is given.
 _SILENT_RATE: Final = 48_000
-_PLAYED_BYTES: Final = 16 << 20  # a larger video would make the notebook's file too large
+_PLAYED_BYTES: Final = 16 << 20  # largest video to embed in a notebook, so that the notebook's file stays small
 
 
 class Video(Shown):
@@ -144,26 +144,26 @@ class Video(Shown):
 
         fastvid.Video("a.mp4").frames(seconds=[1.2])
 
-    A file is indexed in memory, as `fastvid index` does it, and read by ranges; what a player shows is what `frames`
-    returns. It is opened in this process: index files of strangers with the command, which survives their crashes.
+    A file is indexed in memory, like `fastvid index` does, and read by ranges; `frames` returns what a player shows.
+    The file is parsed in this process, which a malicious file may crash: index untrusted files with the command.
 
     Args:
         source: Path or URL (``http://``, ``s3://``, ``gs://``, ``hf://``) of a video file.
-        prove: How much is compared with an independent decode: "none", "sample" or "all".
-        hdr: "tonemap" refuses high dynamic range, which only `fastvid shard` turns into the usual one; "keep" returns
-            its values as they are.
+        prove: How many frames are compared with an independent decoder: "none", "sample" or "all".
+        hdr: "tonemap" rejects high dynamic range, which only `fastvid shard` converts to standard range; "keep" returns
+            its values unconverted.
 
     Raises:
         SourceError: If the file is missing, or cannot be read without encoding it; its `reason` says why.
         StorageError: If the file cannot be read.
-        UsageError: If an argument has none of its values.
+        UsageError: If `prove` or `hdr` is none of the values above.
 
     Attributes:
-        key: The sample's key; of a file its name without the ending.
+        key: The sample's key; for a file its name without the suffix.
         label: The sample's label, -1 if it has none.
         class_name: Name of the label, None if it has none.
         stream: Name of the stream of pictures.
-        info: What the stream shows.
+        info: Description of the stream: size, number of frames, rate and codec.
     """
 
     _NAME: ClassVar[str] = "video"
@@ -184,7 +184,7 @@ class Video(Shown):
         class_name: str | None,
         stream: str,
     ) -> Video:
-        """Return the sample at a row of a shard; `annotations`: those of its dataset, and its row there."""
+        """Return the sample at a row of a shard; `annotations`: a table, and the sample's row in it."""
         video = cls.__new__(cls)
         video._set(shard, row, annotations, label, class_name, stream)
         return video
@@ -206,7 +206,7 @@ class Video(Shown):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Add the sample or the file that a block reads to its errors."""
+        """Add the sample or the file to errors of the block, which reads it."""
         try:
             yield
         except FastvidError as error:
@@ -217,7 +217,7 @@ class Video(Shown):
             raise
 
     def __getstate__(self) -> dict[str, Any]:
-        # Another process needs one row of the annotations, not all.
+        # Another process needs one row of the annotations, not the whole table.
         table, row = self._annotations
         return self.__dict__ | {"_annotations": (table.take([row]), 0)}
 
@@ -293,12 +293,12 @@ class Video(Shown):
 
     @property
     def has_sound(self) -> bool:
-        """Whether the dataset has the sample's sound; it has none of videos in place."""
+        """Whether the dataset has the sample's sound; for videos in place it has none."""
         with self._reading():
             return self._shard.root is None and self._shard.audio(self._row) is not None
 
     def _m4a(self) -> bytes:
-        """Return the sample's sound as stored after checking it."""
+        """Return the sample's stored M4A, after verifying its checksums."""
         with self._reading():
             reader = self._shard.audio(self._row)
             if reader is not None:
@@ -306,7 +306,7 @@ class Video(Shown):
         raise UsageError("sample has no sound", key=self.key, hint="choose a sample with sound, or omit --audio")
 
     def _mp4(self) -> bytes:
-        """Return the stream's file after checking its packets."""
+        """Return the bytes of the stream's file, after verifying the checksums of its packets."""
         with self._reading():
             if isinstance(self._shard, Shard) and self._shard.root is not None:
                 _, data = whole_file(self._shard, self._row, self.stream)
@@ -333,7 +333,7 @@ class Video(Shown):
 
     @property
     def duration(self) -> Fraction:
-        """Seconds, exact: `num_frames` / `fps`."""
+        """Duration in seconds, exact: `num_frames` / `fps`."""
         return self.info.num_frames / self.info.fps
 
     @property
@@ -366,11 +366,10 @@ class Video(Shown):
         """Decode frames, given by number or by time.
 
         Args:
-            frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed. Or a slice, which means
-                what it means for a list.
+            frames: Indices in display order, 0 <= f < num_frames; any order, repeats allowed. Or a slice, as of a list.
             seconds: Times instead of `frames`, 0 <= s < duration; any order, repeats allowed. Each yields the frame
-                that is shown then: the last whose own time is at most a millisecond later, or half of its duration if
-                that is less.
+                that is shown at that time; a time up to a millisecond before a frame, and at most half of the frame's
+                duration, also means that frame.
 
         Raises:
             UsageError: If no frame is requested, or one is outside the video.
@@ -401,8 +400,8 @@ class Video(Shown):
         """Return the optical flow from frames to their next frames, float32 [T, H, W, 2]: x and y in pixels per frame.
 
         Args:
-            frames: Indices in display order, as in `frames`; the last frame repeats the flow before it.
-            seconds: Times instead of `frames`, as there.
+            frames: Indices in display order, as for `frames`; the last frame repeats the flow before it.
+            seconds: Times instead of `frames`, as for `frames`.
 
         Raises:
             FormatError: If the sample has no flow.
@@ -430,20 +429,21 @@ class Video(Shown):
         """Decode the sound of some seconds of the video; a sample without audio is silent.
 
         At rate r the window contains the samples round(start * r) to round(stop * r) - 1, halves rounded up; sample n
-        is the sound at n / r seconds, with the same bits in every window of the same video. AAC that encodes noise
-        without its samples (PNS) is the exception: such noise differs between windows.
+        is the sound at n / r seconds, with the same bits in every window of the same video. The exception is noise that
+        AAC encodes without its samples (PNS), which differs between windows.
 
         Args:
-            start: First second, counted from the first frame of the video; 0 by default. Before the track it is silent.
-            stop: Last second; by default the end of the video. After the track it is silent.
-            rate: Samples per second; by default those of the track, 48,000 without one.
-            mono: Whether to return the mean of all channels; by default all channels of the track, one without.
+            start: Start in seconds from the first frame of the video; 0 by default. Before the track it is silent.
+            stop: End in seconds; by default the end of the video. After the track it is silent.
+            rate: Samples per second; by default those of the track, or 48,000 if there is none.
+            mono: Whether to return the mean of all channels; by default all channels of the track are returned, or one
+                if there is no track.
 
         Raises:
             UsageError: If the window ends before it begins, or the rate is out of range.
             StorageError: If the shard cannot be read.
             ChecksumError: If the shard's bytes differ from the indexed ones.
-            FormatError: If the sidecar is older than audio, or the M4A's tables are malformed.
+            FormatError: If the sidecar was written before audio was supported, or the M4A's tables are malformed.
             DecodeError: If the packets do not decode.
         """
         begin, end = Fraction(start or 0), Fraction(self.num_frames) / self.fps if stop is None else Fraction(stop)
@@ -469,7 +469,7 @@ _BT709: Final = 1  # AVColorSpace and AVColorPrimaries in libavutil/pixfmt.h
 
 
 def clip_frames(video: Video, start: float, stop: float) -> IntArray:
-    """Return the frames shown from `start` seconds until before `stop`, int64 [T]; `stop` may be the video's end."""
+    """Return the frames shown from `start` until before `stop` seconds, int64 [T]; both must be inside the video."""
     if not start < stop or stop > float(video.duration):
         raise UsageError(
             f"seconds {start:.6g} to {stop:.6g} are no part of the video",
@@ -481,9 +481,9 @@ def clip_frames(video: Video, start: float, stop: float) -> IntArray:
 
 
 def encode_clip(video: Video, frames: IntArray) -> bytes:
-    """Encode consecutive frames again as an H.264 MP4 at the video's frame rate, visually lossless.
+    """Encode consecutive frames again as an H.264 MP4 at the video's frame rate, visually lossless; return its bytes.
 
-    The sound of exactly their seconds, if there is any, is encoded again as AAC.
+    The sound of exactly these frames' seconds, if there is any, is encoded as AAC.
     """
     target = io.BytesIO()
     sound = _sound_of(video, frames)
@@ -513,7 +513,7 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
                 frame.pts, frame.time_base = stamps[number] - stamps[0], tick
                 container.mux(stream.encode(frame))
             if sound is not None:
-                # Sound lies beside its pictures, so that players need not seek.
+                # Write sound next to its pictures, so that players need not seek.
                 first, last = (int(at / video.fps * sound.rate) for at in (begin, begin + len(pictures)))
                 _mux_sound(container, track, sound, first, last if begin + _CHUNK < len(frames) else None)
         for one in (stream, track):
@@ -523,7 +523,7 @@ def encode_clip(video: Video, frames: IntArray) -> bytes:
 
 
 def _sound_of(video: Video, frames: IntArray) -> AudioClip | None:
-    """Return the sound of exactly the seconds of consecutive frames; None if nothing is heard."""
+    """Return the sound of exactly the seconds of consecutive frames; None if the video has none there."""
     if not video.has_sound:
         return None
     begin, end = float(frames[0] / video.fps), float((frames[-1] + 1) / video.fps)
