@@ -291,7 +291,7 @@ def _warn_if_padded(info: StreamInfo) -> None:
     if (info.width % unit or info.height % unit) and size not in _padded:
         _padded.add(size)
         _log.warning(
-            "DALI creates an NVDEC decoder for every clip of %dx%d %s, because the sides are no multiples of %d:"
+            "DALI creates an NVDEC decoder for every clip of %dx%d %s, because the sides are not multiples of %d:"
             " use the decoder nvdec, or shard with a profile that scales",
             *(*size, info.codec.label, unit),
         )

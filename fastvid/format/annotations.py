@@ -99,7 +99,7 @@ def map_table(path: Path) -> pa.Table:
         file.seek(max(size, 0))
         trailer = file.read()
         if size < 0 or len(trailer) != _TRAILER.size or trailer[:8] != _TRAILER.pack(size, 0)[:8]:
-            raise FormatError("cut file of mapped annotations", file=str(path), hint="delete the file")
+            raise FormatError("truncated file of mapped annotations", file=str(path), hint="delete the file")
         _verify(path, file, trailer)
     try:
         table: pa.Table = pa.ipc.open_file(pa.memory_map(str(path)), footer_offset=size).read_all()

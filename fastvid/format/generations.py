@@ -408,5 +408,5 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         given = {name: value for name, value in record.items() if value is not None}
         found = convert({"streams": None, "classes": None} | given, Generation)
         if found.parent >= found.number:
-            raise ValueError(f"its parent is generation {found.parent}, which is no earlier one")
+            raise ValueError(f"its parent is generation {found.parent}, which is not an earlier one")
         return found

@@ -176,7 +176,7 @@ DESCRIBED_DTYPE: Final = np.dtype(
         ("crop_height", "<u2"),
         ("crop_width", "<u2"),
         ("turn", "u1"),  # quarter turns clockwise
-        ("mirror", "u1"),  # whether left and right are exchanged before
+        ("mirror", "u1"),  # whether left and right are exchanged before the turn
         ("reserved", "<u2"),  # 0
         ("times_offset", "<u4"),  # bytes from the start of the extradata section
         ("times_size", "<u4"),  # 0 for a constant rate

@@ -153,7 +153,7 @@ class ClipDataset(MapStyle[ClipRow]):
     def _visit(self, index: int) -> SampleVisit:
         number = int(index) + len(self) * (int(index) < 0)
         if not 0 <= number < len(self):
-            raise IndexError(f"sample {index} of a dataset of {len(self)}")
+            raise IndexError(f"sample {index} is outside a dataset of {len(self)} samples")
         return SampleVisit(number, number, self.seed, self.epoch, number, number + 1)
 
     def _open(self) -> Decoders:
@@ -311,7 +311,7 @@ class ExactSampler(DistributedSampler[SampleVisit]):
         global_batch_size: Clips per step over all ranks; a multiple of the world size. The DataLoader's batch_size is
             this number divided by the world size.
         order: Which samples an epoch visits, in which order, and how it ends: last="drop" discards the clips that do
-            not fill the last batch; "keep" delivers them, and some ranks then have fewer clips, or a batch less.
+            not fill the last batch; "keep" delivers them, and some ranks then have fewer clips, or one batch less.
         rank: This process among `world_size`; by default torch's process group, else torchrun's environment, else 0.
         world_size: Processes that share each global batch.
         **moved: Any field of `order`, as version 0.2 had them.

@@ -5,9 +5,9 @@ the block is still queued: work on that stream runs in order, but work on other 
 everything is allocated on the loader's stream, and other streams are synchronised with it:
 
 - Decoders wait for an event of the loader's stream before they write, see `LoaderStream.mark`.
-- They return after their writes, so whatever is queued later, on any stream, follows them.
-- The consumer's stream waits for the finished batch, and the allocator keeps its memory until that stream has used it,
-  see `LoaderStream.hand_over`.
+- Decoders return after their writes have completed, so work that is queued later runs after them, on any stream.
+- The consumer's stream waits for the finished batch, and the allocator does not reuse the batch's memory until the work
+  queued on that stream has finished, see `LoaderStream.hand_over`.
 
 The host never waits for the device.
 """
@@ -83,7 +83,7 @@ class LoaderStream:
         return upload(host, self.device)
 
     def hand_over(self, tensors: Sequence[Tensor], done: torch.cuda.Event | None) -> None:
-        """Let the calling thread's current stream use `tensors` after the event `done`; on a CPU, None, do nothing."""
+        """Make the calling thread's current stream wait for `done` before it uses `tensors`; None: do nothing."""
         if done is None:
             return
         consumer = torch.cuda.current_stream(self.device)

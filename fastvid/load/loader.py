@@ -79,7 +79,7 @@ def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counte
 def _sizes(
     given: int | Buckets | Packed | None, moved: dict[str, Any], world: World
 ) -> tuple[int | None, Buckets | Packed | None]:
-    """Return the global batch size, or else `Buckets` or `Packed`; their older names are removed from `moved`."""
+    """Return the global batch size, or else `Buckets` or `Packed`; takes their older names out of `moved`."""
     if "batch_size" in moved and given is None:
         given = moved.pop("batch_size")
         if world.size > 1 and isinstance(given, int):
@@ -113,8 +113,8 @@ class ClipLoader(IterableDataset[Batch]):
         global_batch_size: Clips per step over all ranks; at least one per rank, and a multiple of `clips_per_video`. Or
             `Buckets` or `Packed` for batches of varying shape: with `Buckets` the sampler and the crop are set to each
             bucket's number of frames and size; with `Packed` `Batch.video` is a sequence of patches.
-        streams: Video streams of each sample: "rgb", "flow", or both, of the same pixels; or cameras, whose frames show
-            the same moments. All pictures by default. The first is `Batch.video`.
+        streams: Video streams of each sample: "rgb", "flow", or both with the same crops; or cameras, whose frames show
+            the same moments. By default all streams of pictures. The first is `Batch.video`.
         views: Several clips and crops of each video, for evaluation; `Batch.video` is then [B, V, 3, T, H, W].
         order: Which samples an epoch visits, in which order, and how it ends.
         extras: Sound, texts, labels, columns and signals of the clips.
@@ -179,7 +179,7 @@ class ClipLoader(IterableDataset[Batch]):
         self.labels = None if labels is None else labels.labels
         """The classes of `Batch.labels`; None without labels=."""
         self.stats = LoaderStats(num_threads=self.num_threads, cores=available_cores())
-        """Where the time of the last and of all batches went."""
+        """Where the time of the last batch, and of all batches, was spent."""
         self.stats.num_frames = self.spec.rules.num_frames or 0
         self._copies = CopyClock(self.device)
         self._reports = batch_callbacks(show_stats=workers.show_stats, stats_file=workers.stats_file)
@@ -299,8 +299,10 @@ class ClipLoader(IterableDataset[Batch]):
                 _log.warning("decoder %s of the state is not available here: %s", state["decoder"], error)
 
     def cached(self, num_batches: int = 2) -> Iterator[Batch]:
-        """Yield the next `num_batches` >= 1 batches over and over, for as many batches as one ``for``: measures how
-        fast the loop would be if data were free. Sets `stats.ceiling` (clips/s) at the end; the position is unchanged.
+        """Yield the next `num_batches` >= 1 batches over and over, for as many batches as one ``for``.
+
+        Measures how fast the loop would be if data took no time: sets `stats.ceiling` (clips/s) at the end. The
+        position is unchanged.
         """
         place, total, begun, clips = (self._seed, self._epoch, self._position), self.steps_left, 0.0, 0
         held = list(itertools.islice(self, num_batches))

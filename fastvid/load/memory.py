@@ -68,7 +68,7 @@ class BufferPool:
         self._free: deque[_Block] = deque()
 
     def take(self, nbytes: int) -> UInt8Array:
-        """Allocate an uninitialised array, uint8 [nbytes], nbytes > 0; freed with its last view."""
+        """Allocate an uninitialised array, uint8 [nbytes], nbytes > 0; memory is reused when no view of it is left."""
         size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         # The most recently used block is likely still in the CPU cache.
         block = _take(self._free, size) or self._allocate(size)

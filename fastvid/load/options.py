@@ -55,7 +55,7 @@ class Output:
         if not isinstance(dtype, torch.dtype):
             raise UsageError(f"dtype is {self.dtype!r}", hint="use torch.uint8, torch.float16 or another type of torch")
         object.__setattr__(self, "dtype", dtype)
-        _ = self.pixels  # checks them
+        _ = self.pixels  # raises an error if mean, std or layout is invalid
         check_choice("collate", self.collate, get_args(Collate))
         check_choice("resize", self.resize, get_args(Resize))
         check_least(1, flow_stack=self.flow_stack)
@@ -96,11 +96,11 @@ class Workers:
 
     Args:
         kind: "thread" decodes in threads of this process. "process" starts as many processes of about 100 MB each,
-            which leave the GIL to the training step and write batches into memory shared with forked children. One
-            that crashes or hangs in native code is killed, and its clip is named and treated according to `on_error`.
+            which leave the GIL to the training step and write batches into memory shared with forked children. A
+            process that crashes or hangs in native code is killed; its clip is named and treated as `on_error` says.
         num_threads: Decode threads or processes; by default the cores this rank may use.
         prefetch: Batches to prefetch. At most prefetch + 1 batches of this rank are in memory, besides those you keep.
-            Threads also prefetch from the next epoch, once one has followed another; between epochs these batches stay.
+            From the second epoch on, threads also prefetch batches of the next epoch, and keep them between epochs.
         num_fetchers: Threads that read packets ahead of decoding. By default none for local disks, where each decode
             thread or process reads its own, and for remote storage its number of concurrent requests, at most 32.
         device_lanes: Decoders that a back-end on a GPU runs at the same time; by default as many as it recommends.

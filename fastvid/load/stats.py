@@ -49,14 +49,14 @@ class Counters:
         audio_seconds: Part of fetch_seconds and decode_seconds that is spent on sound.
         copy_seconds: Time that the consumer's CUDA stream waited for batches to be copied and converted, on its own
             clock.
-        bytes_read: Bytes read from shards, gaps included.
+        bytes_read: Bytes read from shards, with the unwanted bytes between nearby packets.
         bytes_whole: Size of the clips' whole videos: the bytes that reading whole files would take.
         requests: Read requests for packets and sound: ranges of local files, or requests to a store.
         store_requests: Requests to object stores and web servers of this process and its workers, failed ones
             included, for whatever they read: videos, packet tables, lists and annotations.
         store_bytes: Bytes of the responses.
         packets: Packets fed to decoders.
-        packets_from_keys: Packets that decoding without a plan would need: all from each key frame to the last target.
+        packets_from_keys: Packets that decoding without a plan would need: all from a key frame to its last target.
         skips: Skipped clips, by reason (the error's class).
     """
 
@@ -80,7 +80,7 @@ class Counters:
     skips: Counter[str] = field(default_factory=Counter)
 
     def add(self, *others: Counters) -> None:
-        """Add the sums of others."""
+        """Add the sums of other counters to these."""
         for name, values in zip(_SUMS, zip(*map(_VALUES, (self, *others)), strict=True), strict=True):
             setattr(self, name, sum(values))
         for other in others:

@@ -193,7 +193,7 @@ def class_table(dataset: Dataset) -> str:
 
 
 _SAMPLES: Final = 8  # samples that a notebook shows
-_LOOKED_AT: Final = 10_000  # they are chosen among this many first samples
+_LOOKED_AT: Final = 10_000  # they are chosen from the first so many samples
 
 
 class VideoDataset(Dataset, Shown):

@@ -27,7 +27,7 @@ _ONLY: Final = (PICTURES,)
 
 @dataclass(frozen=True, slots=True)
 class OneFile:
-    """The index of a file, with those methods of a shard of one row that `Video` uses."""
+    """The index of a file, with the methods of `Shard` that `Video` uses; it has one row."""
 
     stem: str  # the path or URL
     listed: ListedFile

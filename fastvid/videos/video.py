@@ -472,7 +472,7 @@ def clip_frames(video: Video, start: float, stop: float) -> IntArray:
     """Return the frames shown from `start` until before `stop` seconds, int64 [T]; both must be inside the video."""
     if not start < stop or stop > float(video.duration):
         raise UsageError(
-            f"seconds {start:.6g} to {stop:.6g} are no part of the video",
+            f"seconds {start:.6g} to {stop:.6g} are not inside the video",
             key=video.key,
             hint=f"give START:STOP between 0 and {float(video.duration):.6g}",
         )

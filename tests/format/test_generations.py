@@ -259,5 +259,5 @@ def test_damaged_annotations_of_an_old_dataset_stop_the_upgrade(store):
 
 def test_a_generation_that_is_its_own_parent_is_refused(store):
     edit_record(store, "generations/000001.json", parent=1)
-    with pytest.raises(FormatError, match="its parent is generation 1, which is no earlier one"):
+    with pytest.raises(FormatError, match="its parent is generation 1, which is not an earlier one"):
         read_generation(store)

@@ -64,8 +64,8 @@ class TransformDraws:
 class ClipTransform(Protocol):
     """A transform of a batch of clips. Its repr becomes part of a loader's state, so use a frozen dataclass.
 
-    A transform that moves pixels, as a rotation does, has an attribute `geometric` that is True: it is refused together
-    with optical flow, which transforms do not change.
+    A transform that moves pixels, as a rotation does, has an attribute `geometric` that is True: a loader rejects it
+    together with optical flow, which transforms do not change.
     """
 
     def draw(self, draws: TransformDraws, /) -> Any:
@@ -77,7 +77,7 @@ class ClipTransform(Protocol):
 
         Args:
             clips: float32 [N, 3, T, H, W], RGB in 0 to 1, contiguous, on the device of the batch. Masked rows are not
-                among them. N differs between worlds: the result for a clip must not depend on the other clips.
+                among them. N depends on the world size: the result for a clip must not depend on other clips.
             parameters: What `draw` returned for each clip.
 
         Returns:
@@ -178,7 +178,7 @@ def solarize(clips: Tensor, thresholds: Sequence[float]) -> Tensor:
 
 
 def autocontrast(clips: Tensor, _unused: Sequence[float]) -> Tensor:
-    """Stretch each channel of each frame to 0 to 1; a constant one stays."""
+    """Stretch each channel of each frame to 0 to 1; a channel of one value is unchanged."""
     low, high = clips.amin((-2, -1), keepdim=True), clips.amax((-2, -1), keepdim=True)
     flat = high == low
     scale = torch.where(flat, 1.0, high - low)

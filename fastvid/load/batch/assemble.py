@@ -53,7 +53,7 @@ class Patches:
 
         The values of a patch are in the order channel, time, row, column. The patches of a clip are in the order time,
         row, column; with `merge` in blocks of merge x merge patches, the blocks in that order and the patches within
-        each of them. This is the order of Qwen2-VL's processor. A clip whose sides are no multiples of the patch is
+        each of them. This is the order of Qwen2-VL's processor. A clip whose sides are not multiples of the patch is
         extended: its last frame is repeated, and zeros are added on the right and below.
 
         `clips`: tensors of one dtype and device, each [3, T, H, W] or [T, 3, H, W]; at least one. Returns the

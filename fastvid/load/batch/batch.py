@@ -29,7 +29,7 @@ class Batch(dict[str, Any]):
     # stream other than "rgb" is also an entry of its name, such as ``batch["observation.images.top"]``.
     video: Any
     label: Tensor  # int64 [B], on the device; IGNORED_LABEL if the row is masked or its sample has no label
-    weight: Tensor  # float32 [B], on the device; one over the samples of the global batch, 0 for masked rows
+    weight: Tensor  # float32 [B], on the device; 1 / (samples of the global batch), 0 for masked rows
     valid: Tensor  # bool [B], on the device; False for masked rows
     key: tuple[str, ...]  # key of each row's sample; empty for padding
     # frames shown, int64 [B, T], with views [B, V, T], on the host; -1 for masked rows, and after the end of a

@@ -62,7 +62,7 @@ _LEVELS: Final = ((0.0, 0.0, 0.0), (1 / 255, 1 / 255, 1 / 255))
 
 
 class Sink(ABC):
-    """The memory of one stream (pictures, flow, a camera) of a batch, row after row; makes the batch's tensor of it."""
+    """Collects one stream (pictures, flow, a camera) of a batch, row after row, and makes the batch's tensor of it."""
 
     kinds: ClassVar[frozenset[type]]  # types of output that decoders may write there
     on_device: ClassVar[bool] = False  # whether decoders write to the device

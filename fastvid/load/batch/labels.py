@@ -372,11 +372,11 @@ class SignalRows:
             return None
         if isinstance(dataset, Mixture) or views:
             what = "a mixture" if isinstance(dataset, Mixture) else "views"
-            raise UsageError(f"signals were asked for with {what}", hint="use one dataset, and one clip of a sample")
+            raise UsageError(f"signals and EveryFrame cannot be used with {what}", hint="use one dataset without views")
         taken = {*Batch.__annotations__, *streams, *(f"{entry}_is_pad" for entry in shown)}
         for given, deltas in wanted.items():
             entry, name = _entry_of(given, dataset)
-            dataset.signals[name]  # an error if there is none
+            dataset.signals[name]  # UsageError if there is no such signal
             names = {entry} if deltas is None else {entry, f"{entry}_is_pad"}
             if names & taken:
                 raise UsageError(

@@ -68,7 +68,7 @@ class ClipRules:
         """Build from a loader's arguments."""
         if isinstance(dataset, EveryFrame) and (not isinstance(frames, Deltas) or frames.anchor is not None):
             raise UsageError(
-                f"EveryFrame has items, whose frames {frames!r} does not choose",
+                f"frames is {frames!r}, which does not choose frames relative to an item of EveryFrame",
                 hint="use frames=Deltas([...]) without an anchor: the seconds are counted from each item",
             )
         for sampler in frames.values() if isinstance(frames, Mapping) else [frames]:
@@ -156,7 +156,7 @@ def _joined(texts: Sequence[str]) -> str:
 def clip_sizes(dataset: Dataset | Mixture, rules: ClipRules) -> ClipSizes:
     """Return the frames, heights and widths of the clips of all samples, computed from the annotations."""
     if isinstance(dataset, EveryFrame):
-        raise UsageError("batches of varying shape were asked for of EveryFrame", hint="give global_batch_size")
+        raise UsageError("EveryFrame cannot be loaded in batches of varying shape", hint="give global_batch_size")
     parts = parts_of(dataset)
     pairs = rules.pairs if rules.ends else rules.pairs * len(parts)
     each = [_sizes(part, sampler, spatial) for part, (sampler, spatial) in zip(parts, pairs, strict=True)]
@@ -205,7 +205,7 @@ def _fact(dataset: Dataset, name: str) -> AnyArray:
         raise UsageError(
             f"{column.null_count} of {len(column)} samples have no {name!r} in the annotations, so the sizes of"
             " their clips are unknown",
-            hint="leave them out: remove them by `fastvid remove`, and add their sources again",
+            hint="remove these samples with `fastvid remove`, and add their sources again",
         )
     values: AnyArray = column.to_numpy()
     return values
@@ -270,7 +270,7 @@ def depth_of(dataset: Any, streams: Sequence[str]) -> dict[str, DepthScale]:
 
 
 def stack_frames(frames: IntArray, num_frames: int, stack: int) -> IntArray:
-    """Return the flow indices of each frame of a clip, int64 [T * L], those of a frame together.
+    """Return the flow indices of each frame of a clip, int64 [T * L], grouped by frame.
 
     Flow i is the motion from frame i to i + 1. Frame f has flows f - L // 2 to f - L // 2 + L - 1: for an even L as
     many before the frame as after it, for L = 1 the flow to the next frame. Beyond the ends of the video the first and
@@ -300,7 +300,7 @@ def check_lengths(infos: Mapping[str, StreamInfo]) -> None:
 
 
 def check_flow(info: StreamInfo, picture: StreamInfo | None) -> None:
-    """Check that a stream is optical flow and matches the picture stream."""
+    """Raise FormatError unless a stream is optical flow and matches the picture stream."""
     if not info.flow_bound or info.height % 4:
         raise FormatError(
             f"invalid flow stream: {info.width}x{info.height} pixels with bound {info.flow_bound}",

@@ -164,7 +164,7 @@ class _Region(Sized):
         if self.short_side is not None and self.short_side < 1:
             raise UsageError(f"short_side is {self.short_side}, expected at least 1 pixel")
         if self.short_side is not None and self.size is None:
-            raise UsageError(f"short_side is {self.short_side}, but a bucket has the size", hint="leave out short_side")
+            raise UsageError(f"short_side is {self.short_side}, but size is None", hint="give a size, or no short_side")
 
     def _region(self, height: int, width: int) -> Size:
         """Return the even height and width of the crop: the output's aspect ratio, no larger than the video."""

@@ -120,7 +120,7 @@ class Plan:
         )
 
     def info(self, number: int) -> StreamInfo:
-        """Return the stream of a canvas row."""
+        """Return the facts about the stream of a canvas row."""
         stream, clip = divmod(number, len(self.lengths))
         return self.infos[clip // self.views][stream]
 

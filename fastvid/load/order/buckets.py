@@ -74,7 +74,7 @@ def patches(shape: ClipShape, patch: ClipShape) -> int:
 
 
 def check_shape(name: str, shape: object) -> ClipShape:
-    """Return three positive integers as a tuple."""
+    """Return (frames, height, width) as a tuple, after checking that they are three positive integers."""
     if not isinstance(shape, Sequence) or len(shape) != 3:
         raise UsageError(f"{name} is {shape!r}, expected (frames, height, width)", hint="give three integers")
     frames, height, width = (check_integer(name, side, 1) for side in shape)
@@ -104,7 +104,9 @@ def check_fit(fits: BoolArray, sizes: ClipSizes, unfit: Unfit, what: str, key: C
 
 
 def check_boundary(position: int, starts: IntArray, stops: IntArray) -> int:
-    """Return the index of the first batch from `position` on, `len(starts)` if none; StateError inside a batch.
+    """Return the index of the first batch from `position` on, `len(starts)` if none.
+
+    Raises StateError if `position` is inside a batch.
 
     `position`: samples delivered. `starts`: first position of each batch, int64 [S], ascending. `stops`: one past
     the last position of each batch, int64 [S].

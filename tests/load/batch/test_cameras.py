@@ -138,7 +138,7 @@ def test_transforms_are_the_same_for_all_cameras(url):
 
 
 def test_wrong_uses_are_told(url):
-    with pytest.raises(UsageError, match="EveryFrame has items") as error:
+    with pytest.raises(UsageError, match="relative to an item of EveryFrame") as error:
         make(url, frames=fastvid.Segments(2))
     assert "Deltas" in error.value.hint
     with pytest.raises(UsageError, match=r"0\.05 s is 1\.25 frames at 25 a second"):

@@ -134,7 +134,7 @@ def test_selected_samples_have_their_own_signals(store):
 def test_damage_and_wrong_uses_are_told(store, tmp_path):
     with pytest.raises(UsageError, match="no items to count from"):
         make(store.url, items=False, signals={"action": fastvid.Deltas([0.0])})
-    with pytest.raises(UsageError, match="signals were asked for with a mixture"):
+    with pytest.raises(UsageError, match="signals and EveryFrame cannot be used with a mixture"):
         fastvid.ClipLoader(
             fastvid.Mixture([fastvid.open(store.url)]),
             frames=fastvid.Segments(2),

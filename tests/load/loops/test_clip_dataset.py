@@ -179,7 +179,7 @@ def test_one_read_delivers_the_clips_of_single_reads_in_the_order_asked_for():
     loader = make(FakeDataset(40), seed=3, shuffle=False)
     loader.set_epoch(2)
     assert [row[-1] for batch in loader for row in rows(batch)][5] == together[0]["video"].numpy().tobytes()
-    with pytest.raises(IndexError, match="sample 40 of a dataset of 40"):
+    with pytest.raises(IndexError, match="sample 40 is outside a dataset of 40 samples"):
         clips[40]
 
 
