@@ -134,9 +134,7 @@ class SharedBufferPool(BufferPool):
         with self._lock:
             offset, self._end = self._end, self._end + size
         if self._end > self.size:
-            raise WorkerError(
-                f"batches in use fill the {self.size >> 30} GiB shared with worker processes", hint="keep fewer batches"
-            ) from None
+            raise WorkerError(f"batches fill {self.size >> 30} GiB of memory", hint="keep fewer batches") from None
         return _Block(self._memory, offset, size)
 
     def _drop(self, block: _Block) -> None:
