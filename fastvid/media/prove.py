@@ -456,8 +456,12 @@ def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: F
     # Rounding to the container's clock changes a step by up to one tick.
     if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
         notes = ["variable-rate"]
-    # Containers round times to their clock, so the nominal rate is kept if it explains the times.
-    return rate if abs(rate - nominal) * 1000 > rate else nominal, notes
+    return nearest_rate(rate, nominal), notes
+
+
+def nearest_rate(measured: Fraction, nominal: Fraction) -> Fraction:
+    """Return the nominal rate if it explains the measured one: containers round times to their clock."""
+    return measured if abs(measured - nominal) * 1000 > measured else nominal
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:
