@@ -121,8 +121,7 @@ def play_stream(
     count = 0
     try:
         with open_demuxer(data, "mov") as container:
-            video = container.streams.video[0]
-            video.codec_context.thread_count = 1
+            video = video_stream(container)
             aspect = fraction(video.sample_aspect_ratio)
             if stream is not None and stream.conforms and aspect not in (None, 1):
                 found["shape"] = f"pixels are {aspect} times as wide as high"
@@ -414,7 +413,6 @@ class Comparison:
         self.file.seek(0)
         with open_demuxer(self.file, tables.container) as source:
             stream = video_stream(source)
-            stream.codec_context.thread_count = 1
             begin = stream.start_time or 0
             try:
                 if times[key] > 0:

@@ -56,7 +56,6 @@ class Demuxed:
     ) -> None:
         context = stream.codec_context
         check_pixels(context.width, context.height, limits)
-        context.thread_count = 1
         self.container, self.packets, self.corrupt = container, 0, 0
         self.extradata = bytes(context.extradata or b"")
         self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick

@@ -31,7 +31,7 @@ from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import given_sources, start_work
-from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
+from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run, with_column
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
@@ -169,21 +169,20 @@ def reindex(
             names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
-    digests = {shard.name: part.digest for shard, part in zip(chosen, parts, strict=True)}
+    made: dict[str, dict[str, Any]] = {
+        shard.name: {"name": names[shard.name], "bytes": part.digest.bytes, "sha256": part.digest.sha256}
+        for shard, part in zip(chosen, parts, strict=True)
+        if part.digest is not None
+    }
     samples = {sample.key: sample for part in parts for sample in part.samples}
     everything = [*(source.path for sources in work for source in sources)]
     kept = [f"{place.listed}/file"] if len(chosen) < len(listed) else []
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
-        made = []
-        for record in current.shards:
-            digest = digests.get(record.name)
-            if digest is not None:
-                record = replace(record, name=names[record.name], bytes=digest.bytes, sha256=digest.sha256)
-            made.append(record)
+        records = tuple(replace(record, **made.get(record.name, {})) for record in current.shards)
         extras = {**current.extras, IN_PLACE: {"root": common_root([*everything, *kept])}}
         note = f"index {things(len(names), 'shard')} of videos in place again"
-        return replace(current, shards=tuple(made), extras=extras, note=note), _with_facts(table, samples)
+        return replace(current, shards=records, extras=extras, note=note), _with_facts(table, samples)
 
     return Reindexed(change(storage, edit).number, names, count)
 
@@ -275,8 +274,7 @@ def _with_facts(table: pa.Table, samples: Mapping[str, PackedSample]) -> pa.Tabl
     keys = table["key"].to_pylist()
     for name in ("num_frames", *FACT_FIELDS):
         values = [facts.get(key, {}).get(name, old) for key, old in zip(keys, table[name].to_pylist(), strict=True)]
-        field = table.schema.field(name)
-        table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
+        table = with_column(table, name, values)
     return table
 
 

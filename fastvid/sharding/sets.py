@@ -28,12 +28,13 @@ from fastvid.format.annotations import join_stats
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.in_place import common_root
-from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
+from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
 from fastvid.sharding.change.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
+from fastvid.sharding.job.job import with_column
 from fastvid.sharding.job.ledger import Row, ledger_rows
 from fastvid.storage import Storage, open_storage
 
@@ -452,35 +453,22 @@ def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: R
     foreign = [shard.profile.get("name") == FOREIGN for shard in generation.shards]
     keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
     pieces = tuple(pieces_of(storage, generation, keep, renaming))
-    table = every.filter(pa.array(keep))
-    table = _renamed(table, renaming)
-    return _Part(
-        storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, generation, renaming)
-    )
+    table = _renamed(every.filter(pa.array(keep)), renaming)
+    ledger = tuple(map(renaming.changed, ledger_rows(storage, generation)))
+    return _Part(storage, dataset_id, generation, renaming, pieces, table, ledger)
 
 
 def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
-    def replaced(name: str, values: Any) -> pa.Table:
-        return table.set_column(table.column_names.index(name), table.schema.field(name), values)
-
     if renaming.prefix:
         for name in ("key", "source_id", "parent"):
             if name in table.column_names and not pa.types.is_null(table.schema.field(name).type):
-                table = replaced(name, pc.binary_join_element_wise(renaming.prefix, table[name], ""))
+                table = with_column(table, name, pc.binary_join_element_wise(renaming.prefix, table[name], ""))
         for key in table["key"].to_pylist():
             check_key(key)
     if renaming.labels:
         numbers = [None if old is None else renaming.labels.get(old, old) for old in table["label"].to_pylist()]
-        table = replaced("label", pa.array(numbers, ANNOTATION_FIELDS["label"]))
+        table = with_column(table, "label", numbers)
     return table
-
-
-def _renamed_ledger(storage: Storage, generation: Generation, renaming: Renaming) -> tuple[Row, ...]:
-    rows = []
-    for row in ledger_rows(storage, generation):
-        key = None if row["key"] is None else f"{renaming.prefix}{row['key']}"
-        rows.append({**row, "source_id": f"{renaming.prefix}{row['source_id']}", "key": key})
-    return tuple(rows)
 
 
 def _ledger(parts: Sequence[_Part]) -> dict[str, Row]:

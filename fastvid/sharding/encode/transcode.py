@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import IO, Any, Final
 
@@ -35,7 +36,7 @@ from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.checks import Finding, Promised, check_stream
-from fastvid.media.demuxer import open_demuxer
+from fastvid.media.demuxer import open_demuxer, video_stream
 from fastvid.media.ffmpeg import (
     STATISTICS,
     Limits,
@@ -350,12 +351,8 @@ def encode_flow(
             raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
         data = _sample(file.fileno(), profile, rate)
     decoded: list[float] = []
-    count = (shape.num_frames, shape.num_frames)
-
-    def note_mean(_: int, frame: Any) -> None:
-        decoded.append(float(_plane(frame).mean()))
-
-    verify(data, profile, frames=count, rate=rate, size=size, full_range=True, on_frame=note_mean)
+    check = partial(verify, data, profile, frames=(shape.num_frames,) * 2, rate=rate, size=size, full_range=True)
+    check(on_frame=lambda _, frame: decoded.append(float(_plane(frame).mean())))
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
     if worst > _MEAN_LEVELS:
         raise SourceError(
@@ -381,9 +378,7 @@ def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, fra
 def _luma(video: bytes) -> Iterator[UInt8Array]:
     """Yield the luma of every frame, uint8 [H, W]."""
     with open_demuxer(video, "mov") as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        for frame in container.decode(stream):
+        for frame in container.decode(video_stream(container)):
             yield _plane(frame).copy()
 
 

@@ -171,9 +171,16 @@ def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
 
 def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
     """Return annotations in which more rows are marked as removed; `rows`: bool, one for each."""
-    index = annotations.column_names.index("removed")
-    removed = pc.or_(annotations["removed"], rows)
-    return annotations.set_column(index, annotations.schema.field(index), removed)
+    return with_column(annotations, "removed", pc.or_(annotations["removed"], rows))
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with other values of a column, in its type; a column that it lacks comes last."""
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    field = table.schema.field(name)
+    made = pa.array(values, field.type) if isinstance(values, list) else values
+    return table.set_column(table.column_names.index(name), field, made)
 
 
 def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:

@@ -450,7 +450,7 @@ class Job:
                 else:
                     self._missing[shard] -= 1
                     self.progress.take(1, rejected=int(outcome.reason is not None))
-                    self._count(outcome)
+                    self.reasons.update([outcome.reason] if outcome.reason else ())
 
     def _finished(self, shard: int) -> Part | None:
         """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
@@ -474,12 +474,8 @@ class Job:
             _LOG.warning("%s: %s: %s", encode_name(source.id), outcome.reason.value, outcome.message)
         self._missing[shard] -= 1
         self.progress.advance(rejected=outcome.reason is not None)
-        self._count(outcome)
+        self.reasons.update([outcome.reason] if outcome.reason else ())
         self._settle(shard, packer)
-
-    def _count(self, outcome: Outcome) -> None:
-        if outcome.reason is not None:
-            self.reasons[outcome.reason] += 1
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""

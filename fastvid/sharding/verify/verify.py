@@ -161,8 +161,7 @@ def _all(url: str, generation: Generation, workers: int) -> Iterator[ShardTask]:
     for shard in generation.shards:
         for start in range(0, max(1, shard.samples), size):
             rows = tuple(range(start, min(start + size, shard.samples)))
-            root = generation.root_of(shard)
-            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=root)
+            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
 
 
 def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterator[ShardTask]:
@@ -173,8 +172,7 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterat
         rows = tuple((chosen[(chosen >= start) & (chosen < start + shard.samples)] - start).tolist())
         start += shard.samples
         if rows:
-            root = generation.root_of(shard)
-            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=root)
+            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=generation.root_of(shard))
 
 
 def _done(tasks: list[ShardTask], workers: int) -> Generator[tuple[ShardTask, Findings]]:

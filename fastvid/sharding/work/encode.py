@@ -330,12 +330,8 @@ class _ClipFile:
                 meta["flow"] = asdict(settings.streams.flow)
             if (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
                 streams["audio"] = member
-                meta["audio"] = {
-                    "codec": heard.codec,
-                    "sample_rate": heard.sample_rate,
-                    "channels": heard.channels,
-                    "copied": sound.copied,
-                }
+                facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
+                meta["audio"] = {**facts, "copied": sound.copied}
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))
         # A clip of what is salvaged lies inside it.
         cut_short = _cut_short(task, self.written.timing) if self._salvaged is None else ()
@@ -455,19 +451,9 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
 
 def _origin(task: SourceTask, info: SourceInfo, digest: str) -> dict[str, Any]:
     """Where a sample comes from, and what was found there."""
-    return {
-        "source_id": task.source_id,
-        "source_sha256": digest,
-        "source": {
-            "container": info.container,
-            "codec": info.codec,
-            "width": info.width,
-            "height": info.height,
-            "pix_fmt": info.pix_fmt,
-            "num_frames": info.timing.shown,
-            "timing": info.timing.kind,
-        },
-    }
+    facts = {name: getattr(info, name) for name in ("container", "codec", "width", "height", "pix_fmt")}
+    facts |= {"num_frames": info.timing.shown, "timing": info.timing.kind}
+    return {"source_id": task.source_id, "source_sha256": digest, "source": facts}
 
 
 def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:

@@ -8,7 +8,7 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -88,24 +88,26 @@ def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     return EncodedSample(key, meta, data)
 
 
+# What the facts of a stream that travelled become.
+_TOLD: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "codec": Codec,
+    "width": int,
+    "height": int,
+    "num_frames": int,
+    "fps": Fraction,
+    "range": Range,
+    "matrix": Matrix,
+    "flags": StreamFlag,
+    "coded": coded_of,
+}
+
+
 def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
     """The stream, its PACKET_DTYPE records [P] and other facts, from what travelled."""
-    meta = dict(sample.meta)
-    info = StreamInfo(
-        codec=Codec(meta.pop("codec")),
-        width=int(meta.pop("width")),
-        height=int(meta.pop("height")),
-        num_frames=int(meta.pop("num_frames")),
-        fps=Fraction(meta.pop("fps")),
-        extradata=sample.streams["extradata"],
-        range=Range(meta.pop("range")),
-        matrix=Matrix(meta.pop("matrix")),
-        flags=StreamFlag(meta.pop("flags")),
-        coded=coded_of(meta.pop("coded")),
-    )
-    if sample.streams["times"]:
-        info = replace(info, times=Times(sample.streams["times"], info.num_frames))
-    return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
+    meta, times = dict(sample.meta), sample.streams["times"]
+    told = {name: kind(meta.pop(name)) for name, kind in _TOLD.items()}
+    told |= {"times": Times(times, told["num_frames"]) if times else None, "extradata": sample.streams["extradata"]}
+    return StreamInfo(**told), np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
 
 
 def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:

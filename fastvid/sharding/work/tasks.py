@@ -102,16 +102,10 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
-        blobs = [data for sample in self.samples for data in sample.streams.values()]
-        samples = [
-            {
-                "key": sample.key,
-                "meta": dict(sample.meta),
-                "streams": {name: len(data) for name, data in sample.streams.items()},
-            }
-            for sample in self.samples
-        ]
-        header = asdict(replace(self, samples=())) | {"samples": samples}
+        header, blobs = asdict(self), list[bytes]()
+        for sample in header["samples"]:
+            blobs += sample["streams"].values()
+            sample["streams"] = {name: len(data) for name, data in sample["streams"].items()}
         return pack(header, *blobs)
 
     @classmethod
