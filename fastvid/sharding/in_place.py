@@ -250,7 +250,7 @@ def _index(
     workers: int | None,
 ) -> list[Part]:
     # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
-    settings = index_settings(None, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
+    settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")
@@ -306,7 +306,7 @@ def index_videos(
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
-    settings, storage = index_settings(limits, proof=proof, hdr=hdr), open_storage(out)
+    settings, storage = index_settings(limits, proof, hdr=hdr), open_storage(out)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
 
     def make(found: SourceList) -> ShardWork:

@@ -459,15 +459,12 @@ def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: R
 
 
 def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
-    if renaming.prefix:
-        for name in ("key", "source_id", "parent"):
-            if name in table.column_names and not pa.types.is_null(table.schema.field(name).type):
-                table = with_column(table, name, pc.binary_join_element_wise(renaming.prefix, table[name], ""))
-        for key in table["key"].to_pylist():
-            check_key(key)
-    if renaming.labels:
-        numbers = [None if old is None else renaming.labels.get(old, old) for old in table["label"].to_pylist()]
-        table = with_column(table, "label", numbers)
+    names = [name for name in ("key", "source_id", "parent", "label") if renaming and name in table.column_names]
+    rows = [renaming.changed(row) for row in table.select(names).to_pylist()]
+    for name in names:
+        table = with_column(table, name, [row[name] for row in rows])
+    for row in rows if renaming.prefix else ():
+        check_key(row["key"])
     return table
 
 

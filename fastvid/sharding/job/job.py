@@ -335,15 +335,13 @@ def choose_settings(
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
-def index_settings(limits: Limits | None, *, proof: str | None = None, hdr: str | None = None) -> Settings:
+def index_settings(limits: Limits | None, proof: str, *, hdr: str | None = None) -> Settings:
     """Return the settings of a job that indexes videos."""
-    if proof is not None and proof not in list(Proof):
+    if proof not in list(Proof):
         raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
     # Of the profile only `hdr` is relevant, because nothing is encoded.
-    chosen = None if proof is None else Proof(proof)
-    return Settings(
-        get_profile("compact").changed(hdr=hdr), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen
-    )
+    profile = get_profile("compact").changed(hdr=hdr)
+    return Settings(profile, find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=Proof(proof))
 
 
 def transcode_dataset(

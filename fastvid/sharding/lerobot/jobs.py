@@ -152,7 +152,7 @@ def index_lerobot(
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
-    settings = index_settings(limits, proof=proof)
+    settings = index_settings(limits, proof)
     return _run(source, out, chosen, partial(IndexEpisodes, settings=settings, most=episodes_per_shard))
 
 

@@ -8,7 +8,8 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -58,25 +59,6 @@ from fastvid.storage.protocol import Version
 _DECODES = 5
 # How many packets a file may hold is known only by reading it; small pictures, which decode fast, have smaller ones.
 _PACKET_BYTES = 1000
-
-
-def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcome:
-    """Indexes the video at `task.member`. Never raises for what the video does."""
-    limits = settings.limits
-    seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
-    report("index", task.patience * _DECODES * seconds)
-
-    digest = ""
-
-    def index() -> Outcome:
-        nonlocal digest
-        data = _read(task, limits.output_bytes)
-        digest = sha256(data)
-        refuse_blocked(digest, settings.blocked)
-        found = index_video(data, limits, hdr=settings.profile.hdr)
-        return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
-
-    return replace(attempt(task, index), source_sha256=digest)
 
 
 def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
@@ -142,26 +124,36 @@ _ANSWER_SECONDS = 180.0
 def index_clips(
     tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
-    """Index clips of one file, and yield the outcome of each. Never raises for what a source does."""
-    first, digest = tasks[0], ""
+    """Index clips of one file, or a video in a tar; yield the outcome of each. Never raises for what a source does."""
+    first, digest, size, version = tasks[0], "", 0, None
+    limits, hdr, started = settings.limits, settings.profile.hdr, time.monotonic()
     begin([task.index for task in tasks])
-    report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(first.size))
     try:
-        file = _open(first)
-        report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(file.size))
-        with source_errors(first):
-            if settings.proof is Proof.ALL and file.size <= settings.limits.output_bytes:
-                digest = sha256(file.whole())
-                refuse_blocked(digest, settings.blocked)
-            assert settings.proof is not None
-            found = index_in_place(file, settings.limits, settings.proof, hdr=settings.profile.hdr)
+        if first.member is not None:
+            seconds = limits.transcode_seconds(frames=first.size // _PACKET_BYTES, pixels=0)
+            report("index", first.patience * _DECODES * seconds)
+            data = _read(first, limits.output_bytes)
+            size, digest = len(data), sha256(data)
+            refuse_blocked(digest, settings.blocked)
+            found = index_video(data, limits, hdr=hdr)
+        else:
+            report("index", _ANSWER_SECONDS + first.patience * limits.read_seconds(first.size))
+            file = _open(first)
+            size, version = file.size, file.version
+            report("index", _ANSWER_SECONDS + first.patience * limits.read_seconds(size))
+            with source_errors(first):
+                if settings.proof is Proof.ALL and size <= limits.output_bytes:
+                    digest = sha256(file.whole())
+                    refuse_blocked(digest, settings.blocked)
+                found = index_in_place(file, limits, settings.proof or Proof.ALL, hdr=hdr)
     except (SourceError, MemoryError) as error:
-        for task in tasks:
-            yield replace(failure(task, error), source_sha256=digest)
-        return
-    for task in tasks:
-        outcome = attempt(task, partial(_cut, task, found, file.version))
-        yield replace(outcome, source_sha256=digest, bytes_in=file.size)
+        outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
+    else:
+        cuts = (attempt(task, partial(_cut, task, found, version)) for task in tasks)
+        outcomes = (replace(outcome, bytes_in=size) for outcome in cuts)
+    share = (time.monotonic() - started) / len(tasks)
+    for outcome in outcomes:
+        yield replace(outcome, source_sha256=digest, seconds=outcome.seconds + share)
 
 
 def _open(task: SourceTask) -> FileReader:
@@ -175,7 +167,7 @@ def _open(task: SourceTask) -> FileReader:
     return file
 
 
-def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
+def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outcome:
     place: dict[str, object] = {}
     if task.frames is not None:
         found = cut_index(found, *task.frames)
@@ -185,8 +177,10 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
-    tag, modified = version.text
-    meta = dict(sample.meta) | place | {"version": {"size": version.size, "tag": tag, "modified": modified}}
+    if version is not None:
+        tag, modified = version.text
+        place["version"] = {"size": version.size, "tag": tag, "modified": modified}
+    meta = {**sample.meta, **place}
     return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
 
 

@@ -56,7 +56,6 @@ class SourceTask:
     member: tuple[int, int] | None = None  # first byte and bytes of the video when `path` is a tar
     # first byte and bytes of the M4A with its sound when that is another member of the tar.
     sound: tuple[int, int] | None = None
-    indexes: bool = False
     tag: str | None = None
     parent: str | None = None
     # first frame and number of frames of a clip that is given in frames; None otherwise.
@@ -164,8 +163,7 @@ def group_by_file(tasks: Iterable[SourceTask]) -> Iterator[list[SourceTask]]:
 
 
 def _file(task: SourceTask) -> tuple[object, ...]:
-    # Indexing reads a video by itself.
-    return task.path, task.member, task.tag, task.patience, task.index if task.indexes else None
+    return task.path, task.member, task.tag, task.patience
 
 
 _OPTIONS: Final = RemoteOptions(concurrency=4, patience_seconds=60.0, cache="")
@@ -202,11 +200,10 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
 
     `place`: first byte and bytes of the sound.
     """
-    with temporary_file() as file:
-        if is_remote(task.path):
-            _fetch_range(task, place, _Scratch(file), limits, report)
-            file.seek(0)
-            return file.read()
+    if is_remote(task.path):
+        fetched = io.BytesIO()
+        _fetch_range(task, place, fetched, limits, report)
+        return fetched.getvalue()
     _check_size(place[1], limits)
     with open(task.path, "rb") as tar:
         tar.seek(place[0])
@@ -216,7 +213,7 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
     return data
 
 
-def _fetch_range(task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Report) -> None:
+def _fetch_range(task: SourceTask, place: tuple[int, int], file: io.IOBase, limits: Limits, report: Report) -> None:
     """Fetch a member of a tar."""
     url, (offset, size) = FileUrl.parse(task.path), place
     _check_size(size, limits)
