@@ -20,7 +20,7 @@ from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
-from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
+from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.describe import KEEP, TONE_MAP
@@ -36,7 +36,7 @@ from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.sources.tars import gather_sources, listed_source
 from fastvid.sharding.work.index import indexed_meta, unpack_found
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -226,21 +226,9 @@ def _sources(storage: Storage, generation: Generation, record: ShardRecord, shar
     table = read_annotations(storage, generation)
     start = sum(one.samples for one in generation.shards[: generation.shards.index(record)])
     rows = table.slice(start, record.samples).to_pylist()
-    sources = []
-    for number, row in enumerate(rows):
-        bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
-        if shard.info(number).flags & StreamFlag.PART and bounds == (None, None):
-            raise UsageError(
-                "the annotations do not say which part of its file a sample is",
-                key=row["key"],
-                file=storage.url,
-                hint="index its source again into a new folder with `fastvid index`",
-            )
-        path = place.locate(shard.file(number).file)
-        parent = None if bounds == (None, None) else row.get("parent")
-        name = decode_name(row["source_id"])
-        sources.append(Source(name, path, key=row["key"], start=bounds[0], end=bounds[1], parent=parent))
-    return sources
+    names = [Source(decode_name(row["source_id"]), "", key=row["key"]) for row in rows]
+    found = [listed_source(row, one, shard, at, place) for at, (row, one) in enumerate(zip(rows, names, strict=True))]
+    return [replace(source, size=0, tag=None) for source in found]  # the file may be another by now
 
 
 def _index(

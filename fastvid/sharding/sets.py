@@ -51,8 +51,7 @@ class Group:
 def group_names(table: pa.Table, by: str) -> list[str]:
     """Return the name of each sample's group."""
     names = table.column_names
-    if by not in names and by != "parent":
-        raise UsageError(f"dataset has no column {by!r} to group by", hint=f"use one of {', '.join(names)}")
+    _check_column(table, by if by != "parent" else None, "group")
     own = table["source_id" if by == "parent" else "key"].to_pylist()
     if by not in names:
         return [str(name) for name in own]
@@ -63,13 +62,16 @@ def group_names(table: pa.Table, by: str) -> list[str]:
     ]
 
 
+def _check_column(table: pa.Table, name: str | None, use: str) -> None:
+    names = table.column_names
+    if name is not None and name not in names:
+        raise UsageError(f"dataset has no column {name!r} to {use} by", hint=f"use one of {', '.join(names)}")
+
+
 def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[str], list[Group]]:
     """Return the name of each sample's group, and the groups. The stratum of one is that of most of its samples."""
     names = group_names(table, by)
-    if stratify is not None and stratify not in table.column_names:
-        raise UsageError(
-            f"dataset has no column {stratify!r} to stratify by", hint=f"use one of {', '.join(table.column_names)}"
-        )
+    _check_column(table, stratify, "stratify")
     strata = [None] * len(names) if stratify is None else table[stratify].to_pylist()
     found: dict[str, Counter[str]] = {}
     for name, stratum in zip(names, strata, strict=True):
