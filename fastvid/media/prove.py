@@ -255,11 +255,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]
     checksums = [zlib.crc32(packet) for packet in played.packets]
-    try:
-        records = packet_records(offsets, sizes, checksums, numbered.frames, numbered.flags)
-        PacketTable(records)
-    except FormatError as error:
-        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    records = usable_records(offsets, sizes, checksums, numbered.frames, numbered.flags)
     whole = numbered.whole or why_decode_whole(played, numbered)
     if whole:
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
@@ -269,6 +265,16 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     return IndexedVideo(
         info, records, first.format.name, container, tuple(notes), tuple(played.digests), times, played.time_base
     )
+
+
+def usable_records(*columns: Any) -> npt.NDArray[np.void]:
+    """Return PACKET_DTYPE records [P] of columns, see `packet_records`, if a reader can use them."""
+    try:
+        records = packet_records(*columns)
+        PacketTable(records)
+    except FormatError as error:
+        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    return records
 
 
 def described(

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -132,18 +133,11 @@ class _ClipFile:
     written: SourceInfo  # with the rate and the number of frames that are written
 
     def __init__(
-        self,
-        source: OpenSource,
-        settings: Settings,
-        patience: float,
-        report: Report,
-        begin: Begin,
-        stack: ExitStack,
-        salvaged: Salvaged | None = None,
+        self, source: OpenSource, settings: Settings, patience: float, report: Report, begin: Begin, stack: ExitStack
     ) -> None:
         self.source, self.settings, self.digest = source, settings, ""
         self._patience, self._report, self._begin, self._stack = patience, report, begin, stack
-        self._salvaged = salvaged
+        self._salvaged: Salvaged | None = None  # what is kept of a damaged source, if this is that
         self._first = 0  # number of its first frame in the damaged source
         self._frames: SourceFrames | None = None  # those of the source, once it is open
         self._sounds: dict[int, SampleAudio] = {}
@@ -199,8 +193,8 @@ class _ClipFile:
         except SourceError as error:
             outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
         else:
-            file = _ClipFile(kept.source, settings, self._patience, self._report, self._begin, self._stack, kept)
-            file.digest = self.digest
+            file = copy(self)
+            file.source, file._salvaged, file._frames = kept.source, kept, None
             outcomes = file._outcomes(tasks)
         for outcome in outcomes:
             before = rejected[outcome.index]
