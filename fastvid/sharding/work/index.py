@@ -32,7 +32,7 @@ from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
@@ -226,7 +226,7 @@ class CopiedSource:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
         self._data, self._container = contents(source.descriptor), source.container
         self._limits, self._hdr = limits, hdr
-        self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
+        self._remuxer: Remuxer | None = None
 
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
@@ -241,8 +241,8 @@ class CopiedSource:
             found = _as_it_is(data, limits, self._hdr) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-        played, muxer, shown = self._remuxer = self._remuxer or self._play()
-        seconds = muxer.seconds
+        muxer = self._remuxer = self._remuxer or Remuxer(data, self._container, limits, self._hdr)
+        played, shown, seconds = muxer.played, muxer.shown, muxer.seconds
         made = []
         if frames is not None:
             if sum(frames) > len(seconds):
@@ -266,13 +266,6 @@ class CopiedSource:
             begins = None if last - first == len(seconds) else float(seconds[first])
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made
-
-    def _play(self) -> tuple[Playback, Remuxer, StreamInfo]:
-        played = play(self._data, self._container, self._limits, unpack=True)
-        shown, _ = described(played, self._data, self._container, hdr=self._hdr)
-        numbered = number_packets(played)
-        whole = bool(numbered.whole or why_decode_whole(played, numbered))
-        return played, Remuxer(self._data, self._container, played, numbered, whole=whole), shown
 
 
 def _ranges(
