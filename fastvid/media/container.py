@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import av
 from av.container import InputContainer
-from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import packet_places
-from fastvid.media.demuxer import ffmpeg_message, fraction
+from fastvid.media.demuxer import ffmpeg_message, fraction, video_stream
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
 
@@ -51,9 +50,8 @@ class Demuxed:
     `whole`: whether an error of the demuxer is one; otherwise the packets end there.
     """
 
-    def __init__(
-        self, container: str, source: InputContainer, stream: VideoStream, limits: Limits, *, whole: bool = True
-    ) -> None:
+    def __init__(self, container: str, source: InputContainer, limits: Limits, *, whole: bool = True) -> None:
+        self.stream = stream = video_stream(source)
         context = stream.codec_context
         check_pixels(context.width, context.height, limits)
         self.container, self.packets, self.corrupt = container, 0, 0
@@ -64,7 +62,7 @@ class Demuxed:
         rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
         # nominal frames per second
         self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
-        self._source, self._stream, self._limits, self._whole = source, stream, limits, whole
+        self._source, self._limits, self._whole = source, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []
 
@@ -88,7 +86,7 @@ class Demuxed:
             if packet.pts is not None:
                 end = packet.pts + (packet.duration or 0)
                 self._ends[packet.stream_index] = max(end, self._ends.get(packet.stream_index, end))
-            if packet.stream_index != self._stream.index:
+            if packet.stream_index != self.stream.index:
                 continue
             self.packets += 1
             self.corrupt += packet.is_corrupt
@@ -108,7 +106,7 @@ class Demuxed:
             raise _truncated(f"{self.corrupt} of {self.packets} packets are truncated or damaged")
         if self.container == "matroska":
             _check_elements(read, size)
-        counted = self._stream.frames
+        counted = self.stream.frames
         if self.container == "mov" and self.packets < counted and not _is_there(read, size):
             raise _truncated(f"file contains {self.packets} of the {counted} packets that its header counts")
         if self.container in _STEPS_COUNT and self._times:

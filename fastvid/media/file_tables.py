@@ -26,7 +26,7 @@ from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import Codec
 from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
-from fastvid.media.demuxer import open_demuxer, video_stream
+from fastvid.media.demuxer import open_demuxer
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
@@ -280,9 +280,8 @@ def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -
     """Read a file from end to end."""
     noted, heads, last = list[tuple[Any, ...]](), list[bytes | None](), 1
     with open_demuxer(file, container) as source:
-        stream = video_stream(source)
-        codec = decoded_codec(stream)
-        demuxed = Demuxed(container, source, stream, limits)
+        demuxed = Demuxed(container, source, limits)
+        codec = decoded_codec(demuxed.stream)
         kept = limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
         fields = FieldPairs(codec.label, demuxed.extradata)
         for packet in demuxed:
@@ -295,7 +294,7 @@ def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -
                 heads.append(data[:kept])
                 last = packet.duration or last
         demuxed.check(file.part, file.size)
-        context = stream.codec_context
+        context = demuxed.stream.codec_context
         names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
         primaries, transfer, matrix, range_ = map(int, names)
     table = np.array(noted, _NOTED)

@@ -30,7 +30,7 @@ from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
 from fastvid.media.container import RAW, Demuxed, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.reasons import Reason
@@ -291,10 +291,9 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
     if source.container == "mov":
         check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
-        stream = video_stream(container)
-        scan = _Scan(source.container, container, stream, limits, whole=whole)
+        scan = _Scan(source.container, container, limits, whole=whole)
         scan.run()
-        info = _describe(source, container, stream, scan)
+        info = _describe(source, container, scan.stream, scan)
         if whole:
             scan.check(read, source.size)
         return info
@@ -303,12 +302,12 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
 class _Scan(Demuxed):
     """One pass over the packets that collects counts, times and the first frame."""
 
-    def __init__(self, container: str, source: InputContainer, stream: VideoStream, *more: Any, whole: bool) -> None:
-        super().__init__(container, source, stream, *more, whole=whole)
-        self.stream, self.shown = stream, 0
+    def __init__(self, container: str, source: InputContainer, limits: Limits, *, whole: bool) -> None:
+        super().__init__(container, source, limits, whole=whole)
+        self.shown = 0
         self.pts: list[int | None] = []
-        self._codec = stream.codec_context.name
-        name = stream.codec_context.codec.canonical_name
+        self._codec = self.stream.codec_context.name
+        name = self.stream.codec_context.codec.canonical_name
         self.fields = FieldPairs(name, self.extradata)
         self.access = RandomAccess(container, name, self.extradata)
         self.frame: VideoFrame | None = None

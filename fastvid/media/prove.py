@@ -37,7 +37,7 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, Read, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.demuxer import ffmpeg_message, open_demuxer
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
@@ -126,12 +126,11 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     if container == "mov":
         check_fragments(read, len(data))
     with open_demuxer(data, container) as source:
-        stream = video_stream(source)
-        codec = decoded_codec(stream)
-        demuxed = Demuxed(container, source, stream, limits)
+        demuxed = Demuxed(container, source, limits)
+        codec = decoded_codec(demuxed.stream)
         played = Playback(codec, demuxed.extradata, demuxed.rate, demuxed.time_base, demuxed.aspect)
         try:
-            _read(demuxed, stream, played, unpack=unpack and codec is Codec.MPEG4)
+            _read(demuxed, played, unpack=unpack and codec is Codec.MPEG4)
         except MemoryError as error:
             raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
@@ -155,13 +154,13 @@ def decoded_codec(stream: VideoStream) -> Codec:
     return codec
 
 
-def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, *, unpack: bool) -> None:
+def _read(packets_of: Demuxed, played: Playback, *, unpack: bool) -> None:
     fields = FieldPairs(played.codec.label, played.extradata)
-    splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
+    splitter = BitStreamFilterContext("mpeg4_unpack_bframes", packets_of.stream) if unpack else None
     for demuxed in packets_of:
         packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
         for packet in packets:
-            _take(packet, stream, played, fields)
+            _take(packet, packets_of.stream, played, fields)
 
 
 def _take(packet: Any, stream: VideoStream, played: Playback, fields: FieldPairs) -> None:
