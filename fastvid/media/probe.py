@@ -346,11 +346,11 @@ class _Scan(Demuxed):
 
 
 def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
-    if not scan.packets:
+    if not scan.count:
         raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
     if scan.frame is None:
         cause = f": {scan.error}" if scan.error else ""
-        raise SourceError(f"no frame decodes from {scan.packets} packets{cause}", reason=Reason.NO_FRAMES)
+        raise SourceError(f"no frame decodes from {scan.count} packets{cause}", reason=Reason.NO_FRAMES)
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame

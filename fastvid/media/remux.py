@@ -43,8 +43,8 @@ class Remuxer:
 
     def __init__(self, data: bytes, container: str, limits: Limits, hdr: str) -> None:
         self.played = played = play(data, container, limits, unpack=True)
-        self.shown, _ = described(played, data, container, hdr=hdr)
-        self._data, self._container, self._numbered = data, container, number_packets(played)
+        self.shown, _ = described(played, data, hdr=hdr)
+        self._data, self._numbered = data, number_packets(played)
         frames, nothing = self._numbered.frames, np.zeros(len(played.packets), np.int64)
         records = packet_records(nothing, nothing, nothing, frames, self._numbered.flags)
         whole = bool(self._numbered.whole or why_decode_whole(played, self._numbered))
@@ -92,7 +92,10 @@ class Remuxer:
 
     def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
         # A file, not memory: the muxer rereads its own output to move the tables to the front.
-        with tempfile.TemporaryFile(prefix="fastvid-") as file, open_demuxer(self._data, self._container) as source:
+        with (
+            tempfile.TemporaryFile(prefix="fastvid-") as file,
+            open_demuxer(self._data, self.played.container) as source,
+        ):
             if self.played.codec is Codec.VP8:
                 raise SourceError("MP4 cannot contain vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
             try:
