@@ -3,7 +3,7 @@
 The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
 container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
 
-`FileReader` reads parts of a file on a disk or in an object store, and counts what that takes.
+`FileReader` reads parts of a file on a disk or in an object store.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -55,23 +55,13 @@ KEPT: Final = 1 << 26
 class FileReader(io.RawIOBase):
     """One version of a file: read by ranges, or like an open file by a demuxer.
 
-    `head`: its first bytes, if they were read with the version. `size`: size in bytes. `bytes_read`: bytes that
-    were read from the storage.
+    `head`: its first bytes, if they were read with the version. `size`: size in bytes.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        name: str,
-        version: Version,
-        check: Callable[[], None] = lambda: None,
-        *,
-        head: bytes | memoryview = b"",
-    ) -> None:
+    def __init__(self, storage: Storage, name: str, version: Version, *, head: bytes | memoryview = b"") -> None:
         super().__init__()
-        self._storage, self._name, self._check = storage, name, check
+        self._storage, self._name = storage, name
         self.version, self.size = version, version.size
-        self.bytes_read, self.reads = len(head), int(len(head) > 0)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._keep(0, memoryview(head))
         self._place = self._expected = 0
@@ -128,7 +118,8 @@ class FileReader(io.RawIOBase):
                 runs.append([offset, offset + size])
         data = [memoryview(bytearray(stop - start)) for start, stop in runs]
         if runs:
-            self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
+            places = [(start, view) for (start, _), view in zip(runs, data, strict=True)]
+            self._storage.read_into(self._name, places, self.version)
         starts = [start for start, _ in runs]
         found = []
         for (offset, size), known in zip(ranges, kept, strict=True):
@@ -174,7 +165,7 @@ class FileReader(io.RawIOBase):
     def _load(self, first: int, last: int) -> None:
         start, stop = first * BLOCK, min((last + 1) * BLOCK, self.size)
         data = memoryview(bytearray(stop - start))
-        self._read([(start, data)])
+        self._storage.read_into(self._name, [(start, data)], self.version)
         self._keep(first, data)
 
     def _keep(self, first: int, data: memoryview) -> None:
@@ -196,12 +187,6 @@ class FileReader(io.RawIOBase):
         if block not in self._blocks:
             self._load(block, block)
         return self._blocks[block]
-
-    def _read(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        self._check()
-        self._storage.read_into(self._name, ranges, self.version)
-        self.reads += len(ranges)
-        self.bytes_read += sum(len(view) for _, view in ranges)
 
 
 # A demuxed packet's first bytes that are kept.
