@@ -78,11 +78,8 @@ class EncodedSample:
         return int(self.meta["num_frames"])
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredSample:
-    key: str
-    meta: dict[str, Any]
-    streams: dict[str, int]  # bytes of each stream
+# What an outcome's header says of a sample: its key, its meta, and the bytes of each stream.
+_Stored = tuple[str, dict[str, Any], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +98,9 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
-        header, blobs = asdict(self), list[bytes]()
-        for sample in header["samples"]:
-            blobs += sample["streams"].values()
-            sample["streams"] = {name: len(data) for name, data in sample["streams"].items()}
-        return pack(header, *blobs)
+        stored = [(one.key, one.meta, {name: len(data) for name, data in one.streams.items()}) for one in self.samples]
+        blobs = (data for sample in self.samples for data in sample.streams.values())
+        return pack({**asdict(replace(self, samples=())), "samples": stored}, *blobs)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Outcome:
@@ -115,15 +110,15 @@ class Outcome:
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
         """The outcome of an unpacked piece."""
-        stored = parse_record(header.get("samples"), list[_StoredSample], "an outcome")
+        stored = parse_record(header.get("samples"), list[_Stored], "an outcome")
         outcome = parse_record({**header, "samples": ()}, cls, "an outcome")
         samples, position = [], 0
-        for sample in stored:
+        for key, meta, sizes in stored:
             streams = {}
-            for name, size in sample.streams.items():
+            for name, size in sizes.items():
                 streams[name] = bytes(blobs[position : position + size])
                 position += size
-            samples.append(EncodedSample(sample.key, sample.meta, streams))
+            samples.append(EncodedSample(key, meta, streams))
         if position != len(blobs):
             raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
         return replace(outcome, samples=tuple(samples))
