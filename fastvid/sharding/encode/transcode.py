@@ -231,7 +231,10 @@ def run_ffmpeg(
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
         if stdin is not None and process.stdin is not None:
             killer.start()
-            _write_input(process.stdin, stdin)
+            # If the program exits early, its log says why.
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                for data in stdin:
+                    pipe.write(data)
         # Join the reader, which ends when the process does: Popen.wait with a timeout would poll.
         reader.join(max(0.0, deadline - time.monotonic()))
         log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -248,13 +251,6 @@ def run_ffmpeg(
     if any(line.endswith(_FULL) for line in log.lines):
         raise no_space()
     return log
-
-
-def _write_input(pipe: IO[bytes], chunks: Iterable[bytes]) -> None:
-    # If the program exits early, its log says why.
-    with contextlib.suppress(BrokenPipeError), pipe:
-        for data in chunks:
-            pipe.write(data)
 
 
 def _too_slow(seconds: float) -> SourceError:

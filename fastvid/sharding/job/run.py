@@ -374,7 +374,8 @@ class Job:
                     self._settle(shard, packer)
             for outcome in engine.run(self._task(shard, slot) for shard, slot in todo) if engine else ():
                 faults.reach("encode")
-                shard, slot = self._place(outcome.index)
+                shard = bisect_right(self._first, outcome.index) - 1
+                slot = outcome.index - self._first[shard]
                 self.outages.add_outcome(self.shards[shard][slot], outcome)
                 if outcome.transient:
                     self.staging.put(self.stems[shard], slot, outcome)
@@ -462,10 +463,6 @@ class Job:
 
     def _task(self, shard: int, slot: int) -> SourceTask:
         return self.work.task(self._first[shard] + slot, self.shards[shard][slot])
-
-    def _place(self, index: int) -> tuple[int, int]:
-        shard = bisect_right(self._first, index) - 1
-        return shard, index - self._first[shard]
 
     def _keep(self, shard: int, slot: int, outcome: Outcome, packer: ThreadPoolExecutor) -> None:
         self.staging.put(self.stems[shard], slot, outcome)

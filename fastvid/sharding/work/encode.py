@@ -26,7 +26,6 @@ from fastvid.media.reasons import Reason
 from fastvid.media.timing import FrameTiming
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
-from fastvid.sharding.encode.flow import FlowSettings
 from fastvid.sharding.encode.parts import (
     PartEnd,
     SourceFrames,
@@ -320,8 +319,12 @@ class _ClipFile:
                 meta["bad_frames"] = salvaged.bad_frames
             streams = {"rgb": video}
             if settings.streams.flow is not None:
-                streams["flow"] = self._flow(video, shape, settings.streams.flow)
-                meta["flow"] = asdict(settings.streams.flow)
+                how = settings.streams.flow
+                # ffmpeg has its own clock; then what was written is decoded once.
+                allowed = 2 * flow_seconds(settings, how, shape) + settings.limits.seconds
+                self._report("flow", self._patience * allowed)
+                streams["flow"] = encode_flow(settings, how, video, shape, rate, self._patience)
+                meta["flow"] = asdict(how)
             if (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
                 streams["audio"] = member
                 facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
@@ -360,13 +363,6 @@ class _ClipFile:
         assert self._frames is not None
         compare_parts(self._frames, profile, ends)
         return checked
-
-    def _flow(self, video: bytes, shape: StreamInfo, how: FlowSettings) -> bytes:
-        """Return the flow stream of a verified picture stream."""
-        settings, patience = self.settings, self._patience
-        # ffmpeg has its own clock; then what was written is decoded once.
-        self._report("flow", patience * (2 * flow_seconds(settings, how, shape) + settings.limits.seconds))
-        return encode_flow(settings, how, video, shape, self.written.timing.rate, patience)
 
     def _copy(self, task: SourceTask) -> Outcome:
         """Take a clip over without encoding it."""
