@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -43,7 +43,10 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
     """
     known = lerobot_record(source)
     rows = source.annotations.take(source.rows).to_pylist()
-    episodes = [_Episode(number, row) for number, row in enumerate(rows)]
+    episodes = [
+        _Episode(row["key"], {"episode_index": number, "tasks": list(row["tasks"]), "length": row["num_frames"]})
+        for number, row in enumerate(rows)
+    ]
     limits = {name: int(known["info"].get(name) or default) for name, default in _LIMITS.items()}
     video_bytes, data_bytes = (megabytes << 20 for megabytes in limits.values())
     files: dict[str, dict[str, Any]] = {}
@@ -94,22 +97,14 @@ def lerobot_record(source: Dataset) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode, by its number among those that are written, and its row of ``meta/episodes``."""
+    """An episode: the key of its sample, and its row of ``meta/episodes``, with its number among those written."""
 
-    number: int
-    annotation: Mapping[str, Any]
-    row: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.row = {"episode_index": self.number, "tasks": list(self.annotation["tasks"]), "length": self.length}
-
-    @property
-    def key(self) -> str:
-        return str(self.annotation["key"])
+    key: str
+    row: dict[str, Any]
 
     @property
     def length(self) -> int:
-        return int(self.annotation["num_frames"])
+        return int(self.row["length"])
 
 
 class _Tasks:
@@ -278,7 +273,7 @@ def _write_data(
         values = {name: source.signals.values(name, np.array([row]), frames[None])[0] for name in source.signals}
         computed = {
             "frame_index": frames,
-            "episode_index": np.full(episode.length, episode.number),
+            "episode_index": np.full(episode.length, episode.row["episode_index"]),
             "index": index + frames,
         }
         values |= {name: column for name, column in computed.items() if name in values}
