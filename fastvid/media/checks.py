@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
@@ -16,8 +17,10 @@ from typing import Any, Final
 
 import av
 import numpy as np
+from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
+from av.video.stream import VideoStream
 
 from fastvid.decode.clips import Read, read_clip, reader_of
 from fastvid.decode.pyav import PyAvDecoder, open_context
@@ -121,8 +124,7 @@ def play_stream(
     count = 0
     try:
         with open_demuxer(data, "mov") as container:
-            video = container.streams.video[0]
-            video.codec_context.thread_count = 1
+            video = video_stream(container)
             aspect = fraction(video.sample_aspect_ratio)
             if stream is not None and stream.conforms and aspect not in (None, 1):
                 found["shape"] = f"pixels are {aspect} times as wide as high"
@@ -376,23 +378,33 @@ class Comparison:
         for (_, view), one in zip(ranges, data, strict=True):
             view[:] = one
 
-    def ends_alike(self) -> bool:
-        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
-        tables = self.tables
-        keys = np.flatnonzero(tables.sync & tables.shown)
-        times = np.sort(tables.pts[tables.shown]) - int(tables.pts[tables.shown].min())
-        since = int(tables.pts[keys[-1]] - tables.pts[tables.shown].min()) if len(keys) else 0
+    @contextmanager
+    def _demuxed(self, since: int) -> Iterator[tuple[InputContainer, VideoStream, int]]:
+        """Open the file in FFmpeg's demuxer, some ticks after its first frame; yields the tick of that frame too."""
         self.file.seek(0)
-        with open_demuxer(self.file, tables.container) as source:
+        with open_demuxer(self.file, self.tables.container) as source:
             stream = video_stream(source)
             begin = stream.start_time or 0
             try:
                 if since > 0:
                     source.seek(begin + since, stream=stream)
-                found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
+                yield source, stream, begin
             except av.FFmpegError as error:
-                raise SourceError(f"reading failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
-        listed: list[int] = times[times >= since].tolist()
+                raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+
+    @property
+    def _times(self) -> IntArray:
+        """Ticks since the first frame: an empty edit delays all of them, which only the demuxer applies."""
+        return self.tables.pts - int(self.tables.pts[self.tables.shown].min())
+
+    def ends_alike(self) -> bool:
+        """Return whether FFmpeg's demuxer finds the same frames from the last key packet to the end."""
+        tables, times = self.tables, self._times
+        keys = np.flatnonzero(tables.sync & tables.shown)
+        since = int(times[keys[-1]]) if len(keys) else 0
+        with self._demuxed(since) as (source, stream, begin):
+            found = [p.pts - begin for p in source.demux(stream) if p.pts is not None and not p.is_discard]
+        listed: list[int] = np.sort(times[tables.shown & (times >= since)]).tolist()
         return sorted(time for time in found if time >= since) == listed
 
     def _played(self, numbers: Sequence[int]) -> dict[int | None, bytes]:
@@ -400,33 +412,20 @@ class Comparison:
 
         The pass begins at an earlier key packet than the plan of the last of them.
         """
-        tables = self.tables
-        # Times since the first frame: an empty edit delays all of them, which only the demuxer applies.
-        times = tables.pts - int(tables.pts[tables.shown].min())
-        keys = np.flatnonzero(tables.sync)
+        times, keys = self._times, np.flatnonzero(self.tables.sync)
         first, last = (int(np.searchsorted(keys, ends, side="right")) - 1 for ends in (min(numbers), max(numbers)))
         at = max(min(first, last - 1), 0)
         # Frames that are shown before the key packet they follow are not decoded by who begins there.
         if at and any(number > keys[at] and times[number] < times[keys[at]] for number in numbers):
             at -= 1
-        key = keys[at] if len(keys) else 0
         missing, found = {int(times[number]): number for number in numbers}, dict[int | None, bytes]()
-        self.file.seek(0)
-        with open_demuxer(self.file, tables.container) as source:
-            stream = video_stream(source)
-            stream.codec_context.thread_count = 1
-            begin = stream.start_time or 0
-            try:
-                if times[key] > 0:
-                    source.seek(begin + int(times[key]), stream=stream)
-                for frame in source.decode(stream):
-                    number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
-                    if number is not None:
-                        found[number] = frame_digest(frame)
-                    if not missing:
-                        return found
-            except av.FFmpegError as error:
-                raise SourceError(f"decoding failed: {ffmpeg_message(error)}", reason=Reason.DAMAGED) from error
+        with self._demuxed(int(times[keys[at] if len(keys) else 0])) as (source, stream, begin):
+            for frame in source.decode(stream):
+                number = missing.pop(frame.pts - begin, None) if frame.pts is not None else None
+                if number is not None:
+                    found[number] = frame_digest(frame)
+                if not missing:
+                    return found
         raise SourceError(
             f"FFmpeg shows no frame at the time of packet {min(missing.values())}",
             reason=Reason.NO_INDEX,

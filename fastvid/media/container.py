@@ -14,11 +14,10 @@ from typing import Any, Final
 
 import av
 from av.container import InputContainer
-from av.video.stream import VideoStream
 
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.mp4 import packet_places
-from fastvid.media.demuxer import ffmpeg_message, fraction
+from fastvid.media.demuxer import ffmpeg_message, fraction, video_stream
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.reasons import Reason
 
@@ -51,13 +50,11 @@ class Demuxed:
     `whole`: whether an error of the demuxer is one; otherwise the packets end there.
     """
 
-    def __init__(
-        self, container: str, source: InputContainer, stream: VideoStream, limits: Limits, *, whole: bool = True
-    ) -> None:
+    def __init__(self, container: str, source: InputContainer, limits: Limits, *, whole: bool = True) -> None:
+        self.stream = stream = video_stream(source)
         context = stream.codec_context
         check_pixels(context.width, context.height, limits)
-        context.thread_count = 1
-        self.container, self.packets, self.corrupt = container, 0, 0
+        self.container, self.count, self.corrupt = container, 0, 0
         self.extradata = bytes(context.extradata or b"")
         self.time_base = fraction(stream.time_base) or Fraction(1, 1000)  # seconds per tick
         self.aspect = fraction(stream.sample_aspect_ratio)  # width of a pixel divided by its height
@@ -65,7 +62,7 @@ class Demuxed:
         rates = (stream.guessed_rate, stream.average_rate)[:: 1 if container in RAW else -1]
         # nominal frames per second
         self.rate = next(filter(None, map(fraction, rates)), Fraction(25)).limit_denominator(100_000)
-        self._source, self._stream, self._limits, self._whole = source, stream, limits, whole
+        self._source, self._limits, self._whole = source, limits, whole
         self._ends: dict[int, int] = {}
         self._times: list[int] = []
 
@@ -77,7 +74,7 @@ class Demuxed:
             raise SourceError("reading the file exceeds the memory limit", reason=Reason.MEMORY) from error
         except av.FFmpegError as error:
             if self._whole:
-                message = f"reading failed after {self.packets} packets: {ffmpeg_message(error)}"
+                message = f"reading failed after {self.count} packets: {ffmpeg_message(error)}"
                 raise SourceError(message, reason=Reason.DAMAGED) from error
 
     def _read(self) -> Iterator[Any]:
@@ -89,11 +86,11 @@ class Demuxed:
             if packet.pts is not None:
                 end = packet.pts + (packet.duration or 0)
                 self._ends[packet.stream_index] = max(end, self._ends.get(packet.stream_index, end))
-            if packet.stream_index != self._stream.index:
+            if packet.stream_index != self.stream.index:
                 continue
-            self.packets += 1
+            self.count += 1
             self.corrupt += packet.is_corrupt
-            if self.packets > self._limits.max_frames:
+            if self.count > self._limits.max_frames:
                 raise SourceError(f"file has more than {self._limits.max_frames} frames", reason=Reason.TOO_LONG)
             # AVI stores decode times only; for reordered pictures libavformat invents presentation times.
             time = packet.dts if self.container == "avi" else packet.pts
@@ -106,12 +103,12 @@ class Demuxed:
     def check(self, read: Read, size: int) -> None:
         """Raise a SourceError if something is missing, in containers whose header is written last."""
         if self.corrupt:
-            raise _truncated(f"{self.corrupt} of {self.packets} packets are truncated or damaged")
+            raise _truncated(f"{self.corrupt} of {self.count} packets are truncated or damaged")
         if self.container == "matroska":
             _check_elements(read, size)
-        counted = self._stream.frames
-        if self.container == "mov" and self.packets < counted and not _is_there(read, size):
-            raise _truncated(f"file contains {self.packets} of the {counted} packets that its header counts")
+        counted = self.stream.frames
+        if self.container == "mov" and self.count < counted and not _is_there(read, size):
+            raise _truncated(f"file contains {self.count} of the {counted} packets that its header counts")
         if self.container in _STEPS_COUNT and self._times:
             times = sorted(self._times)
             # Assume the usual duration for the last frame. An AVI remuxed from an MP4 may take 24 ticks per frame.

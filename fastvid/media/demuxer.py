@@ -39,7 +39,7 @@ def open_demuxer(file: str | bytes | memoryview | io.RawIOBase, container: str) 
 
 
 def video_stream(source: InputContainer) -> VideoStream:
-    """Return the first video stream that is not a cover image, like ffmpeg's stream specifier V."""
+    """Return the first video stream that is not a cover image, like ffmpeg's specifier V; it decodes in one thread."""
     pictures = [s for s in source.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
     if not pictures:
         kinds = " and ".join(sorted({s.type for s in source.streams})) or "nothing"
@@ -48,6 +48,8 @@ def video_stream(source: InputContainer) -> VideoStream:
     context: Any = pictures[0].codec_context
     if context is None:
         raise SourceError("no decoder for the video stream", reason=Reason.NO_DECODER)
+    if not context.is_open:
+        context.thread_count = 1
     return pictures[0]
 
 

@@ -191,9 +191,7 @@ def with_times(info: StreamInfo, pts: IntArray | None, tick: Fraction) -> Stream
 
     `pts`: times of the shown frames in ticks, ascending, int64 [N]; None if they are not known. `tick`: seconds.
     """
-    if pts is None:
-        return replace(info, times=None)
-    return replace(info, times=Times.of(pts, tick, info.fps))
+    return replace(info, times=None if pts is None else Times.of(pts, tick, info.fps))
 
 
 def _matroska_margins(head: bytes) -> tuple[int, int, int, int]:

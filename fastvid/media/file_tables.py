@@ -3,7 +3,7 @@
 The tables of a plain MP4 are read by themselves: two or three small reads, wherever they are in the file. Every other
 container is read from end to end by FFmpeg's demuxer, because only its blocks say where they are; nothing is stored.
 
-`FileReader` reads parts of a file on a disk or in an object store, and counts what that takes.
+`FileReader` reads parts of a file on a disk or in an object store.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import zlib
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Final
@@ -26,7 +26,7 @@ from fastvid.format.mp4 import Declared, Track, frame_rate, read_moov
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import Codec
 from fastvid.media.container import Demuxed, check_fragments, check_pixels, find_moov
-from fastvid.media.demuxer import open_demuxer, video_stream
+from fastvid.media.demuxer import open_demuxer
 from fastvid.media.describe import ENCODE_HINT, declared
 from fastvid.media.ffmpeg import Limits
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
@@ -34,6 +34,7 @@ from fastvid.media.probe import sniff
 from fastvid.media.prove import (
     decoded_codec,
     found_at,
+    nearest_rate,
 )
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import BoolArray, IntArray, UInt32Array
@@ -54,23 +55,13 @@ KEPT: Final = 1 << 26
 class FileReader(io.RawIOBase):
     """One version of a file: read by ranges, or like an open file by a demuxer.
 
-    `head`: its first bytes, if they were read with the version. `size`: size in bytes. `bytes_read`: bytes that
-    were read from the storage.
+    `head`: its first bytes, if they were read with the version. `size`: size in bytes.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        name: str,
-        version: Version,
-        check: Callable[[], None] = lambda: None,
-        *,
-        head: bytes | memoryview = b"",
-    ) -> None:
+    def __init__(self, storage: Storage, name: str, version: Version, *, head: bytes | memoryview = b"") -> None:
         super().__init__()
-        self._storage, self._name, self._check = storage, name, check
+        self._storage, self._name = storage, name
         self.version, self.size = version, version.size
-        self.bytes_read, self.reads = len(head), int(len(head) > 0)
         self._blocks: OrderedDict[int, bytes] = OrderedDict()
         self._keep(0, memoryview(head))
         self._place = self._expected = 0
@@ -127,7 +118,8 @@ class FileReader(io.RawIOBase):
                 runs.append([offset, offset + size])
         data = [memoryview(bytearray(stop - start)) for start, stop in runs]
         if runs:
-            self._read([(start, view) for (start, _), view in zip(runs, data, strict=True)])
+            places = [(start, view) for (start, _), view in zip(runs, data, strict=True)]
+            self._storage.read_into(self._name, places, self.version)
         starts = [start for start, _ in runs]
         found = []
         for (offset, size), known in zip(ranges, kept, strict=True):
@@ -173,7 +165,7 @@ class FileReader(io.RawIOBase):
     def _load(self, first: int, last: int) -> None:
         start, stop = first * BLOCK, min((last + 1) * BLOCK, self.size)
         data = memoryview(bytearray(stop - start))
-        self._read([(start, data)])
+        self._storage.read_into(self._name, [(start, data)], self.version)
         self._keep(first, data)
 
     def _keep(self, first: int, data: memoryview) -> None:
@@ -195,12 +187,6 @@ class FileReader(io.RawIOBase):
         if block not in self._blocks:
             self._load(block, block)
         return self._blocks[block]
-
-    def _read(self, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        self._check()
-        self._storage.read_into(self._name, ranges, self.version)
-        self.reads += len(ranges)
-        self.bytes_read += sum(len(view) for _, view in ranges)
 
 
 # A demuxed packet's first bytes that are kept.
@@ -243,8 +229,7 @@ def read_tables(file: FileReader, limits: Limits) -> Tables:
     said = declared(container, file.part, file.size)
     if track is not None:
         return replace(_from_track(track, container, limits), declared=said)
-    tables = _Demuxed(file, container, limits).tables()
-    return replace(tables, declared=replace(said, colours=tables.declared.colours))
+    return _demuxed(file, container, limits, said)
 
 
 def _from_track(track: Track, container: str, limits: Limits) -> Tables:
@@ -270,80 +255,52 @@ def _from_track(track: Track, container: str, limits: Limits) -> Tables:
     )
 
 
-@dataclass(slots=True)
-class _Demuxed:
-    """Reads a file from end to end."""
+# What is noted of each demuxed packet: attributes of `Tables`.
+_NOTED: Final = np.dtype(
+    [("offsets", "i8"), ("sizes", "i8"), ("pts", "i8"), ("shown", "?"), ("sync", "?"), ("checksums", "u4")]
+)
 
-    file: FileReader
-    container: str
-    limits: Limits
-    offsets: list[int] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-    pts: list[int] = field(default_factory=list)
-    shown: list[bool] = field(default_factory=list)
-    sync: list[bool] = field(default_factory=list)
-    heads: list[bytes | None] = field(default_factory=list)
-    checksums: list[int] = field(default_factory=list)
-    last: int = 0
 
-    def tables(self) -> Tables:
-        """Read the file."""
-        with open_demuxer(self.file, self.container) as source:
-            stream = video_stream(source)
-            codec = decoded_codec(stream)
-            demuxed = Demuxed(self.container, source, stream, self.limits)
-            kept = self.limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
-            fields = FieldPairs(codec.label, demuxed.extradata)
-            for packet in demuxed:
-                if packet.size:
-                    self._take(packet, fields, kept)
-            demuxed.check(self.file.part, self.file.size)
-            context = stream.codec_context
-            names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
-            primaries, transfer, matrix, range_ = map(int, names)
-        if not any(self.shown):
-            raise SourceError(f"none of the {len(self.sizes)} packets shows a frame", reason=Reason.NO_FRAMES)
-        pts, shown = np.asarray(self.pts, np.int64), np.asarray(self.shown, np.bool_)
-        rate, time_base = demuxed.rate, demuxed.time_base
-        if time_base.numerator == 1:
-            measured = _rate(pts, shown, time_base.denominator, self.last or 1)
-            # Containers round times to their clock, so the nominal rate is kept if it explains the times.
-            rate = measured if abs(measured - rate) * 1000 > measured else rate
-        return Tables(
-            container=self.container,
-            codec=codec,
-            extradata=demuxed.extradata,
-            rate=rate,
-            time_base=time_base,
-            offsets=np.asarray(self.offsets, np.int64),
-            sizes=np.asarray(self.sizes, np.int64),
-            pts=pts,
-            shown=shown,
-            sync=np.asarray(self.sync, np.bool_),
-            heads=self.heads,
-            checksums=np.asarray(self.checksums, np.uint32),
-            aspect=demuxed.aspect,
-            declared=Declared(colours=(primaries, transfer, matrix, range_)),
-        )
+def _demuxed(file: FileReader, container: str, limits: Limits, said: Declared) -> Tables:
+    """Read a file from end to end."""
+    noted, heads, last = list[tuple[Any, ...]](), list[bytes | None](), 1
+    with open_demuxer(file, container) as source:
+        demuxed = Demuxed(container, source, limits)
+        codec = decoded_codec(demuxed.stream)
+        kept = limits.memory_bytes if codec in WHOLE_PACKETS else _KEPT_HEAD
+        fields = FieldPairs(codec.label, demuxed.extradata)
+        for packet in demuxed:
+            if packet.size:
+                data, number = bytes(packet), len(noted)
+                _check(packet, number, is_second=fields.completes(memoryview(data)))
+                at = found_at(file.part, data, number, packet.pos, sum(noted[-1][:2]) if noted else 0)
+                times = packet.pts, not packet.is_discard, packet.is_keyframe
+                noted.append((at, len(data), *times, zlib.crc32(data)))
+                heads.append(data[:kept])
+                last = packet.duration or last
+        demuxed.check(file.part, file.size)
+        context = demuxed.stream.codec_context
+        names = context.color_primaries, context.color_trc, context.colorspace, context.color_range
+        primaries, transfer, matrix, range_ = map(int, names)
+    table = np.array(noted, _NOTED)
+    if not table["shown"].any():
+        raise SourceError(f"none of the {len(table)} packets shows a frame", reason=Reason.NO_FRAMES)
+    rate, time_base = demuxed.rate, demuxed.time_base
+    if time_base.numerator == 1:
+        rate = nearest_rate(_rate(table["pts"], table["shown"], time_base.denominator, last), rate)
+    columns: dict[str, Any] = {name: np.ascontiguousarray(table[name]) for name in _NOTED.names or ()}
+    said = replace(said, colours=(primaries, transfer, matrix, range_))
+    known: dict[str, Any] = {"heads": heads, "aspect": demuxed.aspect, "declared": said}
+    return Tables(container, codec, demuxed.extradata, rate, time_base, **columns, **known)
 
-    def _take(self, packet: Any, fields: FieldPairs, kept: int) -> None:
-        number = len(self.sizes)
-        if packet.is_corrupt:
-            raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
-        if packet.pts is None:
-            raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-        data = bytes(packet)
-        if fields.completes(memoryview(data)) and number:
-            raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
-        end = self.offsets[-1] + self.sizes[-1] if number else 0
-        self.offsets.append(found_at(self.file.part, data, number, packet.pos, end))
-        self.sizes.append(len(data))
-        self.pts.append(packet.pts)
-        self.shown.append(not packet.is_discard)
-        self.sync.append(packet.is_keyframe)
-        self.heads.append(data[:kept])
-        self.checksums.append(zlib.crc32(data))
-        self.last = packet.duration or self.last
+
+def _check(packet: Any, number: int, *, is_second: bool) -> None:
+    if packet.is_corrupt:
+        raise SourceError(f"packet {number} is truncated", reason=Reason.TRUNCATED)
+    if packet.pts is None:
+        raise SourceError(f"packet {number} has no time", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
+    if is_second and number:
+        raise SourceError("its frames are pairs of fields", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
 
 
 def with_heads(tables: Tables, heads: Sequence[bytes | None]) -> Tables:

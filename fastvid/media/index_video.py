@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from fractions import Fraction
 from typing import Final
@@ -24,7 +24,7 @@ from av.video.frame import VideoFrame
 from fastvid.errors import FormatError, SourceError
 from fastvid.format.bitstream import can_plan, changes_parameters
 from fastvid.format.headers import HEAD_BYTES, KEY_HEAD_BYTES, WHOLE_PACKETS, FieldPairs, flags_of_heads
-from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets, packet_records
+from fastvid.format.packets import PacketTable, StreamInfo, packet_offsets
 from fastvid.format.presentation import frame_bounds
 from fastvid.format.schema import Codec, PacketFlag, StreamFlag
 from fastvid.media.checks import Comparison, Finding, check_packets, chosen_frames
@@ -33,7 +33,7 @@ from fastvid.media.ffmpeg import Limits
 from fastvid.media.file_tables import FileReader, Tables, read_tables, with_heads
 from fastvid.media.probe import HEAD_BYTES as CONTAINER_BYTES
 from fastvid.media.probe import sniff
-from fastvid.media.prove import IndexedVideo, index_video, shown_times
+from fastvid.media.prove import IndexedVideo, index_video, shown_times, usable_records
 from fastvid.media.reasons import Reason
 from fastvid.media.timing import clip_frames
 from fastvid.runtime.arrays import IntArray, RecordArray, UInt8Array
@@ -124,7 +124,7 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
     tables = read_tables(file, limits)
     if not can_plan(tables.codec):
         return _index_whole(file, limits, hdr)
-    return Indexing(Comparison(file, _with_read_heads(tables, file)), hdr).indexed(proof)
+    return Indexing(file, _with_read_heads(tables, file)).indexed(proof, hdr)
 
 
 def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
@@ -195,35 +195,27 @@ def _why_changed(tables: Tables, flags: UInt8Array) -> str:
     return ""
 
 
-@dataclass(slots=True)
-class Indexing:
+class Indexing(Comparison):
     """Makes the index of a file of its tables."""
 
-    compared: Comparison
-    hdr: str = TONE_MAP
-
-    def indexed(self, proof: Proof) -> IndexedVideo:
+    def indexed(self, proof: Proof, hdr: str) -> IndexedVideo:
         """Return the index."""
-        tables = self.compared.tables
+        tables = self.tables
         flags, notes, why = choose_flags(tables)
         flags[0] |= _KEY
         frames = self._frames(flags)
         flags = np.where(frames < 0, flags | _HIDDEN, flags & ~_HIDDEN)
         checksums = np.zeros(len(flags), np.uint32) if tables.checksums is None else tables.checksums
-        try:
-            records = packet_records(tables.offsets, tables.sizes, checksums, frames, flags)
-            PacketTable(records)
-        except FormatError as error:
-            raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
-        self.compared.check_order(records)
+        records = usable_records(tables.offsets, tables.sizes, checksums, frames, flags)
+        self.check_order(records)
         first, aspect = self._first(records, proof)
         flag = StreamFlag.NONE if tables.checksums is not None else StreamFlag.UNCHECKED
         count = int((frames >= 0).sum())
         info = StreamInfo(tables.codec, 2, 2, count, tables.rate, tables.extradata, flags=flag)
-        info, shown = present(info, first, tables.declared, aspect, hdr=self.hdr)
+        info, shown = present(info, first, tables.declared, aspect, hdr=hdr)
         times = shown_times(tables.pts.tolist(), records["frame"].astype(np.int64))
         info = with_times(info, times, tables.time_base)
-        if proof is Proof.SAMPLE and not self.compared.ends_alike():
+        if proof is Proof.SAMPLE and not self.ends_alike():
             raise SourceError(
                 "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
@@ -241,12 +233,11 @@ class Indexing:
 
     def _frames(self, flags: UInt8Array) -> IntArray:
         """Return the frame that each packet shows, in display order, -1 for none; int64 [P]."""
-        tables = self.compared.tables
-        shown = np.flatnonzero(tables.shown & ((flags & _HIDDEN) == 0))
+        shown = np.flatnonzero(self.tables.shown & ((flags & _HIDDEN) == 0))
         if not len(shown):
             raise SourceError(f"none of the {len(flags)} packets shows a frame", reason=Reason.NO_FRAMES)
-        order = shown[np.argsort(tables.pts[shown], kind="stable")]
-        if (np.diff(tables.pts[order]) <= 0).any():
+        order = shown[np.argsort(self.tables.pts[shown], kind="stable")]
+        if (np.diff(self.tables.pts[order]) <= 0).any():
             raise SourceError(
                 "two of its packets have the same time",
                 reason=Reason.NO_INDEX,
@@ -258,15 +249,14 @@ class Indexing:
 
     def _first(self, records: RecordArray, proof: Proof) -> tuple[VideoFrame, Fraction | None]:
         """Return the first shown frame, without proof as much as was read anyway, and the shape of its pixels."""
-        compared, tables = self.compared, self.compared.tables
-        head = tables.heads[0]
-        first = compared.begun(head) if proof is Proof.NONE and head is not None else None
+        head = self.tables.heads[0]
+        first = self.begun(head) if proof is Proof.NONE and head is not None else None
         if first is None:
-            decoded = compared.decoded(PacketTable(records).plan([0]).packets, records)
+            decoded = self.decoded(PacketTable(records).plan([0]).packets, records)
             first = next((frame for _, frame in decoded), None)
         if first is None:
             raise SourceError("its first packets decode to no frame", reason=Reason.DAMAGED)
-        return first, tables.aspect or compared.aspect
+        return first, self.tables.aspect or self.aspect
 
     def _proved(self, info: StreamInfo, records: RecordArray, notes: list[str]) -> tuple[StreamInfo, RecordArray, str]:
         """Compare some frames, decoded from as few packets as possible, then from more, until they are right.
@@ -283,7 +273,7 @@ class Indexing:
 
     def _ways(self, info: StreamInfo, records: RecordArray) -> Iterator[tuple[StreamInfo, RecordArray, list[str]]]:
         """Yield streams and records that leave out ever less; and notes."""
-        tables = self.compared.tables
+        tables = self.tables
         unread = np.asarray([head is None for head in tables.heads])
         # The second field of a picture may be a reference where the first is none, and has a packet of its own.
         if unread.any() and not FieldPairs(tables.codec.label, tables.extradata).possible:
@@ -301,7 +291,7 @@ class Indexing:
 
     def _differs(self, info: StreamInfo, records: RecordArray, frames: Sequence[int]) -> str:
         """Return how some frames differ from those that FFmpeg shows; empty if they do not."""
-        return next((message for _, message in self.compared.check(info, records, frames)), "")
+        return next((message for _, message in self.check(info, records, frames)), "")
 
 
 def _early(records: RecordArray) -> list[int]:

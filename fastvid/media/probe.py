@@ -30,7 +30,7 @@ from fastvid.errors import SourceError
 from fastvid.format.headers import FieldPairs
 from fastvid.format.presentation import Coded
 from fastvid.media.container import RAW, Demuxed, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data, video_stream
+from fastvid.media.demuxer import ffmpeg_message, fraction, open_demuxer, side_data
 from fastvid.media.describe import HDR_TRANSFERS, Orientation, declared, plausible
 from fastvid.media.ffmpeg import Limits, is_full, no_space, temporary_file
 from fastvid.media.reasons import Reason
@@ -291,31 +291,30 @@ def probe(source: OpenSource, limits: Limits, *, whole: bool = True) -> SourceIn
     if source.container == "mov":
         check_fragments(read, source.size)
     with open_demuxer(source.url, source.container) as container:
-        stream = video_stream(container)
-        scan = _Scan(Demuxed(source.container, container, stream, limits, whole=whole), stream)
+        scan = _Scan(source.container, container, limits, whole=whole)
         scan.run()
-        info = _describe(source, container, stream, scan)
+        info = _describe(source, container, scan.stream, scan)
         if whole:
-            scan.demuxed.check(read, source.size)
+            scan.check(read, source.size)
         return info
 
 
-class _Scan:
+class _Scan(Demuxed):
     """One pass over the packets that collects counts, times and the first frame."""
 
-    def __init__(self, demuxed: Demuxed, stream: VideoStream) -> None:
-        self.demuxed, self.stream = demuxed, stream
+    def __init__(self, container: str, source: InputContainer, limits: Limits, *, whole: bool) -> None:
+        super().__init__(container, source, limits, whole=whole)
         self.shown = 0
         self.pts: list[int | None] = []
-        self._codec = stream.codec_context.name
-        name = stream.codec_context.codec.canonical_name
-        self.fields = FieldPairs(name, demuxed.extradata)
-        self.access = RandomAccess(demuxed.container, name, demuxed.extradata)
+        self._codec = self.stream.codec_context.name
+        name = self.stream.codec_context.codec.canonical_name
+        self.fields = FieldPairs(name, self.extradata)
+        self.access = RandomAccess(container, name, self.extradata)
         self.frame: VideoFrame | None = None
         self.error = ""
 
     def run(self) -> None:
-        for packet in self.demuxed:
+        for packet in self:
             if packet.size:
                 self._take(packet)
         if self.frame is None:
@@ -331,7 +330,7 @@ class _Scan:
             return
         # A placeholder takes a tick of the clock but contains no frame. AVI stores decode times only; for reordered
         # pictures libavformat invents presentation times, the last of them wrong.
-        self.pts.append(packet.dts if self.demuxed.container == "avi" else packet.pts)
+        self.pts.append(packet.dts if self.container == "avi" else packet.pts)
         self.shown += packet.size > _PLACEHOLDER_BYTES
 
     def _decode(self, packet: Packet[VideoStream] | None) -> None:
@@ -347,15 +346,15 @@ class _Scan:
 
 
 def _describe(source: OpenSource, container: InputContainer, stream: VideoStream, scan: _Scan) -> SourceInfo:
-    if not scan.demuxed.packets:
+    if not scan.count:
         raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
     if scan.frame is None:
         cause = f": {scan.error}" if scan.error else ""
-        raise SourceError(f"no frame decodes from {scan.demuxed.packets} packets{cause}", reason=Reason.NO_FRAMES)
+        raise SourceError(f"no frame decodes from {scan.count} packets{cause}", reason=Reason.NO_FRAMES)
     if not scan.shown:
         raise SourceError("edit list shows no frame", reason=Reason.NO_FRAMES)
     context, frame = stream.codec_context, scan.frame
-    time_base = scan.demuxed.time_base
+    time_base = scan.time_base
     timing = choose_timing(
         [] if source.container in RAW else scan.pts,
         time_base,

@@ -14,7 +14,7 @@ import hashlib
 import subprocess
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ import av
 import numpy as np
 import numpy.typing as npt
 from av.bitstream import BitStreamFilterContext
+from av.container import InputContainer
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
@@ -37,7 +38,7 @@ from fastvid.format.packets import PacketTable, StreamInfo, packet_records
 from fastvid.format.presentation import usual_step
 from fastvid.format.schema import INPUT_PADDING, Codec, Matrix, PacketFlag, Range, StreamFlag
 from fastvid.media.container import Demuxed, Read, check_fragments
-from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
+from fastvid.media.demuxer import ffmpeg_message, open_demuxer
 from fastvid.media.describe import ENCODE_HINT, TONE_MAP, declared, present, with_times
 from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.probe import HEAD_BYTES, sniff
@@ -95,23 +96,67 @@ def frame_digest(frame: VideoFrame) -> bytes:
 _CODECS: Final = {codec.label: codec for codec in Codec}
 
 
-@dataclass(slots=True)
-class Playback:
+class Playback(Demuxed):
     """The packets and frames that a player gets from a file's first video stream."""
 
-    codec: Codec
-    extradata: bytes = b""
-    rate: Fraction = Fraction(25)  # frames per second according to the container
-    time_base: Fraction = Fraction(1, 1000)  # seconds per tick
-    aspect: Fraction | None = None  # width of a pixel divided by its height, if FFmpeg knows it
-    packets: list[memoryview] = field(default_factory=list)
-    positions: list[int | None] = field(default_factory=list)
-    pts: list[int | None] = field(default_factory=list)
-    dts: list[int | None] = field(default_factory=list)
-    durations: list[int] = field(default_factory=list)
-    discard: list[bool] = field(default_factory=list)
-    digests: list[bytes] = field(default_factory=list)  # hashes of the shown frames, in display order
-    first: VideoFrame | None = None
+    def __init__(self, container: str, source: InputContainer, limits: Limits) -> None:
+        super().__init__(container, source, limits)
+        self.codec = decoded_codec(self.stream)
+        self.packets = list[memoryview]()
+        self.positions, self.pts, self.dts = list[int | None](), list[int | None](), list[int | None]()
+        self.durations, self.discard = list[int](), list[bool]()
+        self.digests = list[bytes]()  # hashes of the shown frames, in display order
+        self.first: VideoFrame | None = None
+        self._fields = FieldPairs(self.codec.label, self.extradata)
+
+    def play(self, *, unpack: bool) -> None:
+        """Read and decode all packets; `unpack`: whether to separate frames that MPEG-4 joins in one."""
+        is_packed = unpack and self.codec is Codec.MPEG4
+        splitter = BitStreamFilterContext("mpeg4_unpack_bframes", self.stream) if is_packed else None
+        try:
+            for demuxed in self:
+                packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
+                for packet in packets:
+                    self._take(packet)
+        except MemoryError as error:
+            raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
+        except av.FFmpegError as error:
+            message = f"decoding failed after {len(self.digests)} frames: {ffmpeg_message(error)}"
+            raise SourceError(message, reason=Reason.DAMAGED) from error
+        if not self.packets:
+            raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
+
+    def _take(self, packet: Any) -> None:
+        if packet.size:
+            if packet.is_corrupt:
+                raise SourceError(f"packet {len(self.packets)} is truncated", reason=Reason.TRUNCATED)
+            data, joined = bytes(packet), self._fields.completes(memoryview(packet)) and self.packets
+            if joined:
+                data = bytes(self.packets.pop()) + data
+                self.durations[-1] += packet.duration or 0
+            # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
+            self.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
+            if not joined:
+                self.positions.append(packet.pos)
+                self.pts.append(packet.pts)
+                self.dts.append(packet.dts)
+                self.durations.append(packet.duration or 0)
+                self.discard.append(packet.is_discard)
+        for frame in self.stream.decode(packet):
+            number = len(self.digests)
+            if frame.is_corrupt:
+                raise SourceError(f"decoder reports errors in frame {number}", reason=Reason.DAMAGED)
+            self.first = self.first or frame
+            size = (self.first.width, self.first.height)
+            if frame.interlaced_frame and not self.first.interlaced_frame:
+                self.first = frame  # what describes the stream
+            if (frame.width, frame.height) != size:
+                raise SourceError(
+                    f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
+                    reason=Reason.NO_INDEX,
+                    hint=ENCODE_HINT,
+                )
+            self.digests.append(frame_digest(frame))
 
 
 def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -> Playback:
@@ -126,21 +171,9 @@ def play(data: bytes, container: str, limits: Limits, *, unpack: bool = False) -
     if container == "mov":
         check_fragments(read, len(data))
     with open_demuxer(data, container) as source:
-        stream = video_stream(source)
-        codec = decoded_codec(stream)
-        demuxed = Demuxed(container, source, stream, limits)
-        played = Playback(codec, demuxed.extradata, demuxed.rate, demuxed.time_base, demuxed.aspect)
-        try:
-            _read(demuxed, stream, played, unpack=unpack and codec is Codec.MPEG4)
-        except MemoryError as error:
-            raise SourceError("decoding exceeds the memory limit", reason=Reason.MEMORY) from error
-        except av.FFmpegError as error:
-            raise SourceError(
-                f"decoding failed after {len(played.digests)} frames: {ffmpeg_message(error)}", reason=Reason.DAMAGED
-            ) from error
-        if not played.packets:
-            raise SourceError("video stream has no packets", reason=Reason.NO_FRAMES)
-        demuxed.check(read, len(data))
+        played = Playback(container, source, limits)
+        played.play(unpack=unpack)
+        played.check(read, len(data))
         if played.first is None:
             raise SourceError(f"none of the {len(played.packets)} packets shows a frame", reason=Reason.NO_FRAMES)
     return played
@@ -153,48 +186,6 @@ def decoded_codec(stream: VideoStream) -> Codec:
     if codec is None:
         raise SourceError(f"no fastvid decoder supports {name}", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
     return codec
-
-
-def _read(packets_of: Demuxed, stream: VideoStream, played: Playback, *, unpack: bool) -> None:
-    fields = FieldPairs(played.codec.label, played.extradata)
-    splitter = BitStreamFilterContext("mpeg4_unpack_bframes", stream) if unpack else None
-    for demuxed in packets_of:
-        packets = [demuxed] if splitter is None or not demuxed.size else splitter.filter(demuxed)
-        for packet in packets:
-            _take(packet, stream, played, fields)
-
-
-def _take(packet: Any, stream: VideoStream, played: Playback, fields: FieldPairs) -> None:
-    if packet.size:
-        if packet.is_corrupt:
-            raise SourceError(f"packet {len(played.packets)} is truncated", reason=Reason.TRUNCATED)
-        data, joined = bytes(packet), fields.completes(memoryview(packet)) and played.packets
-        if joined:
-            data = bytes(played.packets.pop()) + data
-            played.durations[-1] += packet.duration or 0
-        # Pad the packet: decoders read past its end, and PyAV neither copies nor pads a packet made from a buffer.
-        played.packets.append(memoryview(data + bytes(INPUT_PADDING))[: len(data)])
-        if not joined:
-            played.positions.append(packet.pos)
-            played.pts.append(packet.pts)
-            played.dts.append(packet.dts)
-            played.durations.append(packet.duration or 0)
-            played.discard.append(packet.is_discard)
-    for frame in stream.decode(packet):
-        number = len(played.digests)
-        if frame.is_corrupt:
-            raise SourceError(f"decoder reports errors in frame {number}", reason=Reason.DAMAGED)
-        played.first = played.first or frame
-        size = (played.first.width, played.first.height)
-        if frame.interlaced_frame and not played.first.interlaced_frame:
-            played.first = frame  # what describes the stream
-        if (frame.width, frame.height) != size:
-            raise SourceError(
-                f"frame {number} has size {frame.width}x{frame.height}, the first frame {size[0]}x{size[1]}",
-                reason=Reason.NO_INDEX,
-                hint=ENCODE_HINT,
-            )
-        played.digests.append(frame_digest(frame))
 
 
 # Demuxers return the position of the packet's own header; the longest in use, of Matroska's block groups, is smaller.
@@ -247,7 +238,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     offsets = _locate(data, played)
     first = played.first
     assert first is not None
-    info, shown = described(played, data, container, hdr=hdr)
+    info, shown = described(played, data, hdr=hdr)
     numbered = number_packets(played)
     ticks = clock(played, numbered.order)
     times = None if ticks is None else np.asarray([t for packet, t in ticks.items() if numbered.frames[packet] >= 0])
@@ -255,11 +246,7 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     info = replace(info, fps=rate)
     sizes = [len(packet) for packet in played.packets]
     checksums = [zlib.crc32(packet) for packet in played.packets]
-    try:
-        records = packet_records(offsets, sizes, checksums, numbered.frames, numbered.flags)
-        PacketTable(records)
-    except FormatError as error:
-        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    records = usable_records(offsets, sizes, checksums, numbered.frames, numbered.flags)
     whole = numbered.whole or why_decode_whole(played, numbered)
     if whole:
         info = replace(info, flags=info.flags | StreamFlag.WHOLE)
@@ -271,13 +258,21 @@ def index_video(data: bytes, limits: Limits, *, hdr: str = TONE_MAP) -> IndexedV
     )
 
 
-def described(
-    played: Playback, data: bytes, container: str, *, hdr: str = TONE_MAP
-) -> tuple[StreamInfo, tuple[str, ...]]:
+def usable_records(*columns: Any) -> npt.NDArray[np.void]:
+    """Return PACKET_DTYPE records [P] of columns, see `packet_records`, if a reader can use them."""
+    try:
+        records = packet_records(*columns)
+        PacketTable(records)
+    except FormatError as error:
+        raise SourceError(f"its packets cannot be indexed: {error.message}", reason=Reason.NO_INDEX) from error
+    return records
+
+
+def described(played: Playback, data: bytes, *, hdr: str = TONE_MAP) -> tuple[StreamInfo, tuple[str, ...]]:
     """Describe the stream of a file, see `fastvid.media.describe.present`."""
     assert played.first is not None
     info = StreamInfo(played.codec, 2, 2, len(played.digests), played.rate, played.extradata)
-    said = declared(container, lambda at, count: data[at : at + count], len(data))
+    said = declared(played.container, lambda at, count: data[at : at + count], len(data))
     return present(info, played.first, said, played.aspect, hdr=hdr)
 
 
@@ -456,8 +451,12 @@ def _rate(played: Playback, times: IntArray | None, frames: IntArray, nominal: F
     # Rounding to the container's clock changes a step by up to one tick.
     if not notes and len(steps) and int(steps.max() - steps.min()) > max(1, last // 100):
         notes = ["variable-rate"]
-    # Containers round times to their clock, so the nominal rate is kept if it explains the times.
-    return rate if abs(rate - nominal) * 1000 > rate else nominal, notes
+    return nearest_rate(rate, nominal), notes
+
+
+def nearest_rate(measured: Fraction, nominal: Fraction) -> Fraction:
+    """Return the nominal rate if it explains the measured one: containers round times to their clock."""
+    return measured if abs(measured - nominal) * 1000 > measured else nominal
 
 
 def _differences(played: Playback, info: StreamInfo, frame: VideoFrame) -> Iterator[str]:

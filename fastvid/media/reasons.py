@@ -7,75 +7,55 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from typing import Final
 
 
 class Reason(StrEnum):
     """A reason code; the ledger stores its value."""
 
+    meaning: str  # in one line
+
+    def __new__(cls, value: str, meaning: str = "") -> Reason:
+        """Create a member of its value, with its meaning."""
+        member = str.__new__(cls, value)
+        member._value_, member.meaning = value, meaning
+        return member
+
     # The file itself
-    MISSING = "missing"
-    OUTSIDE = "outside"
-    UNREADABLE = "unreadable"
-    UNREACHABLE = "unreachable"
-    CHANGED = "changed"
-    EMPTY = "empty"
-    BLOCKED = "blocked"
-    DUPLICATE_NAME = "duplicate-name"
+    MISSING = "missing", "a link or the annotations name a file that does not exist"
+    OUTSIDE = "outside", "a symbolic link that leads outside the source folder"
+    UNREADABLE = "unreadable", "the disk does not deliver the file, even in a retry at the end"
+    UNREACHABLE = "unreachable", "its server does not deliver the file, even in a retry at the end"
+    CHANGED = "changed", "the file changed after the sources were listed, or while it was read"
+    EMPTY = "empty", "the file is empty"
+    BLOCKED = "blocked", "its bytes were taken down: their SHA-256 is on the dataset's block list"
+    DUPLICATE_NAME = "duplicate-name", "a tar has two members of this name, and the first was taken"
     # Its content
-    NOT_VIDEO = "not-video"
-    PLAYLIST = "playlist"
-    BROKEN_CONTAINER = "broken-container"
-    NO_VIDEO_STREAM = "no-video-stream"
-    NO_DECODER = "no-decoder"
-    NO_FRAMES = "no-frames"
-    TRUNCATED = "truncated"
-    DAMAGED = "damaged"
-    OUT_OF_RANGE = "out-of-range"
+    NOT_VIDEO = "not-video", "the first bytes are not those of an accepted video container"
+    PLAYLIST = "playlist", "a playlist or script that refers to other files; such files are never opened"
+    BROKEN_CONTAINER = "broken-container", "the container is recognised, but its header cannot be read"
+    NO_VIDEO_STREAM = "no-video-stream", "the file has no video stream: only audio, text or a cover image"
+    NO_DECODER = "no-decoder", "this build of ffmpeg has no decoder for the codec"
+    NO_FRAMES = "no-frames", "no frame can be decoded"
+    TRUNCATED = "truncated", "the data ends earlier than the header says"
+    DAMAGED = "damaged", "the decoder reports errors, or returns fewer frames than there are packets"
+    OUT_OF_RANGE = "out-of-range", "the clip's start or end is outside the video"
     # Limits of fastvid
-    TOO_LARGE = "too-large"
-    TOO_LONG = "too-long"
-    BAD_SHAPE = "bad-shape"
-    HDR = "hdr"
+    TOO_LARGE = "too-large", "a frame has more pixels than the limit"
+    TOO_LONG = "too-long", "there are more frames than the limit"
+    BAD_SHAPE = "bad-shape", "the picture is too long and thin for a side limit, or a single pixel wide or high"
+    HDR = "hdr", "high dynamic range: encoding by an ffmpeg with zscale tone-maps it, --hdr keep leaves it as it is"
     # Processing
-    TIMEOUT = "timeout"
-    MEMORY = "memory"
-    NO_SPACE = "no-space"
-    CRASHED = "crashed"
-    ENCODE_FAILED = "encode-failed"
-    VERIFY_FAILED = "verify-failed"
-    NO_INDEX = "no-index"
+    TIMEOUT = "timeout", "it took longer than the limit, even in a retry by itself"
+    MEMORY = "memory", "it needs more memory than the limit"
+    NO_SPACE = "no-space", "the disk for temporary files was full; the file is not rejected, the job stops"
+    CRASHED = "crashed", "the worker process died, even in two retries by itself"
+    ENCODE_FAILED = "encode-failed", "ffmpeg failed for another reason; its message is in the ledger"
+    VERIFY_FAILED = "verify-failed", "the encoded sample does not pass verification"
+    NO_INDEX = "no-index", "its packets cannot be used unchanged; re-encode it with a profile"
 
 
-MEANING: dict[Reason, str] = {
-    Reason.MISSING: "a link or the annotations name a file that does not exist",
-    Reason.OUTSIDE: "a symbolic link that leads outside the source folder",
-    Reason.UNREADABLE: "the disk does not deliver the file, even in a retry at the end",
-    Reason.UNREACHABLE: "its server does not deliver the file, even in a retry at the end",
-    Reason.CHANGED: "the file changed after the sources were listed, or while it was read",
-    Reason.EMPTY: "the file is empty",
-    Reason.BLOCKED: "its bytes were taken down: their SHA-256 is on the dataset's block list",
-    Reason.DUPLICATE_NAME: "a tar has two members of this name, and the first was taken",
-    Reason.NOT_VIDEO: "the first bytes are not those of an accepted video container",
-    Reason.PLAYLIST: "a playlist or script that refers to other files; such files are never opened",
-    Reason.BROKEN_CONTAINER: "the container is recognised, but its header cannot be read",
-    Reason.NO_VIDEO_STREAM: "the file has no video stream: only audio, text or a cover image",
-    Reason.NO_DECODER: "this build of ffmpeg has no decoder for the codec",
-    Reason.NO_FRAMES: "no frame can be decoded",
-    Reason.TRUNCATED: "the data ends earlier than the header says",
-    Reason.DAMAGED: "the decoder reports errors, or returns fewer frames than there are packets",
-    Reason.OUT_OF_RANGE: "the clip's start or end is outside the video",
-    Reason.TOO_LARGE: "a frame has more pixels than the limit",
-    Reason.TOO_LONG: "there are more frames than the limit",
-    Reason.BAD_SHAPE: "the picture is too long and thin for a side limit, or a single pixel wide or high",
-    Reason.HDR: "high dynamic range: encoding by an ffmpeg with zscale tone-maps it, --hdr keep leaves it as it is",
-    Reason.TIMEOUT: "it took longer than the limit, even in a retry by itself",
-    Reason.MEMORY: "it needs more memory than the limit",
-    Reason.NO_SPACE: "the disk for temporary files was full; the file is not rejected, the job stops",
-    Reason.CRASHED: "the worker process died, even in two retries by itself",
-    Reason.ENCODE_FAILED: "ffmpeg failed for another reason; its message is in the ledger",
-    Reason.VERIFY_FAILED: "the encoded sample does not pass verification",
-    Reason.NO_INDEX: "its packets cannot be used unchanged; re-encode it with a profile",
-}
+MEANING: Final = {reason: reason.meaning for reason in Reason}
 """A one-line explanation of each reason."""
 
 NOTES: dict[str, str] = {

@@ -23,7 +23,8 @@ from fastvid.format.packets import PacketTable, packet_records
 from fastvid.format.schema import Codec, PacketFlag
 from fastvid.media.demuxer import ffmpeg_message, open_demuxer, video_stream
 from fastvid.media.describe import ENCODE_HINT
-from fastvid.media.prove import NumberedPackets, Playback, clock
+from fastvid.media.ffmpeg import Limits
+from fastvid.media.prove import NumberedPackets, Playback, clock, described, number_packets, play, why_decode_whole
 from fastvid.media.reasons import Reason
 
 # Codecs whose packets all show a frame; one without a frame is a placeholder or lacks its references.
@@ -35,23 +36,22 @@ _MOVIE_TICKS: Final = 90_000
 
 
 class Remuxer:
-    """Writes MP4s of a source's packets.
+    """Writes MP4s of the packets of a source, `data`.
 
-    `played`: its packets and frames.
+    `played`: its packets and frames. `shown`: what a player makes of them.
     """
 
-    def __init__(
-        self, data: bytes, container: str, played: Playback, numbered: NumberedPackets, *, whole: bool
-    ) -> None:
-        self._data, self._container, self._played, self._numbered = data, container, played, numbered
-        count = len(played.packets)
-        nothing = np.zeros(count, np.int64)
-        records = packet_records(nothing, nothing, nothing, numbered.frames, numbered.flags)
+    def __init__(self, data: bytes, container: str, limits: Limits, hdr: str) -> None:
+        self.played = played = play(data, container, limits, unpack=True)
+        self.shown, _ = described(played, data, hdr=hdr)
+        self._data, self._numbered = data, number_packets(played)
+        frames, nothing = self._numbered.frames, np.zeros(len(played.packets), np.int64)
+        records = packet_records(nothing, nothing, nothing, frames, self._numbered.flags)
+        whole = bool(self._numbered.whole or why_decode_whole(played, self._numbered))
         self._table = PacketTable(records, whole=whole)
-        self._base, self._ticks = _clock(played, numbered)
-        self._packet_of = np.empty(self._table.num_frames, np.int64)
-        shown = np.flatnonzero(numbered.frames >= 0)
-        self._packet_of[numbered.frames[shown]] = shown
+        self._base, self._ticks = _clock(played, self._numbered)
+        shown = np.flatnonzero(frames >= 0)
+        self._packet_of = shown[np.argsort(frames[shown])]
 
     @property
     def seconds(self) -> npt.NDArray[np.float64]:
@@ -63,7 +63,7 @@ class Remuxer:
     def part(self, first: int, last: int) -> bytes:
         """Return an MP4 that shows frames `first` to `last` - 1 and contains the packets that they need."""
         packets = self._table.plan(range(first, last)).packets.tolist()
-        if self._played.codec in _NEVER_SILENT:
+        if self.played.codec in _NEVER_SILENT:
             packets = [packet for packet in packets if packet in self._ticks]
         zero = self._ticks[int(self._packet_of[first])]
         pts = [time - zero for time in self._times(packets)]
@@ -92,8 +92,11 @@ class Remuxer:
 
     def _mux(self, packets: Sequence[int], pts: Sequence[int]) -> bytes:
         # A file, not memory: the muxer rereads its own output to move the tables to the front.
-        with tempfile.TemporaryFile(prefix="fastvid-") as file, open_demuxer(self._data, self._container) as source:
-            if self._played.codec is Codec.VP8:
+        with (
+            tempfile.TemporaryFile(prefix="fastvid-") as file,
+            open_demuxer(self._data, self.played.container) as source,
+        ):
+            if self.played.codec is Codec.VP8:
                 raise SourceError("MP4 cannot contain vp8", reason=Reason.NO_INDEX, hint=ENCODE_HINT)
             try:
                 opened = av.open(
@@ -124,11 +127,9 @@ class Remuxer:
         stream.time_base = self._base
         # The muxer uses this duration for the last frame; the others last until the next one.
         shown_at = sorted(pts)
-        step = (
-            max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self._played.rate / self._base))
-        )
+        step = max(1, shown_at[-1] - shown_at[-2]) if len(pts) > 1 else max(1, round(1 / self.played.rate / self._base))
         for packet, shown, decoded in zip(packets, pts, decode_times(pts), strict=True):
-            data: Any = self._played.packets[packet]  # PyAV takes any buffer; its stubs say bytes
+            data: Any = self.played.packets[packet]  # PyAV takes any buffer; its stubs say bytes
             one = av.Packet(data)
             one.stream, one.time_base = stream, self._base
             one.pts, one.dts, one.duration = shown, decoded, step

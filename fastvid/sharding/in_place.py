@@ -20,7 +20,7 @@ from fastvid.format.annotations import fact_columns
 from fastvid.format.dataset import change
 from fastvid.format.generations import Generation, ShardRecord, read_annotations, read_generation
 from fastvid.format.in_place import IndexedSample, IndexedStream, ListedFile, Root, common_root, parse_root
-from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, StreamFlag, later_stem
+from fastvid.format.schema import FACT_FIELDS, IN_PLACE, IN_PLACE_SUFFIXES, later_stem
 from fastvid.format.shard import Shard, open_shard, write_in_place
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.describe import KEEP, TONE_MAP
@@ -31,12 +31,12 @@ from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.job.frozen import given_sources, start_work
-from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run
+from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run, with_column
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tars import gather_sources
+from fastvid.sharding.sources.tars import gather_sources, listed_source
 from fastvid.sharding.work.index import indexed_meta, unpack_found
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -169,21 +169,20 @@ def reindex(
             names[shard.name] = name = later_stem(shard.name, _NAMES + generation.revision)
             for suffix in shard.suffixes:
                 copy_file(scratch, f"{part.stem}.{suffix}", storage, f"{name}.{suffix}")
-    digests = {shard.name: part.digest for shard, part in zip(chosen, parts, strict=True)}
+    made: dict[str, dict[str, Any]] = {
+        shard.name: {"name": names[shard.name], "bytes": part.digest.bytes, "sha256": part.digest.sha256}
+        for shard, part in zip(chosen, parts, strict=True)
+        if part.digest is not None
+    }
     samples = {sample.key: sample for part in parts for sample in part.samples}
     everything = [*(source.path for sources in work for source in sources)]
     kept = [f"{place.listed}/file"] if len(chosen) < len(listed) else []
 
     def edit(current: Generation, table: pa.Table) -> tuple[Generation, pa.Table]:
-        made = []
-        for record in current.shards:
-            digest = digests.get(record.name)
-            if digest is not None:
-                record = replace(record, name=names[record.name], bytes=digest.bytes, sha256=digest.sha256)
-            made.append(record)
+        records = tuple(replace(record, **made.get(record.name, {})) for record in current.shards)
         extras = {**current.extras, IN_PLACE: {"root": common_root([*everything, *kept])}}
         note = f"index {things(len(names), 'shard')} of videos in place again"
-        return replace(current, shards=tuple(made), extras=extras, note=note), _with_facts(table, samples)
+        return replace(current, shards=records, extras=extras, note=note), _with_facts(table, samples)
 
     return Reindexed(change(storage, edit).number, names, count)
 
@@ -227,21 +226,9 @@ def _sources(storage: Storage, generation: Generation, record: ShardRecord, shar
     table = read_annotations(storage, generation)
     start = sum(one.samples for one in generation.shards[: generation.shards.index(record)])
     rows = table.slice(start, record.samples).to_pylist()
-    sources = []
-    for number, row in enumerate(rows):
-        bounds = row.get("asked_start_seconds"), row.get("asked_end_seconds")
-        if shard.info(number).flags & StreamFlag.PART and bounds == (None, None):
-            raise UsageError(
-                "the annotations do not say which part of its file a sample is",
-                key=row["key"],
-                file=storage.url,
-                hint="index its source again into a new folder with `fastvid index`",
-            )
-        path = place.locate(shard.file(number).file)
-        parent = None if bounds == (None, None) else row.get("parent")
-        name = decode_name(row["source_id"])
-        sources.append(Source(name, path, key=row["key"], start=bounds[0], end=bounds[1], parent=parent))
-    return sources
+    names = [Source(decode_name(row["source_id"]), "", key=row["key"]) for row in rows]
+    found = [listed_source(row, one, shard, at, place) for at, (row, one) in enumerate(zip(rows, names, strict=True))]
+    return [replace(source, size=0, tag=None) for source in found]  # the file may be another by now
 
 
 def _index(
@@ -251,7 +238,7 @@ def _index(
     workers: int | None,
 ) -> list[Part]:
     # They were accepted before; fastvid 0.2 delivered high dynamic range as it is.
-    settings = index_settings(None, proof=records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
+    settings = index_settings(None, records[0].profile.get("proof", Proof.SAMPLE), hdr=KEEP)
     found = SourceList(tuple(source for sources in work for source in sources), (), {})
     files = IndexFiles(scratch, found, settings, samples_per_shard=1, shards=work)
     how = How(workers=workers, command="index")
@@ -275,8 +262,7 @@ def _with_facts(table: pa.Table, samples: Mapping[str, PackedSample]) -> pa.Tabl
     keys = table["key"].to_pylist()
     for name in ("num_frames", *FACT_FIELDS):
         values = [facts.get(key, {}).get(name, old) for key, old in zip(keys, table[name].to_pylist(), strict=True)]
-        field = table.schema.field(name)
-        table = table.set_column(table.column_names.index(name), field, pa.array(values, field.type))
+        table = with_column(table, name, values)
     return table
 
 
@@ -308,7 +294,7 @@ def index_videos(
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard)
-    settings, storage = index_settings(limits, proof=proof, hdr=hdr), open_storage(out)
+    settings, storage = index_settings(limits, proof, hdr=hdr), open_storage(out)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
 
     def make(found: SourceList) -> ShardWork:

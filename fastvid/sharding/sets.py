@@ -28,12 +28,13 @@ from fastvid.format.annotations import join_stats
 from fastvid.format.dataset import Dataset
 from fastvid.format.generations import Generation, read_annotations, read_generation
 from fastvid.format.in_place import common_root
-from fastvid.format.schema import ANNOTATION_FIELDS, FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
+from fastvid.format.schema import FOREIGN, IN_PLACE, LEROBOT, SIGNALS, check_key
 from fastvid.runtime.arrays import IntArray
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import relabel_samples
-from fastvid.sharding.change.repack import Made, Piece, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
+from fastvid.sharding.change.repack import Made, Recipe, Renaming, arrange, folder_name, make_dataset, pieces_of
 from fastvid.sharding.encode.flow import Streams
+from fastvid.sharding.job.job import with_column
 from fastvid.sharding.job.ledger import Row, ledger_rows
 from fastvid.storage import Storage, open_storage
 
@@ -50,8 +51,7 @@ class Group:
 def group_names(table: pa.Table, by: str) -> list[str]:
     """Return the name of each sample's group."""
     names = table.column_names
-    if by not in names and by != "parent":
-        raise UsageError(f"dataset has no column {by!r} to group by", hint=f"use one of {', '.join(names)}")
+    _check_column(table, by if by != "parent" else None, "group")
     own = table["source_id" if by == "parent" else "key"].to_pylist()
     if by not in names:
         return [str(name) for name in own]
@@ -62,13 +62,16 @@ def group_names(table: pa.Table, by: str) -> list[str]:
     ]
 
 
+def _check_column(table: pa.Table, name: str | None, use: str) -> None:
+    names = table.column_names
+    if name is not None and name not in names:
+        raise UsageError(f"dataset has no column {name!r} to {use} by", hint=f"use one of {', '.join(names)}")
+
+
 def make_groups(table: pa.Table, by: str, stratify: str | None) -> tuple[list[str], list[Group]]:
     """Return the name of each sample's group, and the groups. The stratum of one is that of most of its samples."""
     names = group_names(table, by)
-    if stratify is not None and stratify not in table.column_names:
-        raise UsageError(
-            f"dataset has no column {stratify!r} to stratify by", hint=f"use one of {', '.join(table.column_names)}"
-        )
+    _check_column(table, stratify, "stratify")
     strata = [None] * len(names) if stratify is None else table[stratify].to_pylist()
     found: dict[str, Counter[str]] = {}
     for name, stratum in zip(names, strata, strict=True):
@@ -374,17 +377,24 @@ def _per_class(table: pa.Table, rows: IntArray, selection: Selection) -> IntArra
     )
 
 
-@dataclass(frozen=True, slots=True)
 class _Part:
-    """One of the datasets."""
+    """One of the datasets. `prefix`: of its keys and the names of its sources in the new one."""
 
-    storage: Storage
-    dataset_id: str
-    generation: Generation
-    renaming: Renaming
-    pieces: tuple[Piece, ...]
-    table: pa.Table
-    ledger: tuple[Row, ...]
+    def __init__(self, url: str | os.PathLike[str], prefix: str) -> None:
+        self.storage, self.prefix = open_storage(url), prefix and f"{prefix}/"
+        self.dataset_id, self.generation = read_generation(self.storage)
+
+    def take(self, numbers: Mapping[str, int]) -> None:
+        """Take the samples and their ledger rows as the new dataset has them; `numbers`: of its classes."""
+        storage, generation = self.storage, self.generation
+        labels = {old: numbers[name] for old, name in enumerate(generation.classes) if numbers[name] != old}
+        renaming, every = Renaming(self.prefix, labels), read_annotations(storage, generation)
+        # Hidden samples of another tool's tar stay where they are.
+        foreign = [shard.profile.get("name") == FOREIGN for shard in generation.shards]
+        keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
+        self.pieces = pieces_of(storage, generation, keep, renaming)
+        self.table = _renamed(every.filter(pa.array(keep)), renaming)
+        self.ledger = list(map(renaming.changed, ledger_rows(storage, generation)))
 
 
 def merge_datasets(
@@ -420,20 +430,17 @@ def merge_datasets(
         raise UsageError(
             f"{len(prefixes)} prefixes for {len(datasets)} datasets", hint="give one for each, such as --prefix a,b"
         )
-    found = [(storage, *read_generation(storage)) for storage in map(open_storage, datasets)]
-    generations = [generation for _, _, generation in found]
-    _check_common([storage.url for storage, _, _ in found], generations)
-    classes = _classes([storage.url for storage, _, _ in found], generations)
-    numbers = {name: number for number, name in enumerate(classes)}
-    parts = []
-    for (storage, dataset_id, generation), prefix in zip(found, prefixes or [""] * len(found), strict=True):
-        labels = {old: numbers[name] for old, name in enumerate(generation.classes) if numbers[name] != old}
-        parts.append(_part(storage, dataset_id, generation, Renaming(f"{prefix}/" if prefix else "", labels)))
+    parts = [_Part(url, prefix) for url, prefix in zip(datasets, prefixes or [""] * len(datasets), strict=True)]
+    generations = [part.generation for part in parts]
+    _check_common(parts)
+    classes = _classes(parts)
+    for part in parts:
+        part.take({name: number for number, name in enumerate(classes)})
     _check_names(parts)
     recipe = Recipe(
         identity={
             "merge": [{"dataset": part.dataset_id, "generation": part.generation.number} for part in parts],
-            "prefixes": [part.renaming.prefix for part in parts],
+            "prefixes": [part.prefix for part in parts],
         },
         shards=arrange([piece for part in parts for piece in part.pieces]),
         table=_united(parts),
@@ -446,41 +453,14 @@ def merge_datasets(
     return make_dataset(os.fspath(out), recipe, "merge")
 
 
-def _part(storage: Storage, dataset_id: str, generation: Generation, renaming: Renaming) -> _Part:
-    every = read_annotations(storage, generation)
-    # Hidden samples of another tool's tar stay where they are.
-    foreign = [shard.profile.get("name") == FOREIGN for shard in generation.shards]
-    keep = ~every["removed"].to_numpy() | np.repeat(foreign, [shard.samples for shard in generation.shards])
-    pieces = tuple(pieces_of(storage, generation, keep, renaming))
-    table = every.filter(pa.array(keep))
-    table = _renamed(table, renaming)
-    return _Part(
-        storage, dataset_id, generation, renaming, pieces, table, _renamed_ledger(storage, generation, renaming)
-    )
-
-
 def _renamed(table: pa.Table, renaming: Renaming) -> pa.Table:
-    def replaced(name: str, values: Any) -> pa.Table:
-        return table.set_column(table.column_names.index(name), table.schema.field(name), values)
-
-    if renaming.prefix:
-        for name in ("key", "source_id", "parent"):
-            if name in table.column_names and not pa.types.is_null(table.schema.field(name).type):
-                table = replaced(name, pc.binary_join_element_wise(renaming.prefix, table[name], ""))
-        for key in table["key"].to_pylist():
-            check_key(key)
-    if renaming.labels:
-        numbers = [None if old is None else renaming.labels.get(old, old) for old in table["label"].to_pylist()]
-        table = replaced("label", pa.array(numbers, ANNOTATION_FIELDS["label"]))
+    names = [name for name in ("key", "source_id", "parent", "label") if renaming and name in table.column_names]
+    rows = [renaming.changed(row) for row in table.select(names).to_pylist()]
+    for name in names:
+        table = with_column(table, name, [row[name] for row in rows])
+    for row in rows if renaming.prefix else ():
+        check_key(row["key"])
     return table
-
-
-def _renamed_ledger(storage: Storage, generation: Generation, renaming: Renaming) -> tuple[Row, ...]:
-    rows = []
-    for row in ledger_rows(storage, generation):
-        key = None if row["key"] is None else f"{renaming.prefix}{row['key']}"
-        rows.append({**row, "source_id": f"{renaming.prefix}{row['source_id']}", "key": key})
-    return tuple(rows)
 
 
 def _ledger(parts: Sequence[_Part]) -> dict[str, Row]:
@@ -535,15 +515,16 @@ _COMMON: Final[Sequence[tuple[str, Callable[[Generation], Any], str]]] = (
 )
 
 
-def _check_common(urls: Sequence[str], generations: Sequence[Generation]) -> None:
-    for url, generation in zip(urls, generations, strict=True):
-        if not generation.shards:
-            raise UsageError("dataset has no shards", file=url, hint="leave it out")
+def _check_common(parts: Sequence[_Part]) -> None:
+    begin = parts[0]
+    for part in parts:
+        if not part.generation.shards:
+            raise UsageError("dataset has no shards", file=part.storage.url, hint="leave it out")
         for text, of, hint in _COMMON:
-            first, other = of(generations[0]), of(generation)
+            first, other = of(begin.generation), of(part.generation)
             if first != other:
-                said = text.format(folder_name(urls[0]), first, folder_name(url), other)
-                raise UsageError(said, file=url, hint=hint)
+                said = text.format(folder_name(begin.storage.url), first, folder_name(part.storage.url), other)
+                raise UsageError(said, file=part.storage.url, hint=hint)
 
 
 def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
@@ -564,19 +545,19 @@ def _extras(generations: Sequence[Generation]) -> Mapping[str, Any]:
     return extras | ({IN_PLACE: {"root": common_root([f"{root}/file" for root in roots])}} if roots else {})
 
 
-def _classes(urls: Sequence[str], generations: Sequence[Generation]) -> tuple[str, ...]:
-    named = [bool(generation.classes) for generation in generations]
-    if any(named) and not all(named):
-        url = urls[named.index(False)]
-        raise UsageError(
-            f"{folder_name(url)} has no class names, others have",
-            file=url,
-            hint="give its labels names with `fastvid relabel --new-classes`",
-        )
-    for url, generation in zip(urls, generations, strict=True):
-        if len(set(generation.classes)) < len(generation.classes):
+def _classes(parts: Sequence[_Part]) -> tuple[str, ...]:
+    every = [name for part in parts for name in part.generation.classes]
+    for part in parts:
+        url, names = part.storage.url, part.generation.classes
+        if every and not names:
+            raise UsageError(
+                f"{folder_name(url)} has no class names, others have",
+                file=url,
+                hint="give its labels names with `fastvid relabel --new-classes`",
+            )
+        if len(set(names)) < len(names):
             raise UsageError("two classes have the same name", file=url, hint="rename one of them")
-    return tuple(dict.fromkeys(name for generation in generations for name in generation.classes))
+    return tuple(dict.fromkeys(every))
 
 
 def _united(parts: Sequence[_Part]) -> pa.Table:

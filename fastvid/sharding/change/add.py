@@ -30,7 +30,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import things
 from fastvid.sharding.change.edit import ClassNames
 from fastvid.sharding.encode.flow import same_streams
-from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
+from fastvid.sharding.encode.profiles import Profile, Settings
 from fastvid.sharding.in_place import IndexFiles
 from fastvid.sharding.job import ledger
 from fastvid.sharding.job.frozen import given_sources, start_work
@@ -40,6 +40,7 @@ from fastvid.sharding.job.job import (
     annotations_of,
     check_amounts,
     hide_sources,
+    index_settings,
     run,
     shard_records,
 )
@@ -338,10 +339,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
             hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
         )
     if shard.is_in_place:
-        # The profile is irrelevant, because nothing is encoded.
-        proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
-        hdr = shard.profile.get("hdr")
-        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, max_seconds, proof=proof)
+        return index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:

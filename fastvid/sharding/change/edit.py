@@ -22,7 +22,7 @@ from fastvid.format.generations import Generation
 from fastvid.format.schema import ANNOTATION_FIELDS, FACT_FIELDS
 from fastvid.runtime.names import VIDEO_SUFFIXES, encode_name
 from fastvid.runtime.values import things
-from fastvid.sharding.job.job import hide_rows
+from fastvid.sharding.job.job import hide_rows, with_column
 from fastvid.sharding.sources import tables
 from fastvid.sharding.sources.annotations import AnnotationFile, parsing, read_table
 from fastvid.sharding.sources.sources import seconds_text
@@ -120,7 +120,7 @@ def relabel_samples(
             differs = np.asarray([a != b for a, b in zip(old, values, strict=True)])
             if differs.any() or name not in table.column_names:
                 kind = table.schema.field(name).type if name in table.column_names else None
-                table = _with(table, name, _column(name, values, kind))
+                table = with_column(table, name, _column(name, values, kind))
                 touched.append(name)
                 changed |= differs
         added = tuple(classes.names[len(generation.classes) :])
@@ -147,13 +147,6 @@ def rows_of(table: pa.Table, keys: pa.Array, storage: Storage) -> list[int]:
         )
     numbers: list[int] = rows.to_pylist()
     return numbers
-
-
-def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
-    if name not in table.column_names:
-        return table.append_column(name, values)
-    index = table.column_names.index(name)
-    return table.set_column(index, table.schema.field(name), values)
 
 
 class ClassNames:

@@ -153,7 +153,9 @@ def _write_videos(target: Storage, folder: str, number: int, samples: Iterator[M
     """Write samples as video files, numbered: HF datasets takes a word such as "test" in a path for a split."""
     files = {}
     for place, (_, members) in enumerate(samples, number):
-        suffix = _video_suffix(members)
+        # That of another tool's tar may be any, and its other videos have longer ones.
+        videos = [suffix for suffix in members if f".{suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
+        suffix = min(videos, key=lambda suffix: suffix.count("."))
         name = f"{folder}/{place:06d}.{suffix}"
         target.write(name, members[suffix])
         files[name] = {"bytes": len(members[suffix]), "samples": 1}
@@ -169,12 +171,6 @@ def _write_metadata(source: Dataset, target: Storage, folder: str, names: Sequen
         classes = pa.array(source.classes)
         table = table.append_column("class", classes.take(table["label"].combine_chunks()))
     target.write(f"{folder}/metadata.parquet", to_parquet(table))
-
-
-def _video_suffix(members: Mapping[str, bytes]) -> str:
-    """Return the suffix of a sample's main video; that of another tool's tar may be any."""
-    videos = [suffix for suffix in members if f".{suffix.lower().rpartition('.')[2]}" in VIDEO_SUFFIXES]
-    return min(videos, key=lambda suffix: suffix.count("."))
 
 
 def _write_energon(target: Storage, parts: Mapping[str, list[str]], tars: Mapping[str, Mapping[str, Any]]) -> None:

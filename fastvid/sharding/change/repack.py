@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, groupby
 from pathlib import PurePosixPath
@@ -71,32 +71,21 @@ class Renaming:
         """Return key and members of a sample as the new dataset has them."""
         made = dict(members)
         if "json" in made:
-            record = json.loads(made["json"])
-            for fields in (record, record.get("annotations")):
-                if isinstance(fields, dict):
-                    self._change(fields)
+            record = self.changed(json.loads(made["json"]))
+            if isinstance(record.get("annotations"), dict):
+                record["annotations"] = self.changed(record["annotations"])
             made["json"] = to_json(record)
         if made.get("cls", b"").isdigit():
             number = int(made["cls"])
             made["cls"] = str(self.labels.get(number, number)).encode()
         return f"{self.prefix}{key}", made
 
-    def rename(self, key: str) -> tuple[str, Callable[[Mapping[str, Any]], Mapping[str, Any]]]:
-        """Return the key of a sample as the new dataset has it, and how its facts change."""
-
-        def change(facts: Mapping[str, Any]) -> Mapping[str, Any]:
-            fields = dict(facts)
-            self._change(fields)
-            return fields
-
-        return f"{self.prefix}{key}", change
-
-    def _change(self, fields: dict[str, Any]) -> None:
-        for name in ("key", "source_id", "parent"):
-            if isinstance(fields.get(name), str):
-                fields[name] = f"{self.prefix}{fields[name]}"
-        if type(fields.get("label")) is int:
-            fields["label"] = self.labels.get(fields["label"], fields["label"])
+    def changed(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the facts of a sample, or a row, as the new dataset has them."""
+        names = {name: facts[name] for name in ("key", "source_id", "parent") if isinstance(facts.get(name), str)}
+        label = facts.get("label")
+        labels = {"label": self.labels.get(label, label)} if type(label) is int else {}
+        return {**facts, **{name: f"{self.prefix}{value}" for name, value in names.items()}, **labels}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +132,8 @@ class Piece:
         samples = listed_samples(open_shard(self.storage, self.generation, self.number))
         for sample, stays in zip(samples, self.keep.tolist(), strict=True):
             if stays:
-                yield sample.renamed(*self.renaming.rename(sample.indexed.key)) if self.renaming else sample
+                name = f"{self.renaming.prefix}{sample.indexed.key}"
+                yield sample.renamed(name, self.renaming.changed) if self.renaming else sample
 
     def packed(self, rows: Iterator[Mapping[str, Any]], classes: Sequence[str]) -> Iterator[Members]:
         """Yield the samples that are taken of a tar, with the annotations in `rows`."""

@@ -197,8 +197,5 @@ def choose_streams(
     unknown = [name for name in names if name not in _NAMES]
     if unknown or len(set(names)) != len(names) or "rgb" not in names:
         raise UsageError(f"invalid streams {','.join(names)!r}", hint=f"use rgb, or rgb,flow; known are {_KNOWN}")
-    flow = None
-    if "flow" in names:
-        flow = flow_settings(method, bound)
     checked: Any = audio
-    return Streams(checked, flow)
+    return Streams(checked, flow_settings(method, bound) if "flow" in names else None)

@@ -11,6 +11,7 @@ filters. A part that begins at the wrong frame has the right number of frames, s
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -258,13 +259,8 @@ class SourceFrames:
 
     def decoded(self, count: int) -> Iterator[VideoFrame]:
         """Yield the first `count` frames."""
-        with open_demuxer(self.source.url, self.source.container) as container:
-            stream = video_stream(container)
-            stream.codec_context.thread_count = 1
-            try:
-                yield from islice(container.decode(stream), count)
-            except av.FFmpegError:
-                return
+        with open_demuxer(self.source.url, self.source.container) as container, suppress(av.FFmpegError):
+            yield from islice(container.decode(video_stream(container)), count)
 
     def _approach(self, time: int) -> None:
         """Continue after the last frame, unless that is later or a key frame lies between."""
@@ -275,7 +271,6 @@ class SourceFrames:
                 return
         if self._container is None:
             self._container = open_demuxer(self.source.url, self.source.container)
-            video_stream(self._container).codec_context.thread_count = 1
         stream = video_stream(self._container)
         self._container.seek(time, stream=stream)
         self._frames, self._at = iter(self._container.decode(stream)), None

@@ -202,21 +202,20 @@ def _check_rate(text: str) -> None:
 _LEVEL_31_BLOCKS: Final = 3600
 
 
+def _level(size: tuple[int, int]) -> str:
+    """Return the level of H.264 and H.265: by default it, and the motion vector range, would depend on the rate too."""
+    return "3.1" if size[0] * size[1] // 256 <= _LEVEL_31_BLOCKS else "5.1"
+
+
+def _fixed_gop(profile: Profile) -> dict[str, Any]:
+    """Return the options of x264 and x265 for groups of pictures of one structure."""
+    gop = {"keyint": profile.gop, "min-keyint": profile.gop, "scenecut": 0, "open-gop": 0}
+    return {**gop, "bframes": profile.bframes, "b-adapt": 0}
+
+
 def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    blocks = size[0] * size[1] // 256
-    x264 = {
-        "threads": 1,
-        "cpu-independent": 1,
-        "keyint": profile.gop,
-        "min-keyint": profile.gop,
-        "scenecut": 0,
-        "open-gop": 0,
-        "bframes": profile.bframes,
-        "b-adapt": 0,
-        "b-pyramid": "none",
-        # By default level and motion vector range in the header would depend on size and rate.
-        "level": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
-    }
+    fixed = {**_fixed_gop(profile), "b-pyramid": "none", "level": _level(size)}
+    x264 = {"threads": 1, "cpu-independent": 1, **fixed}
     # Equal headers for equal sizes, at any rate, so that one decoder can stay open for all clips.
     header = {
         "tick_rate": 60,
@@ -239,8 +238,7 @@ def _h264_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
     }
 
 
-def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    del size, full_range
+def _vp9_options(profile: Profile, *_: Any) -> dict[str, Any]:
     return {
         "crf": profile.crf,
         "b:v": 0,  # constant quality by crf alone
@@ -257,24 +255,18 @@ def _vp9_options(profile: Profile, size: tuple[int, int], full_range: bool) -> d
 
 
 def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    blocks = size[0] * size[1] // 256
     x265 = {
         # One thread and no wavefronts, so that the bytes depend on neither the number of cores nor their load.
         "pools": "none",
         "frame-threads": 1,
         "wpp": 0,
-        "keyint": profile.gop,
-        "min-keyint": profile.gop,
-        "scenecut": 0,
-        "open-gop": 0,
-        "bframes": profile.bframes,
-        "b-adapt": 0,
+        **_fixed_gop(profile),
         "b-pyramid": 0,
         "colorprim": "smpte170m",
         "transfer": "smpte170m",
         "colormatrix": "smpte170m",
         "range": "full" if full_range else "limited",
-        "level-idc": "3.1" if blocks <= _LEVEL_31_BLOCKS else "5.1",
+        "level-idc": _level(size),
         "info": 0,  # no SEI with x265's settings, 2 kB per file
         "log-level": "warning",
     }
@@ -287,16 +279,10 @@ def _hevc_options(profile: Profile, size: tuple[int, int], full_range: bool) -> 
     }
 
 
-def _mjpeg_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    del size, full_range
+def _mjpeg_options(profile: Profile, *_: Any) -> dict[str, Any]:
     # Default Huffman tables keep headers equal, and decoders have fast paths for them.
     # The integer transform is deterministic: faster ones differ between CPUs.
     return {"q:v": profile.crf, "huffman": "default", "dct": "int"}
-
-
-def _lossless_options(profile: Profile, size: tuple[int, int], full_range: bool) -> dict[str, Any]:
-    del size, full_range
-    return {"qp": 0, "preset": profile.preset}
 
 
 ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict[str, Any]]]] = {
@@ -304,7 +290,7 @@ ENCODER_OPTIONS: Final[dict[str, Callable[[Profile, tuple[int, int], bool], dict
     "hevc": _hevc_options,
     "vp9": _vp9_options,
     "mjpeg": _mjpeg_options,
-    "jpeg": _lossless_options,
+    "jpeg": lambda profile, *_: {"qp": 0, "preset": profile.preset},
 }
 """For each codec a function that returns its encoder's options from a profile, the width and height in pixels, and
 whether luma is full range."""
@@ -384,7 +370,7 @@ class DecodeWindow:
 
     def from_start(self) -> DecodeWindow:
         """Return the same window, decoded from the first packet."""
-        return DecodeWindow(self.first, self.last, 0, None, self.trims)
+        return replace(self, key=0, seek=None)
 
 
 def build_command(

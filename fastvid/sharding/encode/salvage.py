@@ -165,7 +165,6 @@ class _Search:
         gops: list[_Gop] = []
         with open_demuxer(source.url, source.container) as container:
             stream = video_stream(container)
-            stream.codec_context.thread_count = 1
             try:
                 for packet in container.demux(stream):
                     if not packet.size:

@@ -19,7 +19,7 @@ from fastvid.decode.containers import minimal_mp4
 from fastvid.errors import SourceError, naming_extras
 from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import Codec, Range
-from fastvid.media.demuxer import open_demuxer
+from fastvid.media.demuxer import open_demuxer, video_stream
 from fastvid.media.reasons import Reason
 from fastvid.runtime.arrays import UInt8Array
 
@@ -61,8 +61,7 @@ def write_tiles(descriptor: int, rate: Fraction, percent: int) -> bytes:
     `descriptor`: its open file. `rate`: its frames per second. `percent`: steps of luma, in percent of the standard's.
     """
     with open_demuxer(f"file:/dev/fd/{descriptor}", "mov") as source:
-        stream = source.streams.video[0]
-        stream.codec_context.thread_count = 1
+        stream = video_stream(source)
         width, height = stream.width, stream.height
         pictures = list(_encoded(source.decode(stream), rate, percent))
     if not pictures:

@@ -25,6 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import chain
 from typing import IO, Any, Final
 
@@ -35,7 +36,7 @@ from fastvid.format.mp4 import index_mp4, read_track
 from fastvid.format.packets import PacketTable, StreamInfo
 from fastvid.format.schema import PacketFlag, StreamFlag
 from fastvid.media.checks import Finding, Promised, check_stream
-from fastvid.media.demuxer import open_demuxer
+from fastvid.media.demuxer import open_demuxer, video_stream
 from fastvid.media.ffmpeg import (
     STATISTICS,
     Limits,
@@ -230,7 +231,10 @@ def run_ffmpeg(
             confine_child(process.pid, limits, cpu_seconds=2 * seconds)
         if stdin is not None and process.stdin is not None:
             killer.start()
-            _write_input(process.stdin, stdin)
+            # If the program exits early, its log says why.
+            with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+                for data in stdin:
+                    pipe.write(data)
         # Join the reader, which ends when the process does: Popen.wait with a timeout would poll.
         reader.join(max(0.0, deadline - time.monotonic()))
         log.status = process.wait(timeout=max(0.0, deadline - time.monotonic()))
@@ -247,13 +251,6 @@ def run_ffmpeg(
     if any(line.endswith(_FULL) for line in log.lines):
         raise no_space()
     return log
-
-
-def _write_input(pipe: IO[bytes], chunks: Iterable[bytes]) -> None:
-    # If the program exits early, its log says why.
-    with contextlib.suppress(BrokenPipeError), pipe:
-        for data in chunks:
-            pipe.write(data)
 
 
 def _too_slow(seconds: float) -> SourceError:
@@ -350,12 +347,8 @@ def encode_flow(
             raise SourceError(f"ffmpeg exited with {log.status} on flow: {last}", reason=Reason.ENCODE_FAILED)
         data = _sample(file.fileno(), profile, rate)
     decoded: list[float] = []
-    count = (shape.num_frames, shape.num_frames)
-
-    def note_mean(_: int, frame: Any) -> None:
-        decoded.append(float(_plane(frame).mean()))
-
-    verify(data, profile, frames=count, rate=rate, size=size, full_range=True, on_frame=note_mean)
+    check = partial(verify, data, profile, frames=(shape.num_frames,) * 2, rate=rate, size=size, full_range=True)
+    check(on_frame=lambda _, frame: decoded.append(float(_plane(frame).mean())))
     worst = max((abs(a - b) for a, b in zip(means, decoded, strict=True)), default=0.0)
     if worst > _MEAN_LEVELS:
         raise SourceError(
@@ -381,9 +374,7 @@ def _flow_command(settings: Settings, size: tuple[int, int], rate: Fraction, fra
 def _luma(video: bytes) -> Iterator[UInt8Array]:
     """Yield the luma of every frame, uint8 [H, W]."""
     with open_demuxer(video, "mov") as container:
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        for frame in container.decode(stream):
+        for frame in container.decode(video_stream(container)):
             yield _plane(frame).copy()
 
 

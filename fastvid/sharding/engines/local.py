@@ -95,6 +95,8 @@ class Child:
     """The job's end of the connection: starts a child process and exchanges messages with it."""
 
     def __init__(self, module: str, environment: Mapping[str, str] | None = None) -> None:
+        # With this copy of fastvid first.
+        path = os.pathsep.join(filter(None, (str(Path(fastvid.__file__).parents[1]), os.environ.get("PYTHONPATH"))))
         # A file, not a pipe, so that nothing has to read it while the child runs.
         self._stderr: IO[bytes] = tempfile.TemporaryFile(prefix="fastvid-child-")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -102,7 +104,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=os.environ | SAFE_PATH | {"PYTHONPATH": _search_path()} | dict(environment or {}),
+            env=os.environ | SAFE_PATH | {"PYTHONPATH": path} | dict(environment or {}),
             # A separate process group: killing it also kills what the child has started, and Ctrl-C reaches only the
             # job.
             start_new_session=True,
@@ -182,13 +184,6 @@ def _read_messages(source: IO[bytes], messages: queue.SimpleQueue[dict[str, Any]
     finally:
         # The job is gone: nothing needs a result any more.
         os.killpg(0, signal.SIGKILL)
-
-
-def _search_path() -> str:
-    """Return a PYTHONPATH with which a new interpreter imports this copy of fastvid."""
-    ours = str(Path(fastvid.__file__).parents[1])
-    theirs = os.environ.get("PYTHONPATH")
-    return ours if not theirs else os.pathsep.join([ours, theirs])
 
 
 # Time for a worker to import its libraries, before its first message.

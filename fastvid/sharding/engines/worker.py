@@ -17,7 +17,7 @@ from fastvid.runtime.processes import pack
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.engines.local import Parent
 from fastvid.sharding.work.encode import encode_clips
-from fastvid.sharding.work.index import index_clips, index_member
+from fastvid.sharding.work.index import index_clips
 from fastvid.sharding.work.tasks import SourceTask, parse_record
 
 _FETCH_THREADS: Final = "2"
@@ -40,10 +40,6 @@ def main() -> None:
 
     while True:
         tasks = parse_record(parent.messages.get()["tasks"], list[SourceTask], "tasks")
-        if tasks[0].indexes:
-            (task,) = tasks
-            parent.send(index_member(task, settings, report).to_bytes())
-            continue
         work = encode_clips if settings.proof is None else index_clips
         for outcome in work(tasks, settings, report, begin):
             parent.send(outcome.to_bytes())

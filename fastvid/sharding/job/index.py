@@ -32,6 +32,7 @@ from fastvid.format.selection import with_facts
 from fastvid.format.shard import index_shard
 from fastvid.format.tar import TarDigest, TarMember
 from fastvid.media.ffmpeg import Limits
+from fastvid.media.index_video import Proof
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.processes import namespace
@@ -45,7 +46,7 @@ from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.sharding.sources.tars import TarSample, find_tars, name_samples, read_tar, sample_keys
 from fastvid.sharding.work.index import indexed_meta, unpack_found
-from fastvid.sharding.work.tasks import Outcome, SourceTask
+from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
 
 
@@ -121,10 +122,6 @@ class IndexShards(SourceWork):
     def order(self, shard: int) -> Sequence[int]:
         """See `ShardWork`: as they lie in the tar."""
         return range(len(self.shards[shard]))
-
-    def task(self, index: int, source: Source) -> SourceTask:
-        """See `ShardWork`."""
-        return replace(super().task(index, source), indexes=True)
 
     def committed_identity(self, parts: Sequence[Part]) -> Mapping[str, Any]:
         """Return what tells the tars, wherever they lie."""
@@ -203,7 +200,7 @@ def index_tars(
         StorageError: If the folder cannot be written, or a disk does not deliver a tar; run again to resume.
         WorkerError: If workers cannot be started, or the Ray cluster is gone; run again to resume.
     """
-    chosen, settings = How(**how, command="index"), index_settings(limits)
+    chosen, settings = How(**how, command="index"), index_settings(limits, Proof.ALL)
     paths = find_tars(sources)
     storage = open_storage(out if out is not None else _common_folder(paths))
     if not isinstance(storage, LocalStorage):
@@ -264,7 +261,7 @@ def rebuild(
             if tar.problem and tar.stem in chosen:
                 raise FormatError(tar.problem[1], shard=tar.stem)
         # Keys must be unique among the samples of all tars, also of those that are not indexed now.
-        settings, how = index_settings(None), How(workers=workers, command="index")
+        settings, how = index_settings(None, Proof.ALL), How(workers=workers, command="index")
         work = IndexShards(storage, tars, settings, chosen={stem: wanted[stem] for stem in foreign if stem in chosen})
         # A rebuild begins anew after an interruption: its records are not kept with the dataset.
         # It keeps blocked samples too, because the rows of the annotations belong to them; hidden ones stay hidden.

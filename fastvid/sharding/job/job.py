@@ -171,9 +171,16 @@ def hide_sources(annotations: pa.Table, sources: Collection[str]) -> pa.Table:
 
 def hide_rows(annotations: pa.Table, rows: Any) -> pa.Table:
     """Return annotations in which more rows are marked as removed; `rows`: bool, one for each."""
-    index = annotations.column_names.index("removed")
-    removed = pc.or_(annotations["removed"], rows)
-    return annotations.set_column(index, annotations.schema.field(index), removed)
+    return with_column(annotations, "removed", pc.or_(annotations["removed"], rows))
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    """Return a table with other values of a column, in its type; a column that it lacks comes last."""
+    if name not in table.column_names:
+        return table.append_column(name, values)
+    field = table.schema.field(name)
+    made = pa.array(values, field.type) if isinstance(values, list) else values
+    return table.set_column(table.column_names.index(name), field, made)
 
 
 def shard_records(parts: Sequence[Part], profile: Mapping[str, Any]) -> tuple[ShardRecord, ...]:
@@ -328,15 +335,13 @@ def choose_settings(
     return Settings(chosen, build, limits or Limits(), max_seconds, extras, max_bad_frames=bad)
 
 
-def index_settings(limits: Limits | None, *, proof: str | None = None, hdr: str | None = None) -> Settings:
+def index_settings(limits: Limits | None, proof: str, *, hdr: str | None = None) -> Settings:
     """Return the settings of a job that indexes videos."""
-    if proof is not None and proof not in list(Proof):
+    if proof not in list(Proof):
         raise UsageError(f"invalid proof {proof!r}", hint=f"use {', '.join(Proof)}")
     # Of the profile only `hdr` is relevant, because nothing is encoded.
-    chosen = None if proof is None else Proof(proof)
-    return Settings(
-        get_profile("compact").changed(hdr=hdr), find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=chosen
-    )
+    profile = get_profile("compact").changed(hdr=hdr)
+    return Settings(profile, find_ffmpeg(), limits or Limits(), MAX_SECONDS, proof=Proof(proof))
 
 
 def transcode_dataset(

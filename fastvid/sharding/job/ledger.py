@@ -190,13 +190,13 @@ def write_part(storage: Storage, part: Part) -> None:
 
 def read_part(storage: Storage, stem: str) -> Part:
     """Return the part that `write_part` wrote."""
-    table, extra = _read(storage, part_name(stem))
+    table, extra = _parse(storage.read(part_name(stem)), part_name(stem))
     return parse_record(extra | {"stem": stem, "rows": table.to_pylist()}, Part, part_name(stem))
 
 
 def write_ledger(storage: Storage, rows: Iterable[Row], identity: Mapping[str, Any]) -> pa.Table:
     """Write the ledger of a whole job, sorted by source, and return it."""
-    table = _table(sorted(rows, key=lambda row: row["source_id"]), {"job": dict(identity)})
+    table = rows_table(rows, {"job": dict(identity)})
     storage.write(LEDGER, to_parquet(table))
     return table
 
@@ -209,20 +209,19 @@ def edit_ledger(storage: Storage, edit: Callable[[list[Row]], list[Row] | None])
         rows = edit(table.to_pylist())
         if rows is None:
             return
-        new = _table(sorted(rows, key=lambda row: row["source_id"]), extra)
-        if storage.swap(LEDGER, to_parquet(new), content):
+        if storage.swap(LEDGER, to_parquet(rows_table(rows, extra)), content):
             return
     raise ConflictError("the ledger kept being changed by others", file=storage.url, hint="run the command again")
 
 
-def rows_table(rows: Iterable[Row]) -> pa.Table:
-    """Return ledger rows as a table, sorted by source."""
-    return _table(sorted(rows, key=lambda row: row["source_id"]), {})
+def rows_table(rows: Iterable[Row], extra: Mapping[str, Any] | None = None) -> pa.Table:
+    """Return ledger rows as a table, sorted by source; `extra` is stored with it."""
+    return _table(sorted(rows, key=lambda row: row["source_id"]), extra or {})
 
 
 def read_ledger(storage: Storage) -> tuple[pa.Table, dict[str, Any]]:
     """Return the ledger of a finished job, and that job's identity."""
-    table, extra = _read(storage, LEDGER)
+    table, extra = _parse(storage.read(LEDGER), LEDGER)
     return table, extra.get("job", {})
 
 
@@ -247,10 +246,6 @@ def ledger_rows(storage: Storage, generation: Generation) -> list[Row]:
 def _table(rows: Sequence[Row], extra: Mapping[str, Any]) -> pa.Table:
     schema = LEDGER_SCHEMA.with_metadata({_METADATA: json.dumps(extra, sort_keys=True).encode()})
     return pa.Table.from_pylist(list(rows), schema=schema)
-
-
-def _read(storage: Storage, name: str) -> tuple[pa.Table, dict[str, Any]]:
-    return _parse(storage.read(name), name)
 
 
 def _parse(data: bytes, name: str) -> tuple[pa.Table, dict[str, Any]]:

@@ -189,12 +189,6 @@ def with_record(
             yield key, {**members, "json": to_json(json.loads(members["json"]) | {_RECORD: record})}
 
 
-def stored_record(meta: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the record of the dataset in a sample's JSON; None if there is none."""
-    record = meta.get(_RECORD)
-    return record if _is_record(_RECORD, record) else None
-
-
 def _is_record(name: str, value: Any) -> bool:
     if name != _RECORD or not isinstance(value, dict) or not _MARK.items() <= value.items():
         return False
@@ -344,8 +338,8 @@ def _read(path: str) -> _Tar | None:
         meta = json.loads(bytes(view[first.offset : first.offset + first.size])) if first else None
     except (FormatError, ValueError, RecursionError):
         return None
-    record = stored_record(meta) if isinstance(meta, dict) else None
-    return None if record is None else _Tar(storage, name.removesuffix(".tar"), record)
+    record: Any = meta.get(_RECORD) if isinstance(meta, dict) else None
+    return _Tar(storage, name.removesuffix(".tar"), record) if _is_record(_RECORD, record) else None
 
 
 def _signals(storage: LocalStorage, tar: _Tar, frames: int) -> str:

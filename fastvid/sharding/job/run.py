@@ -374,7 +374,8 @@ class Job:
                     self._settle(shard, packer)
             for outcome in engine.run(self._task(shard, slot) for shard, slot in todo) if engine else ():
                 faults.reach("encode")
-                shard, slot = self._place(outcome.index)
+                shard = bisect_right(self._first, outcome.index) - 1
+                slot = outcome.index - self._first[shard]
                 self.outages.add_outcome(self.shards[shard][slot], outcome)
                 if outcome.transient:
                     self.staging.put(self.stems[shard], slot, outcome)
@@ -450,7 +451,7 @@ class Job:
                 else:
                     self._missing[shard] -= 1
                     self.progress.take(1, rejected=int(outcome.reason is not None))
-                    self._count(outcome)
+                    self.reasons.update([outcome.reason] if outcome.reason else ())
 
     def _finished(self, shard: int) -> Part | None:
         """Return the part of a finished shard; None if its file is missing, as in an incomplete copy of the folder."""
@@ -463,10 +464,6 @@ class Job:
     def _task(self, shard: int, slot: int) -> SourceTask:
         return self.work.task(self._first[shard] + slot, self.shards[shard][slot])
 
-    def _place(self, index: int) -> tuple[int, int]:
-        shard = bisect_right(self._first, index) - 1
-        return shard, index - self._first[shard]
-
     def _keep(self, shard: int, slot: int, outcome: Outcome, packer: ThreadPoolExecutor) -> None:
         self.staging.put(self.stems[shard], slot, outcome)
         if outcome.reason is not None:
@@ -474,12 +471,8 @@ class Job:
             _LOG.warning("%s: %s: %s", encode_name(source.id), outcome.reason.value, outcome.message)
         self._missing[shard] -= 1
         self.progress.advance(rejected=outcome.reason is not None)
-        self._count(outcome)
+        self.reasons.update([outcome.reason] if outcome.reason else ())
         self._settle(shard, packer)
-
-    def _count(self, outcome: Outcome) -> None:
-        if outcome.reason is not None:
-            self.reasons[outcome.reason] += 1
 
     def _settle(self, shard: int, packer: ThreadPoolExecutor) -> None:
         """Submit a shard for packing if it is complete; raise if packing an earlier one has failed."""

@@ -48,26 +48,20 @@ class JobProgress:
 class PartStatus(JobProgress):
     """One process of a job, by its last record."""
 
-    part: str | None
+    part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
     command: str
     state: str
     host: str
     pid: int
     started: str
-    last_sign: str
+    last_sign: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Record(JobProgress):
+class _Record(PartStatus):
     """What a process says of itself, see `fastvid.sharding.job.lock`; a stranger may have written it."""
 
-    command: str
-    host: str
-    pid: int
-    state: str
-    started: str
     time: Annotated[datetime, Meta(tz=True)]
-    part: Annotated[str, Meta(pattern=r"^[0-9]{1,9}/[0-9]{1,9}$")] | None = None
     namespace: str | None = None
     all_shards: int | None = None
 
@@ -217,7 +211,7 @@ def _part(record: _Record, now: datetime) -> PartStatus:
     if state == "running":
         silent = (now - record.time).total_seconds() > LEASE_SECONDS
         state = "stale" if silent or is_dead(record.namespace, record.pid) else state
-    shown = {one.name: told[one.name] for one in fields(PartStatus) if one.name in told}
+    shown = {one.name: told[one.name] for one in fields(PartStatus)}
     return PartStatus(**shown | {"state": state, "last_sign": f"{record.time:%Y-%m-%dT%H:%M:%SZ}"})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,15 +20,14 @@ from fastvid.format.packets import StreamInfo
 from fastvid.format.schema import LEROBOT, to_parquet
 from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray, IntArray
-from fastvid.sharding.lerobot.read import INFO, STATS
+from fastvid.sharding.lerobot.read import DATA_PATH, INFO, STATS, VIDEO_PATH
 from fastvid.storage import Storage
 
 # LeRobot's defaults: megabytes of a file of videos, or of signals in memory, from which an episode begins a new one.
 _LIMITS: Final = {"video_files_size_in_mb": 200, "data_files_size_in_mb": 100}
 
 _PER_CHUNK: Final = 1000  # files in a folder, LeRobot's chunks_size
-_DATA: Final = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
-_VIDEO: Final = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+_VERSION: Final = "v3.0"
 _EPISODES: Final = "meta/episodes/chunk-000/file-000.parquet"
 _QUANTILES: Final = {"q01": 0.01, "q10": 0.1, "q50": 0.5, "q90": 0.9, "q99": 0.99}
 # What `info` says of an encoding that is no longer that of the videos.
@@ -44,7 +43,10 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
     """
     known = lerobot_record(source)
     rows = source.annotations.take(source.rows).to_pylist()
-    episodes = [_Episode(number, row) for number, row in enumerate(rows)]
+    episodes = [
+        _Episode(row["key"], {"episode_index": number, "tasks": list(row["tasks"]), "length": row["num_frames"]})
+        for number, row in enumerate(rows)
+    ]
     limits = {name: int(known["info"].get(name) or default) for name, default in _LIMITS.items()}
     video_bytes, data_bytes = (megabytes << 20 for megabytes in limits.values())
     files: dict[str, dict[str, Any]] = {}
@@ -64,15 +66,15 @@ def write_lerobot(source: Dataset, target: Storage) -> dict[str, dict[str, Any]]
     frames = sum(episode.length for episode in episodes)
     info = {
         **known["info"],
-        "codebase_version": "v3.0",
+        "codebase_version": _VERSION,
         "features": features,
         "total_episodes": len(episodes),
         "total_frames": frames,
         "total_tasks": len(tasks.names),
         "chunks_size": _PER_CHUNK,
         **limits,
-        "data_path": _DATA,
-        "video_path": _VIDEO,
+        "data_path": DATA_PATH[_VERSION],
+        "video_path": VIDEO_PATH[_VERSION],
         "splits": {"train": f"0:{len(episodes)}"},
     }
     for name in ("total_chunks", "total_videos"):  # version 2.1 had them
@@ -95,22 +97,14 @@ def lerobot_record(source: Dataset) -> Mapping[str, Any]:
 
 @dataclass(slots=True)
 class _Episode:
-    """An episode, by its number among those that are written, and its row of ``meta/episodes``."""
+    """An episode: the key of its sample, and its row of ``meta/episodes``, with its number among those written."""
 
-    number: int
-    annotation: Mapping[str, Any]
-    row: dict[str, Any] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.row = {"episode_index": self.number, "tasks": list(self.annotation["tasks"]), "length": self.length}
-
-    @property
-    def key(self) -> str:
-        return str(self.annotation["key"])
+    key: str
+    row: dict[str, Any]
 
     @property
     def length(self) -> int:
-        return int(self.annotation["num_frames"])
+        return int(self.row["length"])
 
 
 class _Tasks:
@@ -163,7 +157,7 @@ def _write_videos(
     source: Dataset, target: Storage, camera: str, episodes: Sequence[_Episode], most: int
 ) -> tuple[dict[str, dict[str, Any]], StreamInfo]:
     """Write the videos of a camera; note in the episodes where each is. Return the files and a description."""
-    files = _Files(target, _VIDEO, video_key=camera)
+    files = _Files(target, VIDEO_PATH[_VERSION], video_key=camera)
     shards, at = source.locate(np.arange(len(source)))
     open_file: _Video | None = None
     first: StreamInfo | None = None
@@ -268,7 +262,7 @@ def _write_data(
     most: int,
 ) -> tuple[dict[str, dict[str, Any]], dict[str, np.ndarray[Any, Any]]]:
     """Write the signals of all frames; return the files, and all values of each signal."""
-    files = _Files(target, _DATA)
+    files = _Files(target, DATA_PATH[_VERSION])
     every: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in source.signals}
     waiting, size, index = list[pa.Table](), 0, 0
     for episode, row in zip(episodes, source.rows.tolist(), strict=True):
@@ -279,7 +273,7 @@ def _write_data(
         values = {name: source.signals.values(name, np.array([row]), frames[None])[0] for name in source.signals}
         computed = {
             "frame_index": frames,
-            "episode_index": np.full(episode.length, episode.number),
+            "episode_index": np.full(episode.length, episode.row["episode_index"]),
             "index": index + frames,
         }
         values |= {name: column for name, column in computed.items() if name in values}

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from fastvid.errors import FormatError, UsageError
@@ -57,8 +58,9 @@ class _Episodes(ShardWork):
         """See `ShardWork`."""
         if not packed or not self.dataset.signals:
             return ""
-        episodes = read.kept_episodes(self.dataset, [sample.key for sample in packed])
-        return write_signals(self.storage, stem, read.read_signals_of(self.dataset, episodes))
+        by_key = {episode.key: episode for episode in self.dataset.episodes}
+        kept = [by_key[sample.key] for sample in packed]
+        return write_signals(self.storage, stem, read.read_signals_of(self.dataset, kept))
 
 
 class IndexEpisodes(_Episodes, IndexFiles):
@@ -89,9 +91,11 @@ class EncodeEpisodes(_Episodes, EncodeShards):
         yield source, EncodedSample(source.key, meta, {name: sample.streams["rgb"] for name, sample in made.items()})
 
 
-def _folder(out: str | os.PathLike[str], dataset: LeRobotDataset) -> Storage:
-    """Return the folder of a dataset, unless one of other episodes is there."""
-    storage = open_storage(out)
+def _run(
+    source: str, out: str | os.PathLike[str], how: How, make: Callable[[Storage, LeRobotDataset], _Episodes]
+) -> JobReport:
+    """Run what `make` returns for a folder, unless a dataset of other episodes is there."""
+    dataset, storage = read.read_lerobot(source), open_storage(out)
     known = _known_episodes(read_generation(storage)[1]) if storage.exists(DATASET_JSON) else None
     if known not in (None, len(dataset.episodes)):
         raise UsageError(
@@ -99,7 +103,8 @@ def _folder(out: str | os.PathLike[str], dataset: LeRobotDataset) -> Storage:
             file=storage.url,
             hint="choose a new folder: episodes are not added to a dataset",
         )
-    return storage
+    work = make(storage, dataset)
+    return run(storage, how, lambda: work)
 
 
 def _known_episodes(generation: Generation) -> int | None:
@@ -147,11 +152,8 @@ def index_lerobot(
     """
     chosen = How(**how, command="index")
     check_amounts(workers=chosen.workers, samples_per_shard=episodes_per_shard)
-    settings = index_settings(limits, proof=proof)
-    dataset = read.read_lerobot(source)
-    storage = _folder(out, dataset)
-    work = IndexEpisodes(storage, dataset, settings, episodes_per_shard)
-    return run(storage, chosen, lambda: work)
+    settings = index_settings(limits, proof)
+    return _run(source, out, chosen, partial(IndexEpisodes, settings=settings, most=episodes_per_shard))
 
 
 def shard_lerobot(
@@ -185,7 +187,5 @@ def shard_lerobot(
             f"profile {chosen.name!r} does not encode", hint="use `fastvid index lerobot:ROOT`, or another profile"
         )
     settings = choose_settings(chosen, max_seconds=UNDIVIDED, limits=limits)  # episodes are never divided
-    dataset = read.read_lerobot(source)
-    storage = _folder(out, dataset)
-    work = EncodeEpisodes(storage, dataset, settings, episodes_per_shard, scratch=scratch)
-    return run(storage, chosen_how, lambda: work)
+    make = partial(EncodeEpisodes, settings=settings, most=episodes_per_shard, scratch=scratch)
+    return _run(source, out, chosen_how, make)

@@ -40,11 +40,11 @@ SCHEME: Final = "lerobot:"
 INFO: Final = "meta/info.json"
 STATS: Final = "meta/stats.json"
 _VERSIONS: Final = ("v3.0", "v2.1")
-_DATA_PATH: Final = {
+DATA_PATH: Final = {
     "v3.0": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
     "v2.1": "data/chunk-{episode_chunk:03d}/episode_{episode_index:06d}.parquet",
 }
-_VIDEO_PATH: Final = {
+VIDEO_PATH: Final = {
     "v3.0": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     "v2.1": "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4",
 }
@@ -321,7 +321,7 @@ def _episodes(
     storage: Storage, version: str, info: _Info, cameras: Sequence[str], rows: Sequence[_Row]
 ) -> tuple[tuple[Episode, ...], int]:
     """Return the episodes, and how many frames of films before and between them none has."""
-    data, video = info.data_path or _DATA_PATH[version], info.video_path or _VIDEO_PATH[version]
+    data, video = info.data_path or DATA_PATH[version], info.video_path or VIDEO_PATH[version]
 
     def place(template: str, row: _Row, camera: str = "") -> str:
         chunk, film = row.episode_index // info.chunks_size, row.films.get(camera, row)
@@ -473,12 +473,6 @@ def episode_shards(dataset: LeRobotDataset, found: SourceList, per_shard: int) -
     """Return the sources of each shard: whole episodes, in order, at most `per_shard`."""
     step, sources = per_shard * len(dataset.cameras), [one for one in found.sources if one.problem is None]
     return [sources[first : first + step] for first in range(0, len(sources), step)]
-
-
-def kept_episodes(dataset: LeRobotDataset, keys: Sequence[str]) -> list[Episode]:
-    """Return the episodes with the given keys, in their order."""
-    by_key = {episode.key: episode for episode in dataset.episodes}
-    return [by_key[key] for key in keys]
 
 
 def extras_of(dataset: LeRobotDataset) -> dict[str, Any]:

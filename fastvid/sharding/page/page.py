@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -81,7 +81,9 @@ def make_contact_sheet(summary: Summary, *, max_bytes: int) -> ContactSheet:
     first = [samples[len(samples) // 2] for samples in rows.values()]
     frames = _frames_that_fit([make(row, _FRAMES[0]) for row in first[:_PROBES]], len(first), max_bytes)
     most = min(max(_TILES // max(len(rows), 1), _PER_CLASS[0]), _PER_CLASS[1])
-    wanted = list(_round_robin([_spread(samples, most) for samples in rows.values()]))
+    # The first of every class, then the second of every class, and so on, so that stopping early is fair.
+    turns = zip_longest(*(_spread(samples, most) for samples in rows.values()))
+    wanted = [row for turn in turns for row in turn if row is not None]
     sheet, room = ContactSheet(), max_bytes
     names = summary.class_names
     progress = Progress(len(wanted), what="clips")
@@ -151,14 +153,6 @@ def _spread(samples: Sequence[int], most: int) -> list[int]:
     """Return at most `most` samples, evenly spaced."""
     count = min(most, len(samples))
     return [samples[(2 * n + 1) * len(samples) // (2 * count)] for n in range(count)]
-
-
-def _round_robin(lists: Sequence[Sequence[int]]) -> Iterator[int]:
-    """Yield the first of every list, then the second of every list, and so on, so that stopping early is fair."""
-    for place in range(max(map(len, lists), default=0)):
-        for items in lists:
-            if place < len(items):
-                yield items[place]
 
 
 _SHOWN_CLASSES: Final = 2000
@@ -297,16 +291,12 @@ def columns_section(summary: Summary) -> Section:
             one.name,
             one.kind,
             percent(one.missing, summary.num_samples) if one.missing else "none",
-            " · ".join(_short(example) for example in one.examples),
+            " · ".join(one if len(one) <= _LONGEST else f"{one[: _LONGEST - 1]}…" for one in one.examples),
         ]
         for one in summary.columns
     ]
     listed = table(("column", "type", "missing", "examples"), rows)
     return Section("Columns", card("", listed), "Annotations that came with the sources.")
-
-
-def _short(example: str) -> str:
-    return example if len(example) <= _LONGEST else f"{example[: _LONGEST - 1]}…"
 
 
 def encoding_section(summary: Summary) -> Section:

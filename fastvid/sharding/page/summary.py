@@ -392,9 +392,6 @@ def _decoding(encoding: EncodingSummary) -> str:
 def _column(name: str, values: pa.ChunkedArray) -> Column:
     present = values.drop_null()
     # Enough rows to find different values, few enough to be quick.
-    some = dict.fromkeys(_example(value) for value in present.slice(0, _LOOKED_AT).to_pylist())
+    seen = present.slice(0, _LOOKED_AT).to_pylist()
+    some = dict.fromkeys(f"{value:.6g}" if isinstance(value, float) else str(value) for value in seen)
     return Column(name, str(values.type), len(values) - len(present), tuple(itertools.islice(some, _EXAMPLES)))
-
-
-def _example(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

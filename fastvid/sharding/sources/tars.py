@@ -20,6 +20,7 @@ import pyarrow as pa
 from fastvid.errors import FormatError, UsageError
 from fastvid.format.annotations import annotation_table
 from fastvid.format.dataset import Dataset
+from fastvid.format.in_place import Root
 from fastvid.format.schema import ANNOTATION_FIELDS, DATASET_JSON, FACT_FIELDS, FLOW, PICTURES, StreamFlag
 from fastvid.format.shard import Shard
 from fastvid.format.tar import TarMember, read_members, sample_groups
@@ -300,7 +301,7 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
         label = None if row["label"] is None else names[row["label"]]
         sample = Source(decode_name(row["key"]), "", label=label, columns=_columns(row), key=row["key"])
         if shard.root is not None:
-            found.append(_in_place(row, sample, shard, at))
+            found.append(listed_source(row, sample, shard, at, shard.root))
             continue
         path, member = f"{url}/{shard.data}", shard.member(at)
         path = path if is_remote(url) else os.path.abspath(path)
@@ -308,19 +309,19 @@ def _sources(dataset: Dataset, names: Sequence[str]) -> list[Source]:
     return found
 
 
-def _in_place(row: dict[str, Any], sample: Source, shard: Shard, at: int) -> Source:
-    """Return a sample of a dataset that lists its file."""
+def listed_source(row: dict[str, Any], sample: Source, shard: Shard, at: int, root: Root) -> Source:
+    """Return a sample of a dataset that lists its file, which is below `root`; `at`: its row in the shard."""
     start, end = row.get("asked_start_seconds"), row.get("asked_end_seconds")
     is_whole = start is None and end is None
     if shard.info(at).flags & StreamFlag.PART and is_whole:
         raise UsageError(
             "the annotations do not say which part of its file a sample is",
             key=row["key"],
-            hint="encode its source instead of the dataset with `fastvid shard`",
+            hint="use its source instead of the dataset: `fastvid shard`, or `fastvid index` into a new folder",
         )
-    assert shard.root is not None
-    path, listed = shard.root.locate(shard.file(at).file), shard.file(at)
-    tag, parent = listed.tag if is_remote(path) else None, None if is_whole else sample.columns["parent"]
+    listed = shard.file(at)
+    path = root.locate(listed.file)
+    tag, parent = listed.tag if is_remote(path) else None, None if is_whole else row.get("parent") or row["source_id"]
     return replace(sample, path=path, size=listed.size, start=start, end=end, tag=tag, parent=parent)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -33,15 +33,12 @@ _PIECES: Final = 8
 _MIN_ROWS: Final = 16
 
 
-@dataclass(slots=True)
-class VerifyReport:
+@dataclass(slots=True, kw_only=True)
+class VerifyReport(Findings):
     """The result of a verification."""
 
     generation: int
-    samples: int = 0  # number of decoded samples
     total: int = 0  # number of samples in the generation
-    checked: Counter[str] = field(default_factory=Counter)
-    problems: list[Problem] = field(default_factory=list)
     repaired: tuple[str, ...] = ()
 
     @property
@@ -96,7 +93,7 @@ def verify_dataset(
     workers = available_cores() if workers is None else workers
     if workers < 1:
         raise UsageError(f"workers is {workers}, expected at least 1")
-    report = VerifyReport(record.number, total=record.num_samples)
+    report = VerifyReport(generation=record.number, total=record.num_samples)
     every = _sampled(url, record, sample, seed) if sample is not None else _all(url, record, workers)
     tasks = [task for task in every if shards is None or task.record.name in shards]
     wanted = sum(len(task.rows) for task in tasks)
@@ -161,8 +158,7 @@ def _all(url: str, generation: Generation, workers: int) -> Iterator[ShardTask]:
     for shard in generation.shards:
         for start in range(0, max(1, shard.samples), size):
             rows = tuple(range(start, min(start + size, shard.samples)))
-            root = generation.root_of(shard)
-            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=root)
+            yield ShardTask(url, shard, generation.streams, rows, files=not start, root=generation.root_of(shard))
 
 
 def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterator[ShardTask]:
@@ -173,8 +169,7 @@ def _sampled(url: str, generation: Generation, sample: int, seed: int) -> Iterat
         rows = tuple((chosen[(chosen >= start) & (chosen < start + shard.samples)] - start).tolist())
         start += shard.samples
         if rows:
-            root = generation.root_of(shard)
-            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=root)
+            yield ShardTask(url, shard, generation.streams, rows, alone=True, root=generation.root_of(shard))
 
 
 def _done(tasks: list[ShardTask], workers: int) -> Generator[tuple[ShardTask, Findings]]:

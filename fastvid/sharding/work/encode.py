@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -25,7 +26,6 @@ from fastvid.media.reasons import Reason
 from fastvid.media.timing import FrameTiming
 from fastvid.runtime.values import sha256_of_file
 from fastvid.sharding.encode.audio import DAMAGED, SampleAudio, audio_seconds, extract_audio, take_over_audio
-from fastvid.sharding.encode.flow import FlowSettings
 from fastvid.sharding.encode.parts import (
     PartEnd,
     SourceFrames,
@@ -132,18 +132,11 @@ class _ClipFile:
     written: SourceInfo  # with the rate and the number of frames that are written
 
     def __init__(
-        self,
-        source: OpenSource,
-        settings: Settings,
-        patience: float,
-        report: Report,
-        begin: Begin,
-        stack: ExitStack,
-        salvaged: Salvaged | None = None,
+        self, source: OpenSource, settings: Settings, patience: float, report: Report, begin: Begin, stack: ExitStack
     ) -> None:
         self.source, self.settings, self.digest = source, settings, ""
         self._patience, self._report, self._begin, self._stack = patience, report, begin, stack
-        self._salvaged = salvaged
+        self._salvaged: Salvaged | None = None  # what is kept of a damaged source, if this is that
         self._first = 0  # number of its first frame in the damaged source
         self._frames: SourceFrames | None = None  # those of the source, once it is open
         self._sounds: dict[int, SampleAudio] = {}
@@ -199,8 +192,8 @@ class _ClipFile:
         except SourceError as error:
             outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
         else:
-            file = _ClipFile(kept.source, settings, self._patience, self._report, self._begin, self._stack, kept)
-            file.digest = self.digest
+            file = copy(self)
+            file.source, file._salvaged, file._frames = kept.source, kept, None
             outcomes = file._outcomes(tasks)
         for outcome in outcomes:
             before = rejected[outcome.index]
@@ -326,16 +319,16 @@ class _ClipFile:
                 meta["bad_frames"] = salvaged.bad_frames
             streams = {"rgb": video}
             if settings.streams.flow is not None:
-                streams["flow"] = self._flow(video, shape, settings.streams.flow)
-                meta["flow"] = asdict(settings.streams.flow)
+                how = settings.streams.flow
+                # ffmpeg has its own clock; then what was written is decoded once.
+                allowed = 2 * flow_seconds(settings, how, shape) + settings.limits.seconds
+                self._report("flow", self._patience * allowed)
+                streams["flow"] = encode_flow(settings, how, video, shape, rate, self._patience)
+                meta["flow"] = asdict(how)
             if (member := sound.members[number]) is not None and (heard := sound.infos[number]) is not None:
                 streams["audio"] = member
-                meta["audio"] = {
-                    "codec": heard.codec,
-                    "sample_rate": heard.sample_rate,
-                    "channels": heard.channels,
-                    "copied": sound.copied,
-                }
+                facts = {name: getattr(heard, name) for name in ("codec", "sample_rate", "channels")}
+                meta["audio"] = {**facts, "copied": sound.copied}
             made.append(EncodedSample(_key(task, number, len(checked)), meta, streams))
         # A clip of what is salvaged lies inside it.
         cut_short = _cut_short(task, self.written.timing) if self._salvaged is None else ()
@@ -370,13 +363,6 @@ class _ClipFile:
         assert self._frames is not None
         compare_parts(self._frames, profile, ends)
         return checked
-
-    def _flow(self, video: bytes, shape: StreamInfo, how: FlowSettings) -> bytes:
-        """Return the flow stream of a verified picture stream."""
-        settings, patience = self.settings, self._patience
-        # ffmpeg has its own clock; then what was written is decoded once.
-        self._report("flow", patience * (2 * flow_seconds(settings, how, shape) + settings.limits.seconds))
-        return encode_flow(settings, how, video, shape, self.written.timing.rate, patience)
 
     def _copy(self, task: SourceTask) -> Outcome:
         """Take a clip over without encoding it."""
@@ -455,19 +441,9 @@ def _expected(info: SourceInfo, part: tuple[int, int] | None) -> tuple[int, int]
 
 def _origin(task: SourceTask, info: SourceInfo, digest: str) -> dict[str, Any]:
     """Where a sample comes from, and what was found there."""
-    return {
-        "source_id": task.source_id,
-        "source_sha256": digest,
-        "source": {
-            "container": info.container,
-            "codec": info.codec,
-            "width": info.width,
-            "height": info.height,
-            "pix_fmt": info.pix_fmt,
-            "num_frames": info.timing.shown,
-            "timing": info.timing.kind,
-        },
-    }
+    facts = {name: getattr(info, name) for name in ("container", "codec", "width", "height", "pix_fmt")}
+    facts |= {"num_frames": info.timing.shown, "timing": info.timing.kind}
+    return {"source_id": task.source_id, "source_sha256": digest, "source": facts}
 
 
 def _changes(info: SourceInfo, profile: Profile) -> Iterator[str]:

@@ -8,7 +8,8 @@ needs and an MP4's tables do not say stands in the sample's JSON, so that the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from functools import partial
@@ -31,7 +32,7 @@ from fastvid.media.ffmpeg import Limits, contents
 from fastvid.media.file_tables import FileReader
 from fastvid.media.index_video import Proof, clip_seconds, cut_index, frames_between, index_in_place
 from fastvid.media.probe import OpenSource, unreadable
-from fastvid.media.prove import IndexedVideo, Playback, described, index_video, number_packets, play, why_decode_whole
+from fastvid.media.prove import IndexedVideo, index_video
 from fastvid.media.reasons import Reason
 from fastvid.media.remux import Remuxer
 from fastvid.media.timing import clip_frames
@@ -60,25 +61,6 @@ _DECODES = 5
 _PACKET_BYTES = 1000
 
 
-def index_member(task: SourceTask, settings: Settings, report: Report) -> Outcome:
-    """Indexes the video at `task.member`. Never raises for what the video does."""
-    limits = settings.limits
-    seconds = limits.transcode_seconds(frames=task.size // _PACKET_BYTES, pixels=0)
-    report("index", task.patience * _DECODES * seconds)
-
-    digest = ""
-
-    def index() -> Outcome:
-        nonlocal digest
-        data = _read(task, limits.output_bytes)
-        digest = sha256(data)
-        refuse_blocked(digest, settings.blocked)
-        found = index_video(data, limits, hdr=settings.profile.hdr)
-        return Outcome(task.index, (pack_found(task.key, found),), warnings=found.notes)
-
-    return replace(attempt(task, index), source_sha256=digest)
-
-
 def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     """An index as it travels."""
     info = asdict(found.info)
@@ -88,24 +70,26 @@ def pack_found(key: str, found: IndexedVideo) -> EncodedSample:
     return EncodedSample(key, meta, data)
 
 
+# What the facts of a stream that travelled become.
+_TOLD: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "codec": Codec,
+    "width": int,
+    "height": int,
+    "num_frames": int,
+    "fps": Fraction,
+    "range": Range,
+    "matrix": Matrix,
+    "flags": StreamFlag,
+    "coded": coded_of,
+}
+
+
 def unpack_found(sample: EncodedSample) -> tuple[StreamInfo, npt.NDArray[np.void], dict[str, Any]]:
     """The stream, its PACKET_DTYPE records [P] and other facts, from what travelled."""
-    meta = dict(sample.meta)
-    info = StreamInfo(
-        codec=Codec(meta.pop("codec")),
-        width=int(meta.pop("width")),
-        height=int(meta.pop("height")),
-        num_frames=int(meta.pop("num_frames")),
-        fps=Fraction(meta.pop("fps")),
-        extradata=sample.streams["extradata"],
-        range=Range(meta.pop("range")),
-        matrix=Matrix(meta.pop("matrix")),
-        flags=StreamFlag(meta.pop("flags")),
-        coded=coded_of(meta.pop("coded")),
-    )
-    if sample.streams["times"]:
-        info = replace(info, times=Times(sample.streams["times"], info.num_frames))
-    return info, np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
+    meta, times = dict(sample.meta), sample.streams["times"]
+    told = {name: kind(meta.pop(name)) for name, kind in _TOLD.items()}
+    told |= {"times": Times(times, told["num_frames"]) if times else None, "extradata": sample.streams["extradata"]}
+    return StreamInfo(**told), np.frombuffer(sample.streams["records"], PACKET_DTYPE), meta
 
 
 def indexed_meta(source: Source, outcome: Outcome) -> dict[str, Any]:
@@ -140,26 +124,36 @@ _ANSWER_SECONDS = 180.0
 def index_clips(
     tasks: Sequence[SourceTask], settings: Settings, report: Report, begin: Callable[[Sequence[int]], None]
 ) -> Iterator[Outcome]:
-    """Index clips of one file, and yield the outcome of each. Never raises for what a source does."""
-    first, digest = tasks[0], ""
+    """Index clips of one file, or a video in a tar; yield the outcome of each. Never raises for what a source does."""
+    first, digest, size, version = tasks[0], "", 0, None
+    limits, hdr, started = settings.limits, settings.profile.hdr, time.monotonic()
     begin([task.index for task in tasks])
-    report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(first.size))
     try:
-        file = _open(first)
-        report("index", _ANSWER_SECONDS + first.patience * settings.limits.read_seconds(file.size))
-        with source_errors(first):
-            if settings.proof is Proof.ALL and file.size <= settings.limits.output_bytes:
-                digest = sha256(file.whole())
-                refuse_blocked(digest, settings.blocked)
-            assert settings.proof is not None
-            found = index_in_place(file, settings.limits, settings.proof, hdr=settings.profile.hdr)
+        if first.member is not None:
+            seconds = limits.transcode_seconds(frames=first.size // _PACKET_BYTES, pixels=0)
+            report("index", first.patience * _DECODES * seconds)
+            data = _read(first, limits.output_bytes)
+            size, digest = len(data), sha256(data)
+            refuse_blocked(digest, settings.blocked)
+            found = index_video(data, limits, hdr=hdr)
+        else:
+            report("index", _ANSWER_SECONDS + first.patience * limits.read_seconds(first.size))
+            file = _open(first)
+            size, version = file.size, file.version
+            report("index", _ANSWER_SECONDS + first.patience * limits.read_seconds(size))
+            with source_errors(first):
+                if settings.proof is Proof.ALL and size <= limits.output_bytes:
+                    digest = sha256(file.whole())
+                    refuse_blocked(digest, settings.blocked)
+                found = index_in_place(file, limits, settings.proof or Proof.ALL, hdr=hdr)
     except (SourceError, MemoryError) as error:
-        for task in tasks:
-            yield replace(failure(task, error), source_sha256=digest)
-        return
-    for task in tasks:
-        outcome = attempt(task, partial(_cut, task, found, file.version))
-        yield replace(outcome, source_sha256=digest, bytes_in=file.size)
+        outcomes: Iterable[Outcome] = [failure(task, error) for task in tasks]
+    else:
+        cuts = (attempt(task, partial(_cut, task, found, version)) for task in tasks)
+        outcomes = (replace(outcome, bytes_in=size) for outcome in cuts)
+    share = (time.monotonic() - started) / len(tasks)
+    for outcome in outcomes:
+        yield replace(outcome, source_sha256=digest, seconds=outcome.seconds + share)
 
 
 def _open(task: SourceTask) -> FileReader:
@@ -173,7 +167,7 @@ def _open(task: SourceTask) -> FileReader:
     return file
 
 
-def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
+def _cut(task: SourceTask, found: IndexedVideo, version: Version | None) -> Outcome:
     place: dict[str, object] = {}
     if task.frames is not None:
         found = cut_index(found, *task.frames)
@@ -183,8 +177,10 @@ def _cut(task: SourceTask, found: IndexedVideo, version: Version) -> Outcome:
         found = cut_index(found, first, count)
         place = {"parent": task.parent or task.source_id, "start_seconds": start, "end_seconds": end}
     sample = pack_found(task.key, found)
-    tag, modified = version.text
-    meta = dict(sample.meta) | place | {"version": {"size": version.size, "tag": tag, "modified": modified}}
+    if version is not None:
+        tag, modified = version.text
+        place["version"] = {"size": version.size, "tag": tag, "modified": modified}
+    meta = {**sample.meta, **place}
     return Outcome(task.index, (replace(sample, meta=meta),), warnings=found.notes)
 
 
@@ -230,7 +226,7 @@ class CopiedSource:
             raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
         self._data, self._container = contents(source.descriptor), source.container
         self._limits, self._hdr = limits, hdr
-        self._remuxer: tuple[Playback, Remuxer, StreamInfo] | None = None
+        self._remuxer: Remuxer | None = None
 
     def cut(
         self, start: float | None, end: float | None, *, max_seconds: float, frames: tuple[int, int] | None = None
@@ -245,8 +241,8 @@ class CopiedSource:
             found = _as_it_is(data, limits, self._hdr) if _seems_short(data, max_seconds) else None
             if found is not None and found.info.num_frames / found.info.fps <= max_seconds:
                 return [Copied(data, None, found, _conforms(data, found), remuxed=False)]
-        played, muxer, shown = self._remuxer = self._remuxer or self._play()
-        seconds = muxer.seconds
+        muxer = self._remuxer = self._remuxer or Remuxer(data, self._container, limits, self._hdr)
+        played, shown, seconds = muxer.played, muxer.shown, muxer.seconds
         made = []
         if frames is not None:
             if sum(frames) > len(seconds):
@@ -270,13 +266,6 @@ class CopiedSource:
             begins = None if last - first == len(seconds) else float(seconds[first])
             made.append(Copied(video, begins, found, _conforms(video, found), remuxed=True))
         return made
-
-    def _play(self) -> tuple[Playback, Remuxer, StreamInfo]:
-        played = play(self._data, self._container, self._limits, unpack=True)
-        shown, _ = described(played, self._data, self._container, hdr=self._hdr)
-        numbered = number_packets(played)
-        whole = bool(numbered.whole or why_decode_whole(played, numbered))
-        return played, Remuxer(self._data, self._container, played, numbered, whole=whole), shown
 
 
 def _ranges(

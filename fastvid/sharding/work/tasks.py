@@ -56,7 +56,6 @@ class SourceTask:
     member: tuple[int, int] | None = None  # first byte and bytes of the video when `path` is a tar
     # first byte and bytes of the M4A with its sound when that is another member of the tar.
     sound: tuple[int, int] | None = None
-    indexes: bool = False
     tag: str | None = None
     parent: str | None = None
     # first frame and number of frames of a clip that is given in frames; None otherwise.
@@ -79,11 +78,8 @@ class EncodedSample:
         return int(self.meta["num_frames"])
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredSample:
-    key: str
-    meta: dict[str, Any]
-    streams: dict[str, int]  # bytes of each stream
+# What an outcome's header says of a sample: its key, its meta, and the bytes of each stream.
+_Stored = tuple[str, dict[str, Any], dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +98,9 @@ class Outcome:
 
     def to_bytes(self) -> bytes:
         """One self-checking piece of bytes."""
-        blobs = [data for sample in self.samples for data in sample.streams.values()]
-        samples = [
-            {
-                "key": sample.key,
-                "meta": dict(sample.meta),
-                "streams": {name: len(data) for name, data in sample.streams.items()},
-            }
-            for sample in self.samples
-        ]
-        header = asdict(replace(self, samples=())) | {"samples": samples}
-        return pack(header, *blobs)
+        stored = [(one.key, one.meta, {name: len(data) for name, data in one.streams.items()}) for one in self.samples]
+        blobs = (data for sample in self.samples for data in sample.streams.values())
+        return pack({**asdict(replace(self, samples=())), "samples": stored}, *blobs)
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> Outcome:
@@ -122,15 +110,15 @@ class Outcome:
     @classmethod
     def from_parts(cls, header: Mapping[str, Any], blobs: memoryview) -> Outcome:
         """The outcome of an unpacked piece."""
-        stored = parse_record(header.get("samples"), list[_StoredSample], "an outcome")
+        stored = parse_record(header.get("samples"), list[_Stored], "an outcome")
         outcome = parse_record({**header, "samples": ()}, cls, "an outcome")
         samples, position = [], 0
-        for sample in stored:
+        for key, meta, sizes in stored:
             streams = {}
-            for name, size in sample.streams.items():
+            for name, size in sizes.items():
                 streams[name] = bytes(blobs[position : position + size])
                 position += size
-            samples.append(EncodedSample(sample.key, sample.meta, streams))
+            samples.append(EncodedSample(key, meta, streams))
         if position != len(blobs):
             raise FormatError(f"an outcome claims {position} bytes of streams and has {len(blobs)}")
         return replace(outcome, samples=tuple(samples))
@@ -170,8 +158,7 @@ def group_by_file(tasks: Iterable[SourceTask]) -> Iterator[list[SourceTask]]:
 
 
 def _file(task: SourceTask) -> tuple[object, ...]:
-    # Indexing reads a video by itself.
-    return task.path, task.member, task.tag, task.patience, task.index if task.indexes else None
+    return task.path, task.member, task.tag, task.patience
 
 
 _OPTIONS: Final = RemoteOptions(concurrency=4, patience_seconds=60.0, cache="")
@@ -208,11 +195,10 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
 
     `place`: first byte and bytes of the sound.
     """
-    with temporary_file() as file:
-        if is_remote(task.path):
-            _fetch_range(task, place, _Scratch(file), limits, report)
-            file.seek(0)
-            return file.read()
+    if is_remote(task.path):
+        fetched = io.BytesIO()
+        _fetch_range(task, place, fetched, limits, report)
+        return fetched.getvalue()
     _check_size(place[1], limits)
     with open(task.path, "rb") as tar:
         tar.seek(place[0])
@@ -222,7 +208,7 @@ def read_sound(task: SourceTask, place: tuple[int, int], limits: Limits, report:
     return data
 
 
-def _fetch_range(task: SourceTask, place: tuple[int, int], file: _Scratch, limits: Limits, report: Report) -> None:
+def _fetch_range(task: SourceTask, place: tuple[int, int], file: io.IOBase, limits: Limits, report: Report) -> None:
     """Fetch a member of a tar."""
     url, (offset, size) = FileUrl.parse(task.path), place
     _check_size(size, limits)
