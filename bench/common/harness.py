@@ -127,17 +127,6 @@ def _first(file: str, field_name: str) -> str | None:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field_name)), None)
 
 
-def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the record `before` with the machine on which one part is now measured again."""
-    for key in now.keys() - {"machine"}:
-        if before.get(key) != now[key]:
-            raise UsageError(
-                f"{key} is {now[key]!r}, but the earlier result used {before.get(key)!r}",
-                hint="use the same settings, or measure all parts again",
-            )
-    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
-
-
 def run_json(command: Sequence[str], **variables: str | None) -> dict[str, Any]:
     """Run a command and return the JSON object of its last line.
 

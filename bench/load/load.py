@@ -4,8 +4,7 @@ Each pipeline runs in its own process, rivals at their newest versions with the 
 alternating rounds. CPU time includes all worker processes. One pipeline is fastvid's decoder alone with its clips
 discarded, as an upper bound for the loader. The rounds of a sweep are not those that are reported.
 
-page-cached   files in the page cache
-cold          files dropped from the page cache before each round
+loaders       all pipelines, with files in the page cache
 http          fastvid over a web server on loopback that delays each response, against the disk; and requests and bytes
               per clip by the server's count, planned and as whole files, without any cache
 """
@@ -25,10 +24,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.footage import shard
-from bench.common.harness import Record, merge_remeasured, options, write_json
+from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.common.rounds import apart, cpu_of_family, in_turn, ranged
-from bench.load.cold import drop_from_cache
 from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from bench.load.slow_server import served, slow_server
 from fastvid.errors import JobError, UsageError
@@ -95,7 +93,7 @@ add_arguments = options(
     rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
     batches=(20, "batches per round"),
     uint8=(False, "batches of uint8 levels, which a device normalises"),
-    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http")}),
+    only=(str, "measure one part", {"choices": ("loaders", "http")}),
 )
 
 
@@ -113,11 +111,7 @@ def run(args: argparse.Namespace) -> int:
         ]
     if not args.installed:
         use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
-    record: dict[str, Any] = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat())
-    if args.only is None or not args.json.exists():
-        record["rows"] = []
-    else:
-        record = merge_remeasured(json.loads(args.json.read_text()), record, args.only)
+    record = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat(), rows=[])
     for folder in folders:
         corpus = Corpus(str(folder), "tsn8")
         own = Path(f"{folder}.pipelines")
@@ -132,15 +126,9 @@ def run(args: argparse.Namespace) -> int:
         if args.only in (None, "http"):
             row["http"] = over_http(inputs, args.batches, args.rounds, args.latency)
         print(json.dumps(row, indent=1), flush=True)
-        known = args.only is not None and any(one["dataset"] == folder.name for one in record["rows"])
-        record["rows"] = _replaced(record["rows"], row) if known else [*record["rows"], row]
-        write_json(args.json, record)
+        record["rows"].append(row)
+        record.save()
     return 0
-
-
-def _replaced(rows: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows with the remeasured parts of one dataset replaced."""
-    return [row | new if row["dataset"] == new["dataset"] else row for row in rows]
 
 
 _RATIO_KEYS: Final = {DECODER: "fastvid_reaches", SHORT: "long_over_short"}
@@ -155,11 +143,10 @@ class Pipeline:
     start: Callable[[], Batches]
 
 
-def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[str]) -> tuple[float, float]:
+def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float, float]:
     """Return the wall and CPU seconds of a pipeline, in this process and those that it starts, for so many batches.
 
-    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips. `cold`: files that are dropped
-    from the page cache after the first batches.
+    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips.
     """
     import torch
 
@@ -168,8 +155,6 @@ def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[
     made, clips = start(), 0
     for _ in range(_WARM):
         next(made)
-    for file in cold:
-        drop_from_cache(Path(file))
     cpu, wall = cpu_of_family(os.getpid()), time.perf_counter()
     for _ in range(batches):
         batch = next(made)
@@ -181,7 +166,7 @@ def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[
 
 
 def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
-    """Time all pipelines in alternating rounds, page-cached and cold."""
+    """Time all pipelines in alternating rounds."""
     chosen = [Pipeline("fastvid", {"workers": inputs.workers}, partial(fastvid_loader, inputs))]
     chosen.append(Pipeline("fastvid, processes", {}, partial(fastvid_loader, inputs, workers="process")))
     chosen.append(Pipeline(SHORT, {}, partial(fastvid_loader, inputs, epoch=30)))
@@ -201,13 +186,12 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
         _log.warning("%s cannot run here: %s", name, reason)
     result: dict[str, Any] = {"batch": inputs.batch, "sweeps": sweeps, "refused": refused}
     result["load_average"] = os.getloadavg()[0]
-    for state in ("page-cached", "cold"):
-        found = _in_turn(chosen, inputs, args.batches, args.rounds, cold=state == "cold")
-        result[state] = [
-            {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
-            | ({} if one is chosen[0] else {_RATIO_KEYS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
-            for one, times in zip(chosen, found, strict=True)
-        ]
+    found = _in_turn(chosen, inputs, args.batches, args.rounds)
+    result["page-cached"] = [
+        {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
+        | ({} if one is chosen[0] else {_RATIO_KEYS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
+        for one, times in zip(chosen, found, strict=True)
+    ]
     return result
 
 
@@ -220,7 +204,7 @@ def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple
         for options in settings
         for workers in (counts if args.by == "wall" else [inputs.workers])
     ]
-    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds, cold=False)
+    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds)
     rates = [_rates(times, args.batches * inputs.batch) for times in found]
     for one, rate in zip(tried, rates, strict=True):
         _log.info("%s %s: %s", name, dict(one.settings), rate)
@@ -230,14 +214,13 @@ def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple
 
 
 def _in_turn(
-    pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int, *, cold: bool
+    pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int
 ) -> list[list[tuple[float, float]]]:
     """Return the wall and CPU seconds of each round of each pipeline."""
-    files = [*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))] if cold else []
 
     def once(number: int, _: int) -> tuple[float, float]:
         # A process of its own each time: a waiting pipeline would prefetch during the turns of others.
-        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches, files)
+        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches)
         return wall, cpu
 
     return list(in_turn(range(len(pipelines)), rounds, once).values())
@@ -251,7 +234,7 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         pipelines = [Pipeline("local", {}, partial(fastvid_loader, inputs))]
         pipelines.append(Pipeline("http", {"latency_ms": latency}, partial(fastvid_loader, remote)))
         before = cpu_of_family(server)
-        local, http = _in_turn(pipelines, inputs, batches, rounds, cold=False)
+        local, http = _in_turn(pipelines, inputs, batches, rounds)
         served = cpu_of_family(server) - before
         planned = counted(url, lambda: one_epoch(url, inputs.batch))
         whole = counted(url, lambda: whole_files(url))
