@@ -8,13 +8,13 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bench.common import newest
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import JobError
 from fastvid.runtime.processes import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
@@ -91,6 +91,74 @@ class Record(dict[str, Any]):
         """Write the result to --json, if that is given."""
         if self._path is not None:
             write_json(self._path, self)
+
+    def finish(self) -> int:
+        """Print the result and write it; return 0."""
+        print(shown(self))
+        self.save()
+        return 0
+
+
+def shown(record: Mapping[str, Any]) -> str:
+    """Format a result as text: its values, and its rows as tables."""
+    # A value for each of several names is a table, too.
+    known = {
+        key: [{"": name, **row} for name, row in value.items()] if _named_rows(value) else value
+        for key, value in record.items()
+        if key != "machine"
+    }
+    lines = [f"{key}: {text}" for key, text in scalars({k: v for k, v in known.items() if not is_rows(v)})]
+    for title, rows in rows_of(known):
+        flat = [dict(scalars({key: value for key, value in row.items() if not is_rows(value)})) for row in rows]
+        heads = list(dict.fromkeys(head for row in flat for head in row))
+        cells = [heads, *([row.get(head, "") for head in heads] for row in flat)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        lines += ["", title, *table]
+    return "\n".join(lines)
+
+
+def _named_rows(value: object) -> bool:
+    return isinstance(value, Mapping) and len(value) > 1 and all(isinstance(row, Mapping) for row in value.values())
+
+
+def rows_of(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Yield the lists of rows of a result with their titles; lists inside a row follow it."""
+    for key, rows in record.items():
+        if is_rows(rows):
+            yield f"{within}{key}", rows
+            for name, row in zip(names_of(rows), rows, strict=True):
+                yield from rows_of(row, f"{name}: ")
+
+
+def is_rows(value: object) -> bool:
+    """Return whether a value is a list of rows."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a distinct name for each row, of its words."""
+    words = [", ".join(value for value in row.values() if isinstance(value, str)) for row in rows]
+    return [word if word and words.count(word) == 1 else f"{word} {n}".strip() for n, word in enumerate(words, 1)]
+
+
+def scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the numbers and words of a value, named by their places in it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from scalars(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for number, inner in enumerate(value):
+            yield from scalars(inner, f"{prefix}[{number}]")
+    elif isinstance(value, list):
+        yield prefix, ", ".join(map(str, value))
+    else:
+        yield prefix, text_of(value)
+
+
+def text_of(value: object) -> str:
+    """Return a number or word as text."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def machine_facts() -> dict[str, Any]:

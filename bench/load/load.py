@@ -1,4 +1,4 @@
-"""Measure whole loading pipelines on the same videos: normalised float32 [B, 3, 8, 224, 224] on the host.
+"""Measure whole loading pipelines on the same videos: uint8 [B, 3, 8, 224, 224] on the host.
 
 Each pipeline runs in its own process, rivals at their newest versions with the best of their swept settings, in
 alternating rounds. CPU time includes all worker processes. One pipeline is fastvid's decoder alone with its clips
@@ -6,7 +6,7 @@ discarded, as an upper bound for the loader. The rounds of a sweep are not those
 
 loaders       all pipelines, with files in the page cache
 http          fastvid over a web server on loopback that delays each response, against the disk; and requests and bytes
-              per clip by the server's count, planned and as whole files, without any cache
+              per clip by the server's count, without any cache
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from bench.common.footage import shard
 from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.common.rounds import apart, cpu_of_family, in_turn, ranged
-from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
+from bench.load.pipelines import PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from bench.load.slow_server import served, slow_server
 from fastvid.errors import JobError, UsageError
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
 
 WANTED: Final = {"compact": {"rival": 3.2, "decoder": 0.95}, "intra": {"rival": 2.3, "decoder": 0.85}}
-"""By profile: times the best rival's speed, in random order with uint8 batches; share of the decoder alone."""
+"""By profile: times the best rival's speed, in random order; share of the decoder alone."""
 SHORT_EPOCHS: Final = 0.9
 """Speed of epochs of 30 clips, as a share of that of long ones."""
 
@@ -92,7 +92,6 @@ add_arguments = options(
     json="load.json",
     rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
     batches=(20, "batches per round"),
-    uint8=(False, "batches of uint8 levels, which a device normalises"),
     only=(str, "measure one part", {"choices": ("loaders", "http")}),
 )
 
@@ -110,14 +109,14 @@ def run(args: argparse.Namespace) -> int:
             for profile in args.profiles
         ]
     if not args.installed:
-        use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
-    record = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat(), rows=[])
+        use_newest([library for name in args.rivals for library in PIPELINES[name].needs], args.cache)
+    record = Record(SCHEMA, args, "workers", "by", newest_checked=CHECKED.isoformat(), rows=[])
     for folder in folders:
         corpus = Corpus(str(folder), "tsn8")
         own = Path(f"{folder}.pipelines")
         own.mkdir(exist_ok=True)
         tars = tuple(sorted(map(str, folder.glob("*.tar"))))
-        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers, args.uint8)
+        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers)
         row: dict[str, Any] = {"dataset": folder.name, "profile": corpus.dataset.generation.shards[0].profile["name"]}
         if args.only in (None, "loaders"):
             row |= compare(inputs, args)
@@ -150,7 +149,7 @@ def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float,
     """
     import torch
 
-    # The consumer normalises for rivals; more torch threads would compete with their workers.
+    # More torch threads would compete with the workers of rivals.
     torch.set_num_threads(1)
     made, clips = start(), 0
     for _ in range(_WARM):
@@ -159,7 +158,7 @@ def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float,
     for _ in range(batches):
         batch = next(made)
         clips += len(batch)
-        assert batch.dtype in (torch.float32, torch.uint8)
+        assert batch.dtype is torch.uint8
         assert batch.shape[1:] == (3, 8, 224, 224)
     wall, scale = time.perf_counter() - wall, batches * size / clips
     return scale * wall, scale * (cpu_of_family(os.getpid()) - cpu)
@@ -197,7 +196,7 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
 
 def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple[Pipeline, list[dict[str, Any]]]:
     """Return a rival with its best settings and number of workers, and all settings tried; they take turns."""
-    start, settings = PIPELINES[name]
+    start, settings, _ = PIPELINES[name]
     counts = sorted({max(1, inputs.workers // 2), inputs.workers, inputs.workers + 1, 2 * inputs.workers})
     tried = [
         Pipeline(name, {"workers": workers, **options}, partial(start, replace(inputs, workers=workers), **options))
@@ -237,7 +236,6 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         local, http = _in_turn(pipelines, inputs, batches, rounds)
         served = cpu_of_family(server) - before
         planned = counted(url, lambda: one_epoch(url, inputs.batch))
-        whole = counted(url, lambda: whole_files(url))
     return {
         "latency_ms": latency,
         "local": _rates(local, batches * inputs.batch),
@@ -246,8 +244,6 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         # Spent on the same cores, which a server on another host would leave to the loader.
         "server_cpu_ms_a_clip": 1e3 * served / (rounds * (batches + _WARM) * inputs.batch),
         "a_clip": planned,
-        "a_whole_file": whole,
-        "whole_over_planned_bytes": whole["bytes"] / planned["bytes"],
     }
 
 
@@ -255,12 +251,6 @@ def counted(url: str, read: Callable[[], int]) -> dict[str, float]:
     """Return the tar requests and bytes per clip read by `read`, by the server's count."""
     before, clips, after = served(url), read(), served(url)
     return {kind: (after[kind]["tar"] - before[kind].get("tar", 0)) / clips for kind in ("requests", "bytes")}
-
-
-def whole_files(url: str) -> int:
-    """Read every video whole, as loaders without an index do; return their number."""
-    corpus = Corpus(url, "tsn8")
-    return len([corpus.mp4(sample) for sample in range(len(corpus.dataset))])
 
 
 def one_epoch(url: str, batch: int) -> int:

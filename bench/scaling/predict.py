@@ -3,7 +3,7 @@
 Uncertain inputs are drawn many times with a fixed seed; a result is the mean, the median and the 5 % and 95 % quantiles
 of the draws. Nothing here is measured: every row is labelled "predicted".
 
-Measured runs of `bench.scaling.scale` are predicted from their other parts, and nothing is fitted to the runs themselves.
+Measured runs of `bench.scaling.scale` are predicted from their other parts; nothing is fitted to the runs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def beside_measured(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Predict every measured run from the local steps, all-reduces and loaders of its world; None without all-reduces."""
+    """Predict every measured run from its world's local steps, all-reduces and loaders; None without all-reduces."""
     points: dict[str, list[AllReducePoint]] = {}
     for world in worlds:
         first = world["ranks"][0]

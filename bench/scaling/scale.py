@@ -73,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     """Measure one rank of a torchrun job."""
-    from bench.scaling.scale_rank import MeasurePlan, analyse, measure
+    from bench.scaling.scale_rank import analyse, measure
     from fastvid.train.config import config as recipes
 
     strategies = tuple(SyncSpec.parse(text) for text in args.sync)
-    found = measure(recipes.load(args.recipe, args.changes), MeasurePlan(args.clips, args.steps, strategies=strategies))
+    found = measure(recipes.load(args.recipe, args.changes), args.clips, args.steps, strategies)
     if found is not None:
         world = {**found, "machine": machine_facts(), "analysis": analyse(found), "network_mbit": args.network}
         record = complete({"schema": SCHEMA, "recipe": args.recipe, "changes": args.changes, "worlds": [world]})
