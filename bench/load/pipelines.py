@@ -116,14 +116,14 @@ def decoder_alone(inputs: PipelineInputs) -> Batches:
     """Decode as `python -m bench decode` does, on as many threads, and discard the RGB. Yields the same zero batch each
     time that a batch of clips has been decoded."""
     jobs = [FastvidRunner(Corpus(inputs.url, "tsn8"), "rgb", "disk") for _ in range(inputs.workers)]
-    count = len(Corpus(inputs.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
+    count = len(Corpus(inputs.url, "tsn8").requests)
     turns = itertools.count(step=FETCH_CLIPS)
     decoded: queue.Queue[None] = queue.Queue(2 * inputs.batch)
 
     def decode(job: FastvidRunner) -> None:
         while True:
-            first = next(turns) % count
-            job.run(range(first, first + FETCH_CLIPS))
+            first = next(turns)
+            job.run([place % count for place in range(first, first + FETCH_CLIPS)])
             for _ in range(FETCH_CLIPS):
                 decoded.put(None)
 
