@@ -101,14 +101,16 @@ class Record(dict[str, Any]):
 
 def shown(record: Mapping[str, Any]) -> str:
     """Format a result as text: its values, and its rows as tables."""
-    # A value for each of several names is a table, too.
-    known = {
-        key: [{"": name, **row} for name, row in value.items()] if _named_rows(value) else value
-        for key, value in record.items()
-        if key != "machine"
-    }
-    lines = [f"{key}: {text}" for key, text in scalars({k: v for k, v in known.items() if not is_rows(v)})]
-    for title, rows in rows_of(known):
+    values, tables = [], {}
+    for key, value in record.items():
+        # Values of several names are a table, too.
+        named = [{"": name, **row} for name, row in _items(value) if isinstance(row, Mapping)]
+        if is_rows(value) or len(named) > 1:
+            tables[key] = named or value
+            value = {name: one for name, one in _items(value) if not isinstance(one, Mapping)}
+        values += [f"{name}: {text}" for name, text in scalars({key: value}) if key != "machine"]
+    lines = values
+    for title, rows in rows_of(tables):
         flat = [dict(scalars({key: value for key, value in row.items() if not is_rows(value)})) for row in rows]
         heads = list(dict.fromkeys(head for row in flat for head in row))
         cells = [heads, *([row.get(head, "") for head in heads] for row in flat)]
@@ -118,8 +120,8 @@ def shown(record: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _named_rows(value: object) -> bool:
-    return isinstance(value, Mapping) and len(value) > 1 and all(isinstance(row, Mapping) for row in value.values())
+def _items(value: object) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
 
 
 def rows_of(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:

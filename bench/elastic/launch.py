@@ -94,8 +94,6 @@ def run(args: argparse.Namespace) -> int:
         found = training_job.outcome(out)
         starts = [row for row in training_job.rows(out) if row["kind"] == "start"]
         record = Record(SCHEMA, args, "nodes", script=args.script.name, network_mbit=args.network, events=events)
-        record["command"] = [word.replace(str(recipe), "RECIPE") for word in job.words()]
-        record["starts"] = [{"samples": row["samples"], "world_size": row["world_size"]} for row in starts]
         record["worlds"] = [row["world_size"] for row in starts]
         record["samples"] = found["samples"]
         record["lineage_exact"] = found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"]

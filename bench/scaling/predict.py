@@ -214,17 +214,17 @@ def table(report: Mapping[str, Any]) -> str:
     ]
     lines += [
         f"{row['gpus']:>6} {row['strategy']:8} {row['algorithm']:12} "
-        f"{_interval(row['clips_per_second'], _count):>26} {_interval(row['efficiency_node'], _percent):>21} "
-        f"{_interval(row['train_seconds'], _duration):>30} "
+        f"{_interval(row, 'clips_per_second'):>26} {_interval(row, 'efficiency_node'):>21} "
+        f"{_interval(row, 'train_seconds'):>30} "
         + " ".join(f"{1000 * row[f'{part}_seconds']['mean']:8.1f}" for part in _PARTS)
         + f"  {row['costs_most']}"
         for row in report["rows"]
     ]
     for reference in report["references"]:
-        form = _FORMS[reference["quantity"]]
+        name = reference["quantity"]
         lines.append(
-            f"reference: {reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']}): predicted "
-            f"{_interval(reference['predicted'], form)}, reference {form(reference['reference'])}, "
+            f"reference: {name} on {reference['gpus']} GPUs ({reference['strategy']}): predicted "
+            f"{_interval({name: reference['predicted']}, name)}, reference {_FORMS[name](reference['reference'])}, "
             f"error {100 * reference['relative_error']:+.1f} %, "
             f"{'inside' if reference['inside_interval'] else 'outside'} the interval; {reference['source']}"
         )
@@ -276,16 +276,9 @@ def quantiles(value: Value) -> dict[str, float]:
     return found | {"mean": float(drawn.mean())}
 
 
-def _interval(number: Mapping[str, float], form: Callable[[float], str]) -> str:
-    return f"{form(number['p50'])} [{form(number['p05'])}, {form(number['p95'])}]"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def _interval(row: Mapping[str, Any], name: str) -> str:
+    middle, low, high = (_FORMS[name](row[name][quantile]) for quantile in ("p50", "p05", "p95"))
+    return f"{middle} [{low}, {high}]"
 
 
 def _duration(seconds: float) -> str:
@@ -295,8 +288,8 @@ def _duration(seconds: float) -> str:
 
 _FORMS: Final[dict[str, Callable[[float], str]]] = {
     "train_seconds": _duration,
-    "clips_per_second": _count,
-    "efficiency_node": _percent,
-    "efficiency_gpu": _percent,
+    "clips_per_second": "{:,.0f}".format,
+    "efficiency_node": "{:.1%}".format,
+    "efficiency_gpu": "{:.1%}".format,
     "step_seconds": "{:.4g} s".format,
 }
