@@ -15,7 +15,7 @@ import warnings
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from tests.ports import reserved_port
+from bench.common.ports import reserved_port
 
 ROOT = Path(__file__).parents[1]
 _SERVER = multiprocessing.get_context("forkserver")

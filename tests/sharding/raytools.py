@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.ports import reserved_port
+from bench.common.ports import reserved_port
 from tests.sharding.shardtools import REPOSITORY
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.ports import reserved_port
+from bench.common.ports import reserved_port
 
 START_SECONDS = 200
 

@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("obstore", reason="obstore is not installed: the extra object-stores brings it")
 
+from bench.common.ports import reserved_port
 from fastvid.errors import MissingDependency, StorageError, UnavailableError, UsageError
 from fastvid.storage import RemoteOptions, objects, open_storage
-from tests.ports import reserved_port
 from tests.storage.faulty import FaultyServer
 from tests.storage.local_server import LocalHandler, LocalServer
 

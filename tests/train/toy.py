@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from bench.common.ports import reserved_port
 from fastvid.errors import FastvidError
 from fastvid.load.batch.batch import Batch
 from fastvid.load.batch.labels import IGNORED_LABEL
@@ -33,7 +34,6 @@ from fastvid.train.run.assemble import read_state
 from fastvid.train.strategies.ddp import Ddp
 from fastvid.train.tasks.classification import Classification
 from tests import forks
-from tests.ports import reserved_port
 
 CLASSES = 5
 NUM_SAMPLES = 90

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from torch.distributed import TCPStore
 
+from bench.common.ports import reserved_port
 from fastvid.errors import UsageError, WorkerError
 from fastvid.runtime.processes import World
 from fastvid.train.ranks import UNSHARED_STORE, Peers, StopSignal, check_rendezvous, fresh_store, own_record
 from tests import forks
-from tests.ports import reserved_port
 
 SHARED = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
 LINE = f"export {UNSHARED_STORE}=1"

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.common.ports import reserved_port
 from fastvid.errors import StateError, UsageError
 from fastvid.models.pipeline import place_on_devices
 from fastvid.train.loop.strategy import strategy_of
@@ -13,7 +14,6 @@ from fastvid.train.records import records as metrics
 from fastvid.train.records.checkpoint import Checkpoints, decode
 from fastvid.train.strategies.asgd.weights import WeightRange, Weights
 from tests import forks
-from tests.ports import reserved_port
 from tests.train import toy
 from tests.train.strategies import lab
 from tests.train.strategies.asgd import jobs

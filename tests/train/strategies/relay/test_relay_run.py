@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.common.ports import reserved_port
 from fastvid.errors import UsageError
 from fastvid.runtime.processes import World
 from fastvid.train.config import config as recipes
@@ -21,7 +22,6 @@ from fastvid.train.strategies.relay.stage import Clips, check_shared
 from fastvid.train.strategies.relay.state import TokenStore
 from fastvid.train.strategies.relay.sweep import Relay, prepare
 from tests import datasets, forks
-from tests.ports import reserved_port
 
 ROOT = Path(__file__).parents[4]
 EPOCHS, STAGES, MODELS = 2, 2, 3
