@@ -212,9 +212,9 @@ def test_verify_finds_damage_and_repairs_sidecars(mine):
         [damaged[sample].frames([0]) for sample in range(len(damaged))]
 
 
-def test_parts_make_the_same_dataset(mine):
-    for part in ("1/2", "0/2"):
-        index_videos([str(mine / "films")], mine / "parts", part=part, samples_per_shard=3, workers=1)
+def test_parts_and_several_workers_make_the_same_dataset(mine):
+    for part, workers in (("1/2", 1), ("0/2", 2)):
+        index_videos([str(mine / "films")], mine / "parts", part=part, samples_per_shard=3, workers=workers)
     index_videos([str(mine / "films")], mine / "parts", samples_per_shard=3, workers=1)
     for path in (mine / "set").glob("*.pkt"):
         assert (mine / "parts" / path.name).read_bytes() == path.read_bytes()
