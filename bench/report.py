@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import RESULTS
+from bench.common.harness import RESULTS, is_rows, names_of, rows_of, scalars, text_of
 from fastvid.errors import UsageError
 
 # What may follow the name of a number: its range over rounds.
@@ -103,11 +103,11 @@ def _cards(record: Mapping[str, Any]) -> Iterator[str]:
     from fastvid.report.charts import bars
     from fastvid.report.page import card, table
 
-    plain = {key: value for key, value in record.items() if not _is_rows(value) and key != "machine"}
-    yield from _table("Values", [{"value": key, "": text} for key, text in _scalars(plain)], table, card)
-    for title, rows in _rows(record):
+    plain = {key: value for key, value in record.items() if not is_rows(value) and key != "machine"}
+    yield from _table("Values", [{"value": key, "": text} for key, text in scalars(plain)], table, card)
+    for title, rows in rows_of(record):
         yield from _table(title, rows, table, card)
-        names = _names(rows)
+        names = names_of(rows)
         ranged = dict.fromkeys(key for row in rows for key in row if {f"{key}{end}" for end in _RANGE} <= row.keys())
         for key in ranged:
             drawn = {name: row for name, row in zip(names, rows, strict=True) if row.keys() >= {key, f"{key}_min"}}
@@ -120,44 +120,8 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]], table: Any, card: Any)
         dict.fromkeys(key for row in rows for key, value in row.items() if not isinstance(value, (dict, list)))
     )
     if heads:
-        cells = [[_text(row.get(head, "")) for head in heads] for row in rows[:_MOST_ROWS]]
+        cells = [[text_of(row.get(head, "")) for head in heads] for row in rows[:_MOST_ROWS]]
         yield card(title, table(heads, cells), "" if len(rows) <= _MOST_ROWS else f"The first {_MOST_ROWS} rows.")
-
-
-def _rows(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
-    """Yield the lists of rows of a result with their titles; lists inside a row follow it."""
-    for key, rows in record.items():
-        if _is_rows(rows):
-            yield f"{within}{key}", rows
-            for name, row in zip(_names(rows), rows, strict=True):
-                yield from _rows(row, f"{name}: ")
-
-
-def _is_rows(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a distinct name for each row, of its words."""
-    words = [", ".join(value for value in row.values() if isinstance(value, str)) for row in rows]
-    return [word if word and words.count(word) == 1 else f"{word} {n}".strip() for n, word in enumerate(words, 1)]
-
-
-def _scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _scalars(inner, f"{prefix}.{key}" if prefix else str(key))
-    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
-        for number, inner in enumerate(value):
-            yield from _scalars(inner, f"{prefix}[{number}]")
-    elif isinstance(value, list):
-        yield prefix, ", ".join(map(str, value))
-    else:
-        yield prefix, _text(value)
-
-
-def _text(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _machines(records: Mapping[str, Mapping[str, Any]]) -> tuple[Sequence[str], list[list[str]]]:

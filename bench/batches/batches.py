@@ -153,9 +153,7 @@ def run(args: argparse.Namespace) -> int:
     record["settings"] = {"samples": args.samples, "world": args.world, "tokens": TOKENS, "patch": PATCH}
     if args.many:
         record["many"] = many(args.many, args.world)
-    record.save()
-    print(table(record["contenders"]))
-    return 0
+    return record.finish()
 
 
 def ours(code: Callable[[ClipSizes, int, int], Batching], sizes: ClipSizes, world: int, seed: int) -> dict[str, Any]:
@@ -242,17 +240,3 @@ def many(samples: int, world: int) -> dict[str, Any]:
             found[name] |= {f"{part}_{kind}": span for part, span in spans.items()}
         print(f"plan {name}: {found[name]}", flush=True)
     return found
-
-
-def table(contenders: dict[str, Any]) -> str:
-    """Return the comparison as text."""
-    lines = [
-        f"{'':32}{'lost':>8}{'doubled':>9}{'padding':>9}{'max/mean':>10}{'equal':>7}{'resume':>10}{'exact':>7}{'lines':>7}"
-    ]
-    for name, one in contenders.items():
-        lines.append(
-            f"{name:32}{one['lost']['median']:>8.0f}{one['doubled']['median']:>9.0f}{one['padding']['median']:>9.2%}"
-            f"{one['imbalance']['median']:>10.3f}{one['equal_steps']!s:>7}{one['resume_seconds']['median']:>9.3f}s"
-            f"{one['resume_exact']!s:>7}{one['lines']['median']:>7.0f}"
-        )
-    return "\n".join(lines)

@@ -123,19 +123,21 @@ def sources(name: str, kind: Kind, footage: Path | None, cache: Path) -> Path:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         for number in range(kind.videos):
-            encode(frames(footage, number, kind.videos, kind.size), part / f"{number:02d}.mp4", kind)
+            pictures = itertools.islice(frames(footage, number, kind.videos, kind.size), kind.fps * kind.seconds)
+            encode(pictures, part / f"{number:02d}.mp4", kind.size, kind.fps, kind.options)
         part.rename(folder)
     return folder
 
 
-def encode(pictures: Iterator[npt.NDArray[np.uint8]], path: Path, kind: Kind) -> None:
-    """Encode the first frames [H, W, 3] as a file of this kind."""
-    height, width = kind.size
-    raw = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(kind.fps), "-i", "-")
-    command = [find_ffmpeg().path, "-v", "error", "-y", *raw, *kind.options, str(path)]
+def encode(
+    pictures: Iterator[npt.NDArray[np.uint8]], path: Path, size: tuple[int, int], fps: int, options: Sequence[str]
+) -> None:
+    """Encode frames [H, W, 3] of a height and width as a file."""
+    raw = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[1]}x{size[0]}", "-r", str(fps), "-i", "-")
+    command = [find_ffmpeg().path, "-v", "error", "-y", *raw, *options, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
-        for picture in itertools.islice(pictures, kind.fps * kind.seconds):
+        for picture in pictures:
             process.stdin.write(picture.tobytes())
     if process.returncode:
         raise UsageError(f"`{' '.join(command)}` failed with exit code {process.returncode}")

@@ -8,13 +8,13 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from bench.common import newest
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import JobError
 from fastvid.runtime.processes import available_cores
 
 _HERE: Final = Path(__file__).parents[1]
@@ -92,6 +92,76 @@ class Record(dict[str, Any]):
         if self._path is not None:
             write_json(self._path, self)
 
+    def finish(self) -> int:
+        """Print the result and write it; return 0."""
+        print(shown(self))
+        self.save()
+        return 0
+
+
+def shown(record: Mapping[str, Any]) -> str:
+    """Format a result as text: its values, and its rows as tables."""
+    values, tables = [], {}
+    for key, value in record.items():
+        # Values of several names are a table, too.
+        named = [{"": name, **row} for name, row in _items(value) if isinstance(row, Mapping)]
+        if is_rows(value) or len(named) > 1:
+            tables[key] = named or value
+            value = {name: one for name, one in _items(value) if not isinstance(one, Mapping)}
+        values += [f"{name}: {text}" for name, text in scalars({key: value}) if key != "machine"]
+    lines = values
+    for title, rows in rows_of(tables):
+        flat = [dict(scalars({key: value for key, value in row.items() if not is_rows(value)})) for row in rows]
+        heads = list(dict.fromkeys(head for row in flat for head in row))
+        cells = [heads, *([row.get(head, "") for head in heads] for row in flat)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        table = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells]
+        lines += ["", title, *table]
+    return "\n".join(lines)
+
+
+def _items(value: object) -> list[tuple[str, Any]]:
+    return list(value.items()) if isinstance(value, Mapping) else []
+
+
+def rows_of(record: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    """Yield the lists of rows of a result with their titles; lists inside a row follow it."""
+    for key, rows in record.items():
+        if is_rows(rows):
+            yield f"{within}{key}", rows
+            for name, row in zip(names_of(rows), rows, strict=True):
+                yield from rows_of(row, f"{name}: ")
+
+
+def is_rows(value: object) -> bool:
+    """Return whether a value is a list of rows."""
+    return isinstance(value, list) and bool(value) and all(isinstance(row, dict) for row in value)
+
+
+def names_of(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a distinct name for each row, of its words."""
+    words = [", ".join(value for value in row.values() if isinstance(value, str)) for row in rows]
+    return [word if word and words.count(word) == 1 else f"{word} {n}".strip() for n, word in enumerate(words, 1)]
+
+
+def scalars(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the numbers and words of a value, named by their places in it."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from scalars(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list) and any(isinstance(item, (dict, list)) for item in value):
+        for number, inner in enumerate(value):
+            yield from scalars(inner, f"{prefix}[{number}]")
+    elif isinstance(value, list):
+        yield prefix, ", ".join(map(str, value))
+    else:
+        yield prefix, text_of(value)
+
+
+def text_of(value: object) -> str:
+    """Return a number or word as text."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
 
 def machine_facts() -> dict[str, Any]:
     """Return hardware, versions and load of this machine, as far as they can be read."""
@@ -125,17 +195,6 @@ def _first(file: str, field_name: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field_name)), None)
-
-
-def merge_remeasured(before: dict[str, Any], now: dict[str, Any], part: str) -> dict[str, Any]:
-    """Return the record `before` with the machine on which one part is now measured again."""
-    for key in now.keys() - {"machine"}:
-        if before.get(key) != now[key]:
-            raise UsageError(
-                f"{key} is {now[key]!r}, but the earlier result used {before.get(key)!r}",
-                hint="use the same settings, or measure all parts again",
-            )
-    return {**before, "machines": {**before.get("machines", {}), part: now["machine"]}}
 
 
 def run_json(command: Sequence[str], **variables: str | None) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,6 @@ from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.decode import goals
 from bench.decode.contest import Rivals, at_their_best, entry, megabytes_kept
-from bench.decode.encodings import DEFAULT, Encoding, equal_quality
 from bench.decode.floor import FloorJob
 from bench.decode.rivals import KNOBS, library_of
 from fastvid.errors import UsageError
@@ -32,11 +30,6 @@ SCHEMA: Final = "fastvid-bench-decode/1"
 add_arguments = options(
     "data footage profiles cache installed by workers sweep_rounds",
     json="decode.json",
-    equal_ssim=(
-        False,
-        "with --footage: also encode with x264's defaults, and the profiles at the CRF with the same SSIM within .005;"
-        " then compare fastvid on its profiles with rivals on x264's defaults, today's usual encoding",
-    ),
     kinds=([], "with --footage: other footage, see `bench footage`", {"choices": KINDS}),
     sampling=(str, "such as tsn8, dense16x4 (those two, or those of the kind)", {"nargs": "+"}),
     together=(1, "clips of one visit to a video"),
@@ -49,52 +42,24 @@ add_arguments = options(
 def run(args: argparse.Namespace) -> int:
     """Run the benchmark."""
     folders = [Path(folder) for folder in args.data]
-    if args.footage is None and (not folders or args.equal_ssim):
+    if args.footage is None and not folders:
         raise UsageError("nothing to decode", hint="pass --data DIR, or --footage FOLDER to shard videos first")
     if not args.installed:
         use_newest([library_of(name) for name in args.rivals], args.cache)
-    record = Record(SCHEMA, args, "workers", "by", rows=[], today=[], newest_checked=CHECKED.isoformat())
+    record = Record(SCHEMA, args, "workers", "by", rows=[], newest_checked=CHECKED.isoformat())
     for kind in args.kinds:
         for name, folder in datasets(kind, args.footage, args.cache):
             for sampling in args.sampling or KINDS[kind].samplings:
                 corpus = Corpus(str(folder), sampling, args.repeats, crop=KINDS[kind].crop, together=args.together)
                 _add(record, args, corpus, {"kind": kind, "encoding_of_kind": name})
-    if not args.kinds:
-        _usual(record, args, folders)
+    for folder in () if args.kinds else folders or [shard(args.footage, one, args.cache) for one in args.profiles]:
+        for sampling in args.sampling or SAMPLINGS[:2]:
+            _add(record, args, Corpus(str(folder), sampling, repeats=args.repeats, together=args.together), {})
     print("\n".join(goals.lines(record["rows"])))
     return 0
 
 
-def _usual(record: Record, args: argparse.Namespace, folders: list[Path]) -> None:
-    """Add the rows of datasets, or of the footage in each profile, to the record."""
-    encodings: list[Encoding] = []
-    if args.equal_ssim:
-        encodings = equal_quality(args.footage, args.profiles, args.cache)
-        folders = folders + [encoding.folder for encoding in encodings]
-    elif not folders:
-        folders = [shard(args.footage, profile, args.cache) for profile in args.profiles]
-    # Every encoding uses the same frames and crops of the same videos, whatever its sample order.
-    common = tuple(sorted(set.intersection(*(set(one.ssim) for one in encodings)))) if encodings else None
-    ours: dict[tuple[str, str], Corpus] = {}
-    usual: dict[str, Rivals] = {}
-    for folder in folders:
-        encoding = next((one for one in encodings if one.folder == folder), None)
-        for sampling in args.sampling or SAMPLINGS[:2]:
-            keys = None if encoding is None else common
-            corpus = Corpus(str(folder), sampling, repeats=args.repeats, keys=keys, together=args.together)
-            rivals = _add(record, args, corpus, {} if encoding is None else {"encoding": encoding.as_row()})
-            if encoding is not None:
-                ours[encoding.name, sampling] = corpus
-                if encoding.name == DEFAULT:
-                    usual[sampling] = rivals
-    for sampling, rivals in usual.items():
-        corpora = {name: corpus for (name, one), corpus in ours.items() if one == sampling}
-        record["today"].append(today(corpora, rivals.best, args.workers, args.rounds))
-        print(today_table(record["today"][-1]), flush=True)
-        record.save()
-
-
-def _add(record: Record, args: argparse.Namespace, corpus: Corpus, facts: dict[str, Any]) -> Rivals:
+def _add(record: Record, args: argparse.Namespace, corpus: Corpus, facts: dict[str, Any]) -> None:
     """Measure a row and add it to the record."""
     rivals = at_their_best(args.rivals, corpus, args.workers, args.sweep_rounds, by=args.by)
     row = compare(corpus, rivals, args.workers, args.rounds) | facts | {"load_average": os.getloadavg()[0]}
@@ -102,7 +67,6 @@ def _add(record: Record, args: argparse.Namespace, corpus: Corpus, facts: dict[s
     record["rows"].append(row)
     print(table(row), flush=True)
     record.save()
-    return rivals
 
 
 def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[str, Any]:
@@ -133,46 +97,6 @@ def compare(corpus: Corpus, rivals: Rivals, workers: int, rounds: int) -> dict[s
         "sweeps": rivals.sweeps,
         "refused": rivals.refused,
     }
-
-
-def today(corpora: Mapping[str, Corpus], rivals: Sequence[Contender], workers: int, rounds: int) -> dict[str, Any]:
-    """Time rivals on x264's defaults, today's practice, and fastvid on every encoding at equal SSIM, in rounds."""
-    ours = {
-        f"{product} of {name}": replace(
-            fastvid(corpus, workers, product=product, source="memory"),
-            settings={"encoding": name, "product": product},
-        )
-        for name, corpus in corpora.items()
-        for product in ("rgb", "planes")
-    }
-    theirs = [replace(one, settings={"encoding": DEFAULT, **one.settings}) for one in rivals]
-    clips = len(corpora[DEFAULT].requests)
-    timings = measure([*ours.values(), *theirs], clips, rounds)
-    own = dict(zip(ours, timings, strict=False))
-    entries = [entry(one, own[name]) for name, one in ours.items()]
-    for one, timing in zip(theirs, timings[len(ours) :], strict=True):
-        times = {name: ratio(mine, timing) for name, mine in own.items()}
-        entries.append(entry(one, timing) | {"fastvid_is_faster_by": times})
-    return {
-        "question": "today's practice",
-        "sampling": corpora[DEFAULT].sampling,
-        "clips": clips,
-        "megabytes": {name: round(sum(map(len, corpus.mp4s)) / 1e6, 2) for name, corpus in corpora.items()},
-        "contenders": entries,
-    }
-
-
-def today_table(row: Mapping[str, Any]) -> str:
-    """Format a row of today's practice as a text table."""
-    sizes = ", ".join(f"{name} {size}" for name, size in row["megabytes"].items())
-    lines = [f"{row['question']}, {row['sampling']}: {row['clips']} clips; MB: {sizes}"]
-    lines += [_line(one) for one in row["contenders"]]
-    if (best := goals.best_rival(row)) is not None:
-        lines += [
-            f"      {ours:30} {times['wall']:.2f}x   by CPU time {times['cpu']:.2f}x   against {best['name']}"
-            for ours, times in best["fastvid_is_faster_by"].items()
-        ]
-    return "\n".join(lines)
 
 
 def _line(one: Mapping[str, Any]) -> str:

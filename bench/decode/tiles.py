@@ -22,8 +22,8 @@ from bench.common.footage import shard
 from bench.common.harness import NEEDED, Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.decode.contest import check, entry
-from bench.decode.encodings import videos
 from bench.decode.rivals import KEPT, TorchcodecJob
+from bench.decode.similarity import videos
 from fastvid.decode.clips import PacketBuffer, read_clip
 from fastvid.decode.request import Box, ClipRequest, DecoderOutput, EncodedClip, Rgb
 from fastvid.decode.tiles import decoded_part
@@ -75,8 +75,7 @@ def run(args: argparse.Namespace) -> int:
     for crop in _TIMED:
         record["rows"].append(_row(crop, folders, args))
         record.save()
-    print(table(record))
-    return 0
+    return record.finish()
 
 
 @dataclass(frozen=True)
@@ -220,15 +219,3 @@ def _facts(folder: Path, footage: Path) -> dict[str, Any]:
     ssim = np.mean(planes, axis=0).round(4).tolist()
     sizes = list(map(len, corpus.mp4s))
     return {"crf": profile.crf, "ssim": ssim, "bytes_a_frame": round(sum(sizes) / frames), "videos": len(sizes)}
-
-
-def table(record: dict[str, Any]) -> str:
-    """Format the result as a text table."""
-    lines = [f"{name:8} {facts}" for name, facts in record["encodings"].items()]
-    for row in record["rows"]:
-        lines.append(f"{row['crop']}: {row['clips']} clips, {row['share']:.0%} of each picture decoded")
-        for one in row["contenders"]:
-            by, spread = one["tiles_are_faster_by"], f"{one['cpu_ms_min']:.2f}..{one['cpu_ms_max']:.2f}"
-            lines.append(f"  {one['label']:30} {one['cpu_ms']:6.2f} ms {spread:>12}   tiles {by['cpu']:.2f}x")
-    lines += [f"{one['crop']} of {one['width']}x{one['height']}: {one['decoded']:.0%}" for one in record["shares"]]
-    return "\n".join(lines)

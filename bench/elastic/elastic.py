@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -205,7 +205,7 @@ def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Nam
         try:
             for node in nodes[: draws.randint(1, NODES)]:
                 node.start()
-            _wait_for_row(out, 0, nodes, args.patience)
+            _until(lambda: training_job.count(out, "train") > 0, "start", nodes, args.patience)
             for _ in range(args.accidents):
                 time.sleep(draws.uniform(0.5, 3.0))
                 if training_job.is_finished(out):
@@ -214,7 +214,8 @@ def _sequence(out: Path, shards: Path, truth: dict[str, Any], args: argparse.Nam
                 accidents.append(_accident(kind, node, nodes, out, args.patience))
             if not any(node.alive for node in nodes):
                 nodes[0].start()
-            _wait_until_over(out, nodes, args.patience + 4 * args.epochs * (args.pause + 0.2))
+            rest = args.patience + 4 * args.epochs * (args.pause + 0.2)
+            _until(lambda: training_job.is_finished(out), "end", nodes, rest)
         finally:
             for node in nodes:
                 node.kill()
@@ -275,21 +276,9 @@ def _accident(kind: str, node: Node, nodes: Sequence[Node], out: Path, patience:
     return {"kind": kind, "detection_s": detected, "recovery_s": None}
 
 
-def _wait_for_row(out: Path, rows: int, nodes: Sequence[Node], patience: float) -> None:
+def _until(reached: Callable[[], bool], what: str, nodes: Sequence[Node], patience: float) -> None:
     deadline = time.monotonic() + patience
-    while training_job.count(out, "train") <= rows:
+    while not reached():
         if time.monotonic() > deadline or not any(node.alive for node in nodes):
-            raise JobError("training did not start", file=out, hint=_see_logs(nodes))
+            raise JobError(f"training did not {what}", hint=f"see {', '.join(str(node.log) for node in nodes)}")
         time.sleep(0.2)
-
-
-def _wait_until_over(out: Path, nodes: Sequence[Node], patience: float) -> None:
-    deadline = time.monotonic() + patience
-    while not training_job.is_finished(out):
-        if time.monotonic() > deadline or not any(node.alive for node in nodes):
-            raise JobError("training did not end", file=out, hint=_see_logs(nodes))
-        time.sleep(0.2)
-
-
-def _see_logs(nodes: Sequence[Node]) -> str:
-    return f"see {', '.join(str(node.log) for node in nodes)}"

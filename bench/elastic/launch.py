@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from bench.common.harness import FOLDER, Record, options
+from bench.common.harness import Record, options
 from bench.common.hosts import Hosts
 from bench.common.rounds import children
 from bench.elastic import training_job
@@ -71,7 +71,6 @@ add_arguments = options(
     epochs=(40, "epochs, 4 steps each"),
     pause=(0.2, "seconds added to each step"),
     patience=(180.0, "limit for each event in seconds"),
-    logs=(Path, "keep the hosts' logs here", FOLDER),
     json="launch.json",
 )
 
@@ -89,26 +88,21 @@ def run(args: argparse.Namespace) -> int:
         recipe = training_job.write_recipe(shards, out, epochs=args.epochs, pause_s=args.pause)
         with Hosts(args.nodes) as hosts:
             hosts.limit(int(args.network * 1e6))
-            try:
-                with LaunchJob(hosts, args.script, [str(recipe)], here) as job:
-                    events = disturb(job, out, args)
-                received = [_received(hosts, number) for number in range(args.nodes)]
-            finally:
-                _keep(here, args.logs)
+            with LaunchJob(hosts, args.script, [str(recipe)], here) as job:
+                events = disturb(job, out, args)
+            received = [_received(hosts, number) for number in range(args.nodes)]
         found = training_job.outcome(out)
         starts = [row for row in training_job.rows(out) if row["kind"] == "start"]
         record = Record(SCHEMA, args, "nodes", script=args.script.name, network_mbit=args.network, events=events)
-        record["command"] = [word.replace(str(recipe), "RECIPE") for word in job.words()]
-        record["starts"] = [{"samples": row["samples"], "world_size": row["world_size"]} for row in starts]
         record["worlds"] = [row["world_size"] for row in starts]
         record["samples"] = found["samples"]
         record["lineage_exact"] = found["lineage"] == truth["lineage"] and found["samples"] == truth["samples"]
         record["weights_differ_by"] = training_job.difference(truth["weights"], found["weights"])
         record["received_megabytes"] = received
         record["seconds"] = round(time.monotonic() - began, 1)
-    record.save()
-    print(text(record))
-    return 0 if passed(record) else 1
+        record["passed"] = passed(record)
+    record.finish()
+    return 0 if record["passed"] else 1
 
 
 def passed(record: dict[str, Any]) -> bool:
@@ -116,19 +110,6 @@ def passed(record: dict[str, Any]) -> bool:
     worlds, nodes = record["worlds"], record["nodes"]
     through = worlds[0] == worlds[-1] == nodes and nodes - 1 in worlds
     return bool(through and record["lineage_exact"] and record["weights_differ_by"] < training_job.LIMIT)
-
-
-def text(record: dict[str, Any]) -> str:
-    """Format a record as text."""
-    lines = [f"{record['script']} on {record['nodes']} hosts, {record['network_mbit']:g} Mbit/s each"]
-    lines += [f"  {event['at']:50} {event['seconds']:6.1f} s, {event['nodes']} nodes" for event in record["events"]]
-    lines += [
-        f"  world sizes {record['worlds']}; samples and order {'equal' if record['lineage_exact'] else 'NOT EQUAL'}"
-        f" to an undisturbed process; weights differ by {record['weights_differ_by']:.1e}",
-        f"  megabytes received by each host: {', '.join(f'{one:.1f}' for one in record['received_megabytes'])}",
-        f"  {'passed' if passed(record) else 'FAILED'} in {record['seconds']:.0f} s",
-    ]
-    return "\n".join(lines)
 
 
 def disturb(job: LaunchJob, out: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -277,10 +258,3 @@ def _received(hosts: Hosts, number: int) -> float:
     words = hosts.command(number, ["cat", f"/sys/class/net/{device}/statistics/rx_bytes"])
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     return round(int(done.stdout) / 1e6, 2)
-
-
-def _keep(here: Path, logs: Path | None) -> None:
-    if logs is not None:
-        logs.mkdir(parents=True, exist_ok=True)
-        for path in here.glob("node-*.log"):
-            (logs / path.name).write_bytes(path.read_bytes())

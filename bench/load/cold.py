@@ -1,10 +1,7 @@
-"""Measure the time to the first batch: 100 million samples, 10,000 shards, and real footage.
+"""Measure the time to the first batch of 10,000 shards and of real footage.
 
 Each number is measured in a fresh process.
 
-reach   100 million samples in 10,000 shards: find the byte ranges of the packets of a batch of 512, then read and check
-        the packets. Sidecars and tars are sparse files of full size, written only where the batch reads. Measured with
-        a warm page cache, and with the files dropped from it.
 open    10,000 shards of 100 videos: from `fastvid.open` to the first batch.
 first   real footage: from `import fastvid` to the first batch, in a process that has imported torch.
 """
@@ -13,11 +10,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import subprocess
 import tempfile
 import time
-import zlib
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +25,6 @@ from fastvid.errors import FastvidError
 
 SCHEMA: Final = "fastvid-bench-cold/1"
 
-REACH: Final = {"shards": 10_000, "samples": 10_000, "packets": 100, "bytes": 2_000}
-"""A video of 100 packets of 2 kB is a short clip in `compact`."""
-
-BATCH: Final = 512
 OPEN_SHARDS: Final = 10_000
 OPEN_SAMPLES: Final = 100
 
@@ -50,12 +41,6 @@ def run(args: argparse.Namespace) -> int:
     record = Record(SCHEMA, args, "rounds")
     with tempfile.TemporaryDirectory(prefix="fastvid-cold-") as scratch:
         folder = Path(scratch)
-        for question, dropped in (("reach", False), ("reach from disk", True)):
-            answers = [
-                apart(reach, str(make_reach(folder / "reach", number)), number, dropped)
-                for number in range(args.rounds)
-            ]
-            record[question] = _summary(answers) | {"batch": BATCH, "samples": REACH["shards"] * REACH["samples"]}
         wide = make_wide(folder / "wide")
         answers = [apart(first_batch, wide, 64) for _ in range(args.rounds)]
         record["open"] = _summary(answers) | {"shards": OPEN_SHARDS, "samples": OPEN_SHARDS * OPEN_SAMPLES}
@@ -63,122 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if data is not None:
         answers = [apart(first_batch, data, 224) for _ in range(args.rounds)]
         record["first"] = _summary(answers) | {"dataset": Path(data).name}
-    for question in ("reach", "reach from disk", "open", "first"):
-        for name, value in record.get(question, {}).items():
-            if isinstance(value, dict):
-                print(f"{question:15} {name:24} {value['median']:10.1f}   ({value['min']:.1f} to {value['max']:.1f})")
-    record.save()
-    return 0
-
-
-def reach(folder: str, number: int, dropped: bool) -> Answer:
-    """Time one batch of the large dataset."""
-    from fastvid.decode.clips import PacketBuffer, coalesce
-    from fastvid.decode.request import Box, ClipRequest
-    from fastvid.format.shard import Shard
-    from fastvid.load.clips.sampling import Segments, VideoInfo
-    from fastvid.load.order.draws import Draws
-    from fastvid.load.workers.clip_worker import fetch
-    from fastvid.storage import LocalStorage
-
-    storage, sampler = LocalStorage(folder), Segments(8)
-    if dropped:
-        for name in storage.list():
-            drop_from_cache(storage.path(name))
-    before = resident()
-    wall, cpu = time.perf_counter(), time.process_time()
-    clips, ranges = [], 0
-    shards: dict[int, Shard] = {}
-    for place, sample in enumerate(reach_batch(number).tolist()):
-        index, row = divmod(sample, REACH["samples"])
-        if index not in shards:
-            shards[index] = Shard(storage, f"data-{index:06d}")
-        shard = shards[index]
-        info = shard.info(row)
-        frames = sampler.draw(VideoInfo(info.num_frames, float(info.fps), info.width, info.height), Draws(1, 0, place))
-        table = shard.table(row)
-        records = table.records[table.plan(frames).packets]
-        ranges += len(coalesce(records["offset"].tolist(), records["size"].tolist(), storage.gap)[1])
-        clips.append((shard, row, info, frames))
-    found = time.perf_counter() - wall, time.process_time() - cpu
-    grown = resident() - before
-    scratch, total = PacketBuffer(), 0
-    for shard, row, info, frames in clips:
-        request = ClipRequest(0, frames, Box(0, 0, 224, 224), (224, 224))
-        total += fetch(shard, row, request, key="", info=info, scratch=scratch)[1].bytes_read
-    return {
-        "ranges_ms": 1e3 * found[0],
-        "ranges_cpu_ms": 1e3 * found[1],
-        "ranges_megabytes": grown / 1e6,
-        "checked_ms": 1e3 * (time.perf_counter() - wall),
-        "checked_cpu_ms": 1e3 * (time.process_time() - cpu),
-        "checked_megabytes": (resident() - before) / 1e6,
-        "read_megabytes": total / 1e6,
-        "ranges": ranges,
-        "shards": len(shards),
-    }
-
-
-def reach_batch(number: int) -> np.ndarray:
-    """Return the samples of a batch of the large dataset, int64 [BATCH]."""
-    from fastvid.load.order.draws import Permutation
-
-    total = REACH["shards"] * REACH["samples"]
-    start = number * total // 100
-    return Permutation(total, 1, 0).ids(np.arange(start, start + BATCH))
-
-
-def make_reach(folder: Path, number: int) -> Path:
-    """Create the shards that batch `number` reads, as sparse files of full size."""
-    from fastvid.format.packets import packet_records
-    from fastvid.format.schema import (
-        FORMAT_VERSION,
-        PACKET_DTYPE,
-        PKT_HEADER_DTYPE,
-        PKT_MAGIC,
-        STREAM_DTYPE,
-        Codec,
-        PacketFlag,
-    )
-
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    samples, packets, size = REACH["samples"], REACH["packets"], REACH["bytes"]
-    header = np.zeros(1, PKT_HEADER_DTYPE)
-    header["magic"], header["major"], header["minor"] = PKT_MAGIC, *FORMAT_VERSION
-    header["num_samples"], header["num_streams"], header["num_packets"] = samples, 1, samples * packets
-    header["stream_bytes"], header["packet_bytes"] = STREAM_DTYPE.itemsize, PACKET_DTYPE.itemsize
-    # The structure of `compact`: GOPs of 32, seven of eight packets droppable. Packets are zeros, as holes read.
-    key, droppable = int(PacketFlag.KEY), int(PacketFlag.DROPPABLE)
-    flags = [key if n % 32 == 0 else 0 if n % 8 == 0 else droppable for n in range(packets)]
-    checksums = [zlib.crc32(bytes(size))] * packets
-    records = packet_records(np.arange(packets) * size, [size] * packets, checksums, range(packets), flags).tobytes()
-    rows_at = PKT_HEADER_DTYPE.itemsize
-    packets_at = rows_at + samples * STREAM_DTYPE.itemsize
-    for index, row in zip(*(part.tolist() for part in np.divmod(reach_batch(number), samples)), strict=True):
-        sidecar = folder / f"data-{index:06d}.pkt"
-        if not sidecar.exists():
-            sidecar.write_bytes(header.tobytes())
-            os.truncate(sidecar, packets_at + samples * packets * PACKET_DTYPE.itemsize)
-            tar = sidecar.with_suffix(".tar")
-            tar.touch()
-            os.truncate(tar, samples * packets * size)
-        stream = np.zeros(1, STREAM_DTYPE)
-        stream["member_offset"], stream["member_size"] = row * packets * size, packets * size
-        stream["first_packet"], stream["num_packets"], stream["num_frames"] = row * packets, packets, packets
-        stream["fps_num"], stream["fps_den"], stream["width"], stream["height"] = 25, 1, 336, 256
-        stream["codec"], stream["packets_crc32"] = Codec.H264, zlib.crc32(records)
-        with sidecar.open("r+b") as file:
-            file.seek(rows_at + row * STREAM_DTYPE.itemsize)
-            file.write(stream.tobytes())
-            file.seek(packets_at + row * packets * PACKET_DTYPE.itemsize)
-            file.write(records)
-            # The last field of the header is the checksum of all else that precedes the packets.
-            file.seek(0)
-            index = file.read(packets_at)
-            file.seek(rows_at - 4)
-            file.write(zlib.crc32(index[: rows_at - 4] + index[rows_at:]).to_bytes(4, "little"))
-    return folder
+    return record.finish()
 
 
 def make_wide(folder: Path) -> str:
@@ -252,14 +122,6 @@ def first_batch(data: str, crop: int) -> Answer:
     }
     loader.close()
     return answer
-
-
-def drop_from_cache(path: Path) -> None:
-    """Drop a file from the page cache, so that the next read comes from the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    os.close(descriptor)
 
 
 def _summary(answers: list[Answer]) -> dict[str, Any]:

@@ -6,8 +6,6 @@ with the number of each frame painted in a corner. Loaders take turns, with the 
 
 right    items that both loaders deliver, compared bit by bit, and with the numbers that their frames show
 rate     items a second; seconds from opening the dataset to the first batch
-memory   resident memory of fastvid over many items
-resume   items of an epoch that is stopped and continued by another number of ranks, against one that is not
 """
 
 from __future__ import annotations
@@ -27,14 +25,13 @@ from typing import Any, Final
 
 from bench.common.harness import Record, options, run_json
 from bench.common.newest import NEWEST
-from bench.common.rounds import in_turn, ratios, resident
+from bench.common.rounds import apart, in_turn, ratios
 from bench.load.lerobot_programs import OFFSETS, described
 from fastvid.errors import FastvidError
 
 SCHEMA: Final = "fastvid-bench-lerobot/1"
 _RIVALS: Final = ("torchcodec", "pyav")
 _OURS: Final = ("in place", "compact", "intra")
-_MEMORY_POINTS: Final = 10
 
 
 add_arguments = options(
@@ -48,7 +45,6 @@ add_arguments = options(
     seconds=(15.0, "of a measurement"),
     rounds=3,
     compared=(500, "items compared bit by bit"),
-    memory_items=(100_000, "items over which memory is watched, 0 to skip"),
 )
 
 
@@ -62,19 +58,20 @@ def run(args: argparse.Namespace) -> int:
         print(f"LeRobot {version} is not the newest, {newest}")
     total = args.episodes * args.frames
     chosen = random.Random(0).sample(range(total), min(args.compared, total))
-    indices = ",".join(map(str, chosen))
-    theirs = _lerobot(args, "items", root, "torchcodec", indices)["items"]
+    theirs = _lerobot(args, "items", root, "torchcodec", ",".join(map(str, chosen)))["items"]
     for name, folder in folders.items():
-        mine = _ours("items", folder, indices)["items"]
+        mine = apart(items, str(folder), chosen)
         record[f"right {name}"] = compared(mine, theirs, chosen, args.frames)
         print(name, json.dumps(record[f"right {name}"]))
     if record["right in place"]["other_bits"] or any(record[f"right {name}"]["wrong"] for name in folders):
         raise FastvidError(f"fastvid delivered wrong items: {record}")
-    words = [str(args.workers), str(args.batch), str(args.seconds)]
+    sizes = (args.workers, args.batch, args.seconds)
 
     def rated(name: str, _: int) -> tuple[float, float]:
-        here = name not in _RIVALS
-        found = _ours("rate", folders[name], *words) if here else _lerobot(args, "rate", root, name, *words)
+        words = map(str, sizes)
+        found = (
+            _lerobot(args, "rate", root, name, *words) if name in _RIVALS else apart(rate, str(folders[name]), *sizes)
+        )
         print(name, json.dumps(found), flush=True)
         return found["rate"], found["first_batch"]
 
@@ -82,14 +79,7 @@ def run(args: argparse.Namespace) -> int:
         name: list(zip(*made, strict=True)) for name, made in in_turn([*_RIVALS, *folders], args.rounds, rated).items()
     }
     record["rows"] = [_row(name, rates, firsts, found[_RIVALS[0]][0]) for name, (rates, firsts) in found.items()]
-    print(json.dumps(record["rows"], indent=1))
-    record["resume"] = _ours("resume", folders["in place"])
-    print(json.dumps(record["resume"]))
-    if args.memory_items:
-        record["memory"] = _ours("memory", folders["in place"], str(args.workers), str(args.memory_items))
-        print(json.dumps(record["memory"]))
-    record.save()
-    return 0
+    return record.finish()
 
 
 def _row(name: str, rates: Sequence[float], firsts: Sequence[float], base: Sequence[float]) -> dict[str, Any]:
@@ -152,17 +142,13 @@ def _lerobot(args: argparse.Namespace, command: str, root: Path, *words: str) ->
     return run_json(words, HF_HUB_OFFLINE="1", PYTHONPATH=None)
 
 
-def _ours(command: str, folder: Path, *words: str) -> dict[str, Any]:
-    return run_json([sys.executable, "-m", "bench.load.lerobot", command, str(folder), *words], FASTVID_LOG="ERROR")
-
-
 def _loader(folder: str, **options: Any) -> Any:
     import torch
 
     import fastvid
 
     torch.set_num_threads(1)
-    workers = fastvid.Workers(num_threads=int(options.pop("workers", 1)))
+    workers = fastvid.Workers(num_threads=options.pop("workers"))
     return fastvid.ClipLoader(
         fastvid.EveryFrame(fastvid.open(folder)),
         frames=fastvid.Deltas(OFFSETS, tolerance=1e-4),
@@ -175,29 +161,29 @@ def _loader(folder: str, **options: Any) -> Any:
     )
 
 
-def rate(folder: str, workers: str, batch: str, seconds: str) -> dict[str, Any]:
+def rate(folder: str, workers: int, batch: int, seconds: float) -> dict[str, Any]:
     """Return items a second, and the seconds until the first batch; importing torch counts for neither loader."""
     import torch  # noqa: F401
 
     begun = time.perf_counter()
-    loader = _loader(folder, workers=workers, global_batch_size=int(batch), seed=os.getpid())
+    loader = _loader(folder, workers=workers, global_batch_size=batch, seed=os.getpid())
     batches = iter(loader)
     next(batches)
     first = time.perf_counter() - begun
-    for _ in range(2 * int(workers)):
+    for _ in range(2 * workers):
         next(batches)
     begun, count = time.perf_counter(), 0
-    while time.perf_counter() - begun < float(seconds):
+    while time.perf_counter() - begun < seconds:
         if (_ := next(batches, None)) is None:
             batches = iter(loader)
             continue
-        count += int(batch)
+        count += batch
     return {"rate": count / (time.perf_counter() - begun), "first_batch": first}
 
 
-def items(folder: str, indices: str) -> dict[str, Any]:
+def items(folder: str, indices: list[int]) -> list[Any]:
     """Return what `lerobot_programs.items` does, of fastvid's items."""
-    wanted = {int(index): place for place, index in enumerate(indices.split(","))}
+    wanted = {index: place for place, index in enumerate(indices)}
     loader = _loader(folder, workers=2, global_batch_size=1, shuffle=False)
     found: list[Any] = [None] * len(wanted)
     for index, batch in enumerate(loader):
@@ -205,46 +191,4 @@ def items(folder: str, indices: str) -> dict[str, Any]:
             found[wanted[index]] = {
                 name: [described(frame) for frame in batch[name][0]] for name in loader.dataset.streams
             }
-    return {"items": found}
-
-
-def resume(folder: str) -> dict[str, Any]:
-    """Stop an epoch in the middle and continue it with three ranks; return items missing or doubled."""
-    options = {"global_batch_size": 24, "seed": 3, "streams": ["observation.images.cam0"], "last": "keep"}
-
-    def identities(batch: Any) -> list[tuple[Any, ...]]:
-        return list(zip(batch.key, batch.frame_index[:, 1].tolist(), strict=True))
-
-    loader, seen = _loader(folder, **options), list[tuple[Any, ...]]()
-    for number, batch in enumerate(loader):
-        seen += identities(batch)
-        if number == len(loader) // 2:
-            break
-    state, before = loader.state_dict(), len(seen)
-    loader.close()
-    for place in range(3):
-        other = _loader(folder, **options, rank=place, world_size=3)
-        other.load_state_dict(state)
-        for batch in other:
-            seen += [one for one, valid in zip(identities(batch), batch.valid.tolist(), strict=True) if valid]
-    total = len(loader.dataset)
-    return {"items": total, "before": before, "missing": total - len(set(seen)), "doubled": len(seen) - len(set(seen))}
-
-
-def memory(folder: str, workers: str, number: str) -> dict[str, Any]:
-    """Return the resident memory, in MB, on the way through many items."""
-    loader, count, found = _loader(folder, workers=workers, global_batch_size=8), 0, list[tuple[int, float]]()
-    step = int(number) // _MEMORY_POINTS
-    while count < int(number):
-        for batch in loader:
-            count += len(batch.key)
-            if count // step > len(found):
-                found.append((count, resident() / 1e6))
-            if count >= int(number):
-                break
-    return {"items": [one for one, _ in found], "megabytes": [one for _, one in found]}
-
-
-if __name__ == "__main__":
-    commands = {"rate": rate, "items": items, "resume": resume, "memory": memory}
-    print(json.dumps(commands[sys.argv[1]](*sys.argv[2:])))
+    return found

@@ -1,13 +1,12 @@
-"""Measure whole loading pipelines on the same videos: normalised float32 [B, 3, 8, 224, 224] on the host.
+"""Measure whole loading pipelines on the same videos: uint8 [B, 3, 8, 224, 224] on the host.
 
 Each pipeline runs in its own process, rivals at their newest versions with the best of their swept settings, in
 alternating rounds. CPU time includes all worker processes. One pipeline is fastvid's decoder alone with its clips
 discarded, as an upper bound for the loader. The rounds of a sweep are not those that are reported.
 
-page-cached   files in the page cache
-cold          files dropped from the page cache before each round
+loaders       all pipelines, with files in the page cache
 http          fastvid over a web server on loopback that delays each response, against the disk; and requests and bytes
-              per clip by the server's count, planned and as whole files, without any cache
+              per clip by the server's count, without any cache
 """
 
 from __future__ import annotations
@@ -25,18 +24,17 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.common.footage import shard
-from bench.common.harness import Record, merge_remeasured, options, write_json
+from bench.common.harness import Record, options
 from bench.common.newest import CHECKED, use_newest
 from bench.common.rounds import apart, cpu_of_family, in_turn, ranged
-from bench.load.cold import drop_from_cache
-from bench.load.pipelines import NEEDS, PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
+from bench.load.pipelines import PIPELINES, Batches, PipelineInputs, decoder_alone, fastvid_loader, missing
 from bench.load.slow_server import served, slow_server
 from fastvid.errors import JobError, UsageError
 from fastvid.storage.protocol import CACHE_VARIABLE
 from fastvid.tune.measure import Corpus
 
 WANTED: Final = {"compact": {"rival": 3.2, "decoder": 0.95}, "intra": {"rival": 2.3, "decoder": 0.85}}
-"""By profile: times the best rival's speed, in random order with uint8 batches; share of the decoder alone."""
+"""By profile: times the best rival's speed, in random order; share of the decoder alone."""
 SHORT_EPOCHS: Final = 0.9
 """Speed of epochs of 30 clips, as a share of that of long ones."""
 
@@ -94,8 +92,7 @@ add_arguments = options(
     json="load.json",
     rivals=(list(PIPELINES), "rivals", {"nargs": "*", "choices": list(PIPELINES)}),
     batches=(20, "batches per round"),
-    uint8=(False, "batches of uint8 levels, which a device normalises"),
-    only=(str, "measure one part; keep the others from --json", {"choices": ("loaders", "http")}),
+    only=(str, "measure one part", {"choices": ("loaders", "http")}),
 )
 
 
@@ -112,18 +109,14 @@ def run(args: argparse.Namespace) -> int:
             for profile in args.profiles
         ]
     if not args.installed:
-        use_newest([library for name in args.rivals for library in NEEDS[name]], args.cache)
-    record: dict[str, Any] = Record(SCHEMA, args, "workers", "uint8", "by", newest_checked=CHECKED.isoformat())
-    if args.only is None or not args.json.exists():
-        record["rows"] = []
-    else:
-        record = merge_remeasured(json.loads(args.json.read_text()), record, args.only)
+        use_newest([library for name in args.rivals for library in PIPELINES[name].needs], args.cache)
+    record = Record(SCHEMA, args, "workers", "by", newest_checked=CHECKED.isoformat(), rows=[])
     for folder in folders:
         corpus = Corpus(str(folder), "tsn8")
         own = Path(f"{folder}.pipelines")
         own.mkdir(exist_ok=True)
         tars = tuple(sorted(map(str, folder.glob("*.tar"))))
-        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers, args.uint8)
+        inputs = PipelineInputs(str(folder), tuple(corpus.files), tars, str(own), args.batch, args.workers)
         row: dict[str, Any] = {"dataset": folder.name, "profile": corpus.dataset.generation.shards[0].profile["name"]}
         if args.only in (None, "loaders"):
             row |= compare(inputs, args)
@@ -132,15 +125,9 @@ def run(args: argparse.Namespace) -> int:
         if args.only in (None, "http"):
             row["http"] = over_http(inputs, args.batches, args.rounds, args.latency)
         print(json.dumps(row, indent=1), flush=True)
-        known = args.only is not None and any(one["dataset"] == folder.name for one in record["rows"])
-        record["rows"] = _replaced(record["rows"], row) if known else [*record["rows"], row]
-        write_json(args.json, record)
+        record["rows"].append(row)
+        record.save()
     return 0
-
-
-def _replaced(rows: Sequence[dict[str, Any]], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the rows with the remeasured parts of one dataset replaced."""
-    return [row | new if row["dataset"] == new["dataset"] else row for row in rows]
 
 
 _RATIO_KEYS: Final = {DECODER: "fastvid_reaches", SHORT: "long_over_short"}
@@ -155,33 +142,30 @@ class Pipeline:
     start: Callable[[], Batches]
 
 
-def spent(start: Callable[[], Batches], size: int, batches: int, cold: Sequence[str]) -> tuple[float, float]:
+def spent(start: Callable[[], Batches], size: int, batches: int) -> tuple[float, float]:
     """Return the wall and CPU seconds of a pipeline, in this process and those that it starts, for so many batches.
 
-    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips. `cold`: files that are dropped
-    from the page cache after the first batches.
+    `size`: clips of a batch; a pipeline whose batches differ is timed for as many clips.
     """
     import torch
 
-    # The consumer normalises for rivals; more torch threads would compete with their workers.
+    # More torch threads would compete with the workers of rivals.
     torch.set_num_threads(1)
     made, clips = start(), 0
     for _ in range(_WARM):
         next(made)
-    for file in cold:
-        drop_from_cache(Path(file))
     cpu, wall = cpu_of_family(os.getpid()), time.perf_counter()
     for _ in range(batches):
         batch = next(made)
         clips += len(batch)
-        assert batch.dtype in (torch.float32, torch.uint8)
+        assert batch.dtype is torch.uint8
         assert batch.shape[1:] == (3, 8, 224, 224)
     wall, scale = time.perf_counter() - wall, batches * size / clips
     return scale * wall, scale * (cpu_of_family(os.getpid()) - cpu)
 
 
 def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
-    """Time all pipelines in alternating rounds, page-cached and cold."""
+    """Time all pipelines in alternating rounds."""
     chosen = [Pipeline("fastvid", {"workers": inputs.workers}, partial(fastvid_loader, inputs))]
     chosen.append(Pipeline("fastvid, processes", {}, partial(fastvid_loader, inputs, workers="process")))
     chosen.append(Pipeline(SHORT, {}, partial(fastvid_loader, inputs, epoch=30)))
@@ -201,26 +185,25 @@ def compare(inputs: PipelineInputs, args: argparse.Namespace) -> dict[str, Any]:
         _log.warning("%s cannot run here: %s", name, reason)
     result: dict[str, Any] = {"batch": inputs.batch, "sweeps": sweeps, "refused": refused}
     result["load_average"] = os.getloadavg()[0]
-    for state in ("page-cached", "cold"):
-        found = _in_turn(chosen, inputs, args.batches, args.rounds, cold=state == "cold")
-        result[state] = [
-            {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
-            | ({} if one is chosen[0] else {_RATIO_KEYS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
-            for one, times in zip(chosen, found, strict=True)
-        ]
+    found = _in_turn(chosen, inputs, args.batches, args.rounds)
+    result["page-cached"] = [
+        {"pipeline": one.name, "settings": dict(one.settings), **_rates(times, args.batches * inputs.batch)}
+        | ({} if one is chosen[0] else {_RATIO_KEYS.get(one.name, "fastvid_is_faster_by"): _ratio(found[0], times)})
+        for one, times in zip(chosen, found, strict=True)
+    ]
     return result
 
 
 def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple[Pipeline, list[dict[str, Any]]]:
     """Return a rival with its best settings and number of workers, and all settings tried; they take turns."""
-    start, settings = PIPELINES[name]
+    start, settings, _ = PIPELINES[name]
     counts = sorted({max(1, inputs.workers // 2), inputs.workers, inputs.workers + 1, 2 * inputs.workers})
     tried = [
         Pipeline(name, {"workers": workers, **options}, partial(start, replace(inputs, workers=workers), **options))
         for options in settings
         for workers in (counts if args.by == "wall" else [inputs.workers])
     ]
-    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds, cold=False)
+    found = _in_turn(tried, inputs, args.batches, args.sweep_rounds)
     rates = [_rates(times, args.batches * inputs.batch) for times in found]
     for one, rate in zip(tried, rates, strict=True):
         _log.info("%s %s: %s", name, dict(one.settings), rate)
@@ -230,14 +213,13 @@ def _sweep(name: str, inputs: PipelineInputs, args: argparse.Namespace) -> tuple
 
 
 def _in_turn(
-    pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int, *, cold: bool
+    pipelines: Sequence[Pipeline], inputs: PipelineInputs, batches: int, rounds: int
 ) -> list[list[tuple[float, float]]]:
     """Return the wall and CPU seconds of each round of each pipeline."""
-    files = [*inputs.files, *inputs.tars, *map(str, Path(inputs.folder).rglob("*.mds"))] if cold else []
 
     def once(number: int, _: int) -> tuple[float, float]:
         # A process of its own each time: a waiting pipeline would prefetch during the turns of others.
-        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches, files)
+        wall, cpu = apart(spent, pipelines[number].start, inputs.batch, batches)
         return wall, cpu
 
     return list(in_turn(range(len(pipelines)), rounds, once).values())
@@ -251,10 +233,9 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         pipelines = [Pipeline("local", {}, partial(fastvid_loader, inputs))]
         pipelines.append(Pipeline("http", {"latency_ms": latency}, partial(fastvid_loader, remote)))
         before = cpu_of_family(server)
-        local, http = _in_turn(pipelines, inputs, batches, rounds, cold=False)
+        local, http = _in_turn(pipelines, inputs, batches, rounds)
         served = cpu_of_family(server) - before
         planned = counted(url, lambda: one_epoch(url, inputs.batch))
-        whole = counted(url, lambda: whole_files(url))
     return {
         "latency_ms": latency,
         "local": _rates(local, batches * inputs.batch),
@@ -263,8 +244,6 @@ def over_http(inputs: PipelineInputs, batches: int, rounds: int, latency: float)
         # Spent on the same cores, which a server on another host would leave to the loader.
         "server_cpu_ms_a_clip": 1e3 * served / (rounds * (batches + _WARM) * inputs.batch),
         "a_clip": planned,
-        "a_whole_file": whole,
-        "whole_over_planned_bytes": whole["bytes"] / planned["bytes"],
     }
 
 
@@ -272,12 +251,6 @@ def counted(url: str, read: Callable[[], int]) -> dict[str, float]:
     """Return the tar requests and bytes per clip read by `read`, by the server's count."""
     before, clips, after = served(url), read(), served(url)
     return {kind: (after[kind]["tar"] - before[kind].get("tar", 0)) / clips for kind in ("requests", "bytes")}
-
-
-def whole_files(url: str) -> int:
-    """Read every video whole, as loaders without an index do; return their number."""
-    corpus = Corpus(url, "tsn8")
-    return len([corpus.mp4(sample) for sample in range(len(corpus.dataset))])
 
 
 def one_epoch(url: str, batch: int) -> int:

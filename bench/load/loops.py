@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import itertools
-import json
 import statistics
 import time
 import zlib
@@ -66,9 +65,7 @@ def run(args: argparse.Namespace) -> int:
         rows[name] |= {"clips_per_s": statistics.median(own), "of_clip_loader": statistics.median(times)}
         rows[name]["of_clip_loader_range"] = [min(times), max(times)]
     record["rows"] = list(rows.values())
-    print(json.dumps(record["rows"], indent=1))
-    record.save()
-    return 0
+    return record.finish()
 
 
 def lines_of(program: Callable[..., Any]) -> int:

@@ -1,22 +1,20 @@
-"""Whole loading pipelines, all with the same output: batches of normalised float32 [B, 3, T, H, W] on the host.
+"""Whole loading pipelines, all with the same output: batches of uint8 [B, 3, T, H, W] on the host, for a device.
 
-Each pipeline draws its own samples, frames (one from each of T segments) and crops, reads, decodes and normalises them,
-and yields batches endlessly. Rivals follow their documentation: worker processes send uint8 and the consumer
-normalises, which is faster than sending floats.
+Each pipeline draws its own samples, frames (one from each of T segments) and crops, reads and decodes them, and yields
+batches endlessly. Rivals follow their documentation.
 """
 
 from __future__ import annotations
 
 import importlib
-import io
 import itertools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +22,6 @@ from torch import Tensor
 
 from bench.common.linked import prepare, video_decoder
 from bench.decode.rivals import KEPT, OpenDecoders, spdl_io
-from fastvid.decode.colours import IMAGENET_MEAN, IMAGENET_STD
 from fastvid.load.workers.clip_worker import FETCH_CLIPS
 from fastvid.tune.measure import Corpus, FastvidRunner
 
@@ -48,25 +45,6 @@ def torchcodec_frames(source: Any, seek: str = "approximate", kept: int = 0) -> 
 def _torchcodec_decoders(seek: str, kept: int) -> OpenDecoders:
     decoder = video_decoder()
     return OpenDecoders(lambda source: decoder(source, seek_mode=seek, num_ffmpeg_threads=1), kept)
-
-
-def decord_frames(source: Any, kept: int = 0) -> Tensor:
-    """Decode random frames and a random crop of a video by decord, uint8 [3, T, H, W]."""
-    reader = _decord_readers(kept)[source]
-    frames = reader.get_batch(choose(len(reader))).asnumpy()
-    y, x = corner(frames.shape[1], frames.shape[2])
-    return torch.from_numpy(np.ascontiguousarray(frames[:, y : y + CROP, x : x + CROP].transpose(3, 0, 1, 2)))
-
-
-@cache
-def _decord_readers(kept: int) -> OpenDecoders:
-    import decord
-
-    def opened(source: Any) -> Any:
-        where = io.BytesIO(source) if isinstance(source, bytes) else source
-        return decord.VideoReader(where, ctx=decord.cpu(0), num_threads=1)
-
-    return OpenDecoders(opened, kept)
 
 
 def spdl_frames(spdl: Any, file: str) -> Tensor:
@@ -94,15 +72,6 @@ def corner(height: int, width: int) -> tuple[int, int]:
     return np.random.randint(0, height - CROP + 1), np.random.randint(0, width - CROP + 1)
 
 
-_SCALE = torch.tensor([1 / (255 * std) for std in IMAGENET_STD]).view(1, 3, 1, 1, 1)
-_BIAS = torch.tensor([-mean / std for mean, std in zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)]).view(1, 3, 1, 1, 1)
-
-
-def normalize(batch: Tensor) -> Tensor:
-    """Normalise uint8 [B, 3, T, H, W] to float32 in two in-place passes, torch's fastest way."""
-    return batch.to(torch.float32).mul_(_SCALE).add_(_BIAS)
-
-
 @dataclass(frozen=True)
 class PipelineInputs:
     """Inputs of every pipeline."""
@@ -113,34 +82,30 @@ class PipelineInputs:
     folder: str
     batch: int
     workers: int
-    levels: bool = False  # whether batches are uint8 levels instead of normalised float32
 
-    def finished(self, batch: Tensor) -> Tensor:
-        """Return a batch of uint8 as the consumer of a pipeline wants it."""
-        return batch if self.levels else normalize(batch)
+    def loading(self, prefetch: int, **options: Any) -> dict[str, Any]:
+        """Return the arguments of a DataLoader with worker processes."""
+        workers = {"num_workers": self.workers, "prefetch_factor": prefetch, "worker_init_fn": _single_threaded}
+        return {"batch_size": self.batch, **workers, **options}
 
 
 Batches = Iterator[Tensor]
 
 
-def fastvid_loader(
-    inputs: PipelineInputs, *, workers: str = "thread", decoder: str = "pyav", epoch: int | None = None
-) -> Batches:
+def fastvid_loader(inputs: PipelineInputs, *, workers: str = "thread", epoch: int | None = None) -> Batches:
     """Yield batches of fastvid. As for the rivals, the few videos are repeated to form a long epoch."""
     import fastvid
 
-    options: dict[str, Any] = {"output": fastvid.Output(dtype=torch.uint8)} if inputs.levels else {}
     loader = fastvid.ClipLoader(
         fastvid.Mixture([fastvid.open(inputs.url)], weights=[1.0], num_samples=epoch or _EPOCH),
         frames=fastvid.Segments(FRAMES),
         spatial=fastvid.RandomCrop(CROP),
         global_batch_size=inputs.batch if epoch is None else epoch // 2,
-        workers=fastvid.Workers(workers, num_threads=inputs.workers),  # type: ignore[arg-type]
-        decoder=decoder,
+        workers=fastvid.Workers(workers, num_threads=inputs.workers, decoder="pyav"),  # type: ignore[arg-type]
         last="drop",
         rank=0,
         world_size=1,
-        **options,
+        output=fastvid.Output(dtype=torch.uint8),
     )
     while True:
         for batch in loader:
@@ -151,21 +116,20 @@ def decoder_alone(inputs: PipelineInputs) -> Batches:
     """Decode as `python -m bench decode` does, on as many threads, and discard the RGB. Yields the same zero batch each
     time that a batch of clips has been decoded."""
     jobs = [FastvidRunner(Corpus(inputs.url, "tsn8"), "rgb", "disk") for _ in range(inputs.workers)]
-    count = len(Corpus(inputs.url, "tsn8").requests) // FETCH_CLIPS * FETCH_CLIPS
+    count = len(Corpus(inputs.url, "tsn8").requests)
     turns = itertools.count(step=FETCH_CLIPS)
     decoded: queue.Queue[None] = queue.Queue(2 * inputs.batch)
 
     def decode(job: FastvidRunner) -> None:
         while True:
-            first = next(turns) % count
-            job.run(range(first, first + FETCH_CLIPS))
+            first = next(turns)
+            job.run([place % count for place in range(first, first + FETCH_CLIPS)])
             for _ in range(FETCH_CLIPS):
                 decoded.put(None)
 
     for job in jobs:
         threading.Thread(target=decode, args=(job,), daemon=True).start()
-    dtype = torch.uint8 if inputs.levels else torch.float32
-    same = torch.zeros(inputs.batch, 3, FRAMES, CROP, CROP, dtype=dtype)
+    same = torch.zeros(inputs.batch, 3, FRAMES, CROP, CROP, dtype=torch.uint8)
     while True:
         for _ in range(inputs.batch):
             decoded.get()
@@ -189,21 +153,11 @@ _EPOCH: Final = 1 << 20
 _LITDATA_COPIES: Final = 16
 
 
-def data_loader(inputs: PipelineInputs, *, read: str, prefetch: int = 2, **options: Any) -> Batches:
+def data_loader(inputs: PipelineInputs, *, prefetch: int = 2, **options: Any) -> Batches:
     """Yield batches of torch's DataLoader over files."""
-    frames: Callable[..., Tensor] = {"torchcodec": torchcodec_frames, "decord": decord_frames}[read]
-    dataset = FilesDataset(inputs.files, partial(frames, **options), _EPOCH)
-    loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=inputs.batch,
-        shuffle=True,
-        num_workers=inputs.workers,
-        prefetch_factor=prefetch,
-        worker_init_fn=_single_threaded,
-        multiprocessing_context="spawn",
-    )
-    for batch in loader:
-        yield inputs.finished(batch)
+    dataset = FilesDataset(inputs.files, partial(torchcodec_frames, **options), _EPOCH)
+    workers = inputs.loading(prefetch, shuffle=True, multiprocessing_context="spawn")
+    yield from torch.utils.data.DataLoader(dataset, **workers)
 
 
 def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -226,8 +180,7 @@ def webdataset_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         prefetch_factor=prefetch,
         worker_init_fn=_single_threaded,
     )
-    for batch in loader:
-        yield inputs.finished(batch)
+    yield from loader
 
 
 def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -241,16 +194,7 @@ def streaming_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
                 out.write({"mp4": Path(file).read_bytes()})
 
     dataset = StreamingDataset(local=str(folder), shuffle=True, batch_size=inputs.batch, epoch_size=str(_EPOCH))
-    loader = torch.utils.data.DataLoader(
-        dataset,
-        batch_size=inputs.batch,
-        num_workers=inputs.workers,
-        prefetch_factor=prefetch,
-        collate_fn=_decoded,
-        worker_init_fn=_single_threaded,
-    )
-    for batch in loader:
-        yield inputs.finished(batch)
+    yield from torch.utils.data.DataLoader(dataset, **inputs.loading(prefetch, collate_fn=_decoded))
 
 
 def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
@@ -265,18 +209,9 @@ def litdata_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         options: dict[str, Any] = {"chunk_bytes": "8MB", "num_workers": 1, "start_method": "spawn"}
         litdata.optimize(_bytes_of, list(inputs.files) * _LITDATA_COPIES, str(folder), **options)
     dataset = litdata.StreamingDataset(str(folder), shuffle=True, drop_last=True)
-    loader = litdata.StreamingDataLoader(
-        dataset,
-        batch_size=inputs.batch,
-        num_workers=inputs.workers,
-        prefetch_factor=prefetch,
-        collate_fn=_decoded,
-        worker_init_fn=_single_threaded,
-        drop_last=True,
-    )
+    loader = litdata.StreamingDataLoader(dataset, **inputs.loading(prefetch, collate_fn=_decoded, drop_last=True))
     while True:
-        for batch in loader:
-            yield inputs.finished(batch)
+        yield from loader
 
 
 def _bytes_of(file: str) -> dict[str, bytes]:
@@ -303,7 +238,7 @@ def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
         .add_source(source())
         .pipe(partial(spdl_frames, spdl), concurrency=inputs.workers)
         .aggregate(inputs.batch)
-        .pipe(lambda clips: inputs.finished(torch.stack(clips)))
+        .pipe(torch.stack)
         .add_sink(prefetch)
         .build(num_threads=inputs.workers + 1)
     )
@@ -312,44 +247,32 @@ def spdl_loader(inputs: PipelineInputs, *, prefetch: int = 2) -> Batches:
 
 
 _READS: Final = ({"prefetch": 2}, {"prefetch": 4})
-_SEEKS: Final = ({"seek": "approximate"}, {"seek": "exact"})
+_SEEKS: Final = tuple({"seek": seek} | one for seek in ("approximate", "exact") for one in _READS)
 
-PIPELINES: Final[Mapping[str, tuple[Callable[..., Batches], tuple[Mapping[str, Any], ...]]]] = {
-    "DataLoader + torchcodec": (
-        data_loader,
-        tuple({"read": "torchcodec"} | a | b for a in _SEEKS for b in _READS),
-    ),
-    "DataLoader + torchcodec kept open": (
-        data_loader,
-        tuple({"read": "torchcodec", "kept": KEPT} | a | b for a in _SEEKS for b in _READS),
-    ),
-    "DataLoader + decord": (data_loader, tuple({"read": "decord"} | one for one in _READS)),
-    "DataLoader + decord kept open": (data_loader, tuple({"read": "decord", "kept": KEPT} | one for one in _READS)),
-    "webdataset + torchcodec": (webdataset_loader, _READS),
-    "mosaicml-streaming + torchcodec": (streaming_loader, _READS),
-    "litdata + torchcodec": (litdata_loader, _READS),
-    "SPDL": (spdl_loader, _READS),
-}
-"""Rivals, each with the settings to sweep in addition to the number of workers."""
 
-NEEDS: Final = {
-    "DataLoader + torchcodec": ("torchcodec",),
-    "DataLoader + torchcodec kept open": ("torchcodec",),
-    "DataLoader + decord": ("decord",),
-    "DataLoader + decord kept open": ("decord",),
-    "webdataset + torchcodec": ("webdataset", "torchcodec"),
-    "mosaicml-streaming + torchcodec": ("streaming", "torchcodec"),
-    "litdata + torchcodec": ("litdata", "torchcodec"),
-    "SPDL": ("spdl",),
+class Way(NamedTuple):
+    """A rival: what starts it, the settings to sweep beside the number of workers, and its libraries in `NEWEST`."""
+
+    start: Callable[..., Batches]
+    settings: Sequence[Mapping[str, Any]]
+    needs: tuple[str, ...]
+
+
+PIPELINES: Final[Mapping[str, Way]] = {
+    "DataLoader + torchcodec": Way(data_loader, _SEEKS, ("torchcodec",)),
+    "DataLoader + torchcodec kept open": Way(partial(data_loader, kept=KEPT), _SEEKS, ("torchcodec",)),
+    "webdataset + torchcodec": Way(webdataset_loader, _READS, ("webdataset", "torchcodec")),
+    "mosaicml-streaming + torchcodec": Way(streaming_loader, _READS, ("streaming", "torchcodec")),
+    "litdata + torchcodec": Way(litdata_loader, _READS, ("litdata", "torchcodec")),
+    "SPDL": Way(spdl_loader, _READS, ("spdl",)),
 }
-"""The libraries of each, as keys of `bench.common.newest.NEWEST`."""
 
 
 def missing(name: str) -> str | None:
     """Return why a rival cannot run here, or None."""
     try:
         prepare()
-        for library in NEEDS[name]:
+        for library in PIPELINES[name].needs:
             importlib.import_module(library)
     except (ImportError, OSError, RuntimeError) as error:
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

@@ -18,14 +18,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import random
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -33,15 +32,16 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from bench.common.footage import X264
+from bench.common.footage import X264, encode
 from bench.common.footage import frames as frames_of
-from bench.common.harness import Record, options, write_json
+from bench.common.harness import Record, options, run_json, write_json
 from bench.common.linked import video_decoder
 from bench.common.newest import use_newest
 from bench.common.rounds import in_turn
 from bench.load.slow_server import slow_server, totals
-from fastvid.errors import JobError, UsageError
+from fastvid.errors import UsageError
 from fastvid.media.ffmpeg import find_ffmpeg
+from fastvid.runtime.arrays import UInt8Array
 
 SCHEMA: Final = "fastvid-bench-reads/1"
 FPS: Final = 30
@@ -122,27 +122,8 @@ def _indexed(folder: Path, url: str, proof: str) -> dict[str, Any]:
 
 def _measured(args: argparse.Namespace, kind: str, folder: Path, url: str, reader: str) -> dict[str, Any]:
     """Run a reader in a process of its own; return what it took to open its videos and to read the windows."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"}
-    command = [sys.executable, "-m", "bench.load.reads", reader, kind, str(folder), url, str(args.windows)]
-    with subprocess.Popen(
-        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        before = totals(url)
-        while (line := process.stdout.readline()) not in ("opened\n", ""):
-            pass
-        opened = totals(url)
-        if line:
-            process.stdin.write("go\n")
-        process.stdin.close()
-        answers = process.stdout.read().splitlines()
-    if process.returncode or not line:
-        raise JobError(f"{reader} ended with exit code {process.returncode}")
-    done = totals(url)
-    found: dict[str, Any] = json.loads(answers[-1])
-    found |= {name: done[name] - opened[name] for name in done}
-    found |= {f"open_{name}": opened[name] - before[name] for name in before}
+    words = ("-m", "bench.load.reads", reader, kind, str(folder), url, str(args.windows))
+    found = run_json([sys.executable, *words], FASTVID_LOG="ERROR")
     print(kind, reader, json.dumps(found), flush=True)
     return found
 
@@ -165,20 +146,22 @@ def _make(footage: Path, path: Path, kind: str, number: int) -> None:
     (height, width), options, _, _ = KINDS[kind]
     minutes = _MINUTES.get(kind)
     loop = path.with_suffix(".loop.mp4") if minutes else path
-    sizes = ("-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", str(FPS), "-i", "-")
-    program = [find_ffmpeg().path, "-v", "error", "-y"]
-    with subprocess.Popen([*program, *sizes, *options, str(loop)], stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        for count, frame in enumerate(itertools.islice(frames_of(footage, number, _VIDEOS, (height, width)), LOOP)):
-            for bit in range(BITS):
-                frame[:SQUARE, SQUARE * bit : SQUARE * (bit + 1)] = 255 * (count >> bit & 1)
-            process.stdin.write(frame.tobytes())
-        process.stdin.close()
+    pictures = itertools.islice(_numbered(frames_of(footage, number, _VIDEOS, (height, width))), LOOP)
+    encode(pictures, loop, (height, width), FPS, options)
     if minutes:
         sound = ("-f", "lavfi", "-i", "sine=440:sample_rate=48000", "-map", "0:v", "-map", "1:a", "-c:a", "aac")
+        program = [find_ffmpeg().path, "-v", "error", "-y"]
         copied = ("-stream_loop", str(minutes[number] - 1), "-i", str(loop), *sound, "-c:v", "copy", "-shortest")
         subprocess.run([*program, *copied, str(path)], check=True)
         loop.unlink()
+
+
+def _numbered(pictures: Iterator[UInt8Array]) -> Iterator[UInt8Array]:
+    """Yield pictures that show their number in a corner."""
+    for count, picture in enumerate(pictures):
+        for bit in range(BITS):
+            picture[:SQUARE, SQUARE * bit : SQUARE * (bit + 1)] = 255 * (count >> bit & 1)
+        yield picture
 
 
 _STORE = """
@@ -218,13 +201,13 @@ def _readers(reader: str, folder: str, url: str) -> Callable[[int, npt.NDArray[n
 
 
 def main(reader: str, kind: str, folder: str, url: str, windows: str) -> dict[str, Any]:
-    """Open a reader, wait for a line, and read windows; return CPU seconds, seconds and wrong frames."""
+    """Open a reader and read windows; return CPU seconds, seconds, wrong frames, and what the server has counted."""
     import torch
 
     torch.set_num_threads(1)
+    before = totals(url)
     read = _readers(reader, folder, url)
-    print("opened", flush=True)
-    sys.stdin.readline()
+    opened = totals(url)
     _, _, count, step = KINDS[kind]
     draws = random.Random(0)
     lengths = [60 * minutes * FPS for minutes in _MINUTES.get(kind, (1,) * _VIDEOS)]
@@ -235,7 +218,10 @@ def main(reader: str, kind: str, folder: str, url: str, windows: str) -> dict[st
         wrong += sum(
             shown != int(frame) % LOOP for shown, frame in zip(_numbers(read(number, frames)), frames, strict=True)
         )
-    return {"cpu_s": time.process_time() - cpu, "seconds": time.perf_counter() - begun, "wrong": wrong}
+    found = {"cpu_s": time.process_time() - cpu, "seconds": time.perf_counter() - begun, "wrong": wrong}
+    done = totals(url)
+    found |= {name: done[name] - opened[name] for name in done}
+    return found | {f"open_{name}": opened[name] - before[name] for name in before}
 
 
 def _numbers(frames: Any) -> list[int]:

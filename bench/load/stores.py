@@ -14,11 +14,11 @@ import hashlib
 import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from bench.common.harness import DATASET, Record, options, run_json
 from bench.common.rounds import resident
 from bench.load.cold import OPEN_SAMPLES, OPEN_SHARDS, make_wide
 from bench.load.slow_server import served, slow_server
-from fastvid.errors import FastvidError, JobError
+from fastvid.errors import FastvidError
 
 SCHEMA: Final = "fastvid-bench-stores/1"
 WORLD: Final = 8
@@ -57,15 +57,12 @@ def run(args: argparse.Namespace) -> int:
             record["dataset_bytes"] = sum(path.stat().st_size for path in Path(data).rglob("*") if path.is_file())
             for name, variables in _CACHES.items():
                 record[name] = nodes(args, data, folder / name, variables, expected, record["dataset_bytes"])
-                print(name, json.dumps(record[name]))
         wide = make_wide(folder / "wide")
         with slow_server(Path(wide), 0) as (url, _):
             for way in _WAYS:
                 words = ["memory", url, way, str(folder / f"memory-{way}"), str(OPEN_SHARDS), str(OPEN_SAMPLES)]
                 record[f"memory {way}"] = run_json([sys.executable, "-m", "bench.load.stores", *words])
-                print(way, json.dumps(record[f"memory {way}"]))
-    record.save()
-    return 0
+    return record.finish()
 
 
 def nodes(
@@ -97,17 +94,13 @@ def nodes(
 
 def _ranks(url: str, world: int, epochs: int, variables: Any) -> dict[str, Any]:
     """Run a loader in each of several processes; return a digest of all clips in order."""
-    processes = []
-    for rank in range(world):
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "FASTVID_LOG": "ERROR"} | variables(rank)
-        command = [sys.executable, "-m", "bench.load.stores", "rank", url, str(rank), str(world), str(epochs)]
-        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    answers = []
-    for process in processes:
-        text = process.communicate()[0]
-        if process.returncode:
-            raise JobError(f"a process ended with exit code {process.returncode}")
-        answers.append(json.loads(text.splitlines()[-1]))
+
+    def one(rank: int) -> dict[str, Any]:
+        words = ("-m", "bench.load.stores", "rank", url, str(rank), str(world), str(epochs))
+        return run_json([sys.executable, *words], FASTVID_LOG="ERROR", **variables(rank))
+
+    with ThreadPoolExecutor(world) as pool:
+        answers = list(pool.map(one, range(world)))
     steps = zip(*(answer["steps"] for answer in answers), strict=True)
     clips = [row for step in steps for row in sorted(row for rows in step for row in rows)]
     return {

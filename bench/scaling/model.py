@@ -50,8 +50,7 @@ class NetworkLink:
     latency_seconds: Value = 0.0
 
     def __post_init__(self) -> None:
-        require_positive("bytes_per_second", self.bytes_per_second)
-        require_not_negative("latency_seconds", self.latency_seconds)
+        _require(self, "bytes_per_second", not_negative="latency_seconds")
 
 
 @dataclass(frozen=True)
@@ -168,16 +167,12 @@ def fit_link(points: Sequence[AllReducePoint]) -> NetworkLink:
     return NetworkLink(1.0 / per_byte, latency)
 
 
-def require_positive(name: str, value: Value) -> None:
-    """Raise UsageError unless every draw of `value` is above 0."""
-    if not np.all(np.asarray(value) > 0):
-        raise UsageError(f"{name} is {np.min(value)}, must be above 0")
-
-
-def require_not_negative(name: str, value: Value) -> None:
-    """Raise UsageError unless every draw of `value` is 0 or more."""
-    if not np.all(np.asarray(value) >= 0):
-        raise UsageError(f"{name} is {np.min(value)}, must not be negative")
+def _require(part: object, positive: str, not_negative: str = "") -> None:
+    """Raise UsageError unless every draw of the fields of these names is above 0, or 0 or more."""
+    for name in (positive + " " + not_negative).split():
+        value, free = np.asarray(getattr(part, name)), name in not_negative.split()
+        if not np.all(value >= 0 if free else value > 0):
+            raise UsageError(f"{name} is {np.min(value)}, must {'not be negative' if free else 'be above 0'}")
 
 
 def _slowest_hop(ranks: int, nodes: int, topology: Topology) -> Value:
@@ -209,8 +204,7 @@ class Workload:
     global_batch: int = 0
 
     def __post_init__(self) -> None:
-        require_positive("clips_per_epoch", self.clips_per_epoch)
-        require_positive("epochs", self.epochs)
+        _require(self, "clips_per_epoch epochs")
         if (self.clips_per_gpu > 0) == (self.global_batch > 0) or min(self.clips_per_gpu, self.global_batch) < 0:
             raise UsageError(
                 f"clips_per_gpu is {self.clips_per_gpu} and global_batch is {self.global_batch}",
@@ -241,9 +235,8 @@ class Gradients:
     averaged_bytes_per_parameter: int = 4
 
     def __post_init__(self) -> None:
-        for name in ("parameters", "bytes_per_parameter", "bucket_bytes", "first_bucket_bytes"):
-            require_positive(name, getattr(self, name))
-        require_positive("averaged_bytes_per_parameter", self.averaged_bytes_per_parameter)
+        sizes = "bytes_per_parameter bucket_bytes first_bucket_bytes averaged_bytes_per_parameter"
+        _require(self, f"parameters {sizes}")
 
     def buckets(self) -> list[int]:
         """Return the bytes of each bucket, in the order in which the backward pass fills them."""
@@ -277,11 +270,7 @@ class Compute:
     step_jitter: Value = 0.0
 
     def __post_init__(self) -> None:
-        require_not_negative("compute seconds", self.seconds)
-        require_positive("compute clips", self.clips)
-        for name in ("fixed_seconds", "gpu_spread", "step_jitter"):
-            require_not_negative(name, getattr(self, name))
-        require_positive("backward_fraction", self.backward_fraction)
+        _require(self, "clips backward_fraction", not_negative="seconds fixed_seconds gpu_spread step_jitter")
         if np.any(np.asarray(self.backward_fraction) > 1):
             raise UsageError(f"backward_fraction is {np.max(self.backward_fraction)}, must be at most 1")
 
@@ -318,12 +307,9 @@ class DataPath:
     requests_in_flight: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("cores_per_node", "engines_per_gpu", "bytes_per_clip", "request_latency_seconds"):
-            require_not_negative(name, getattr(self, name))
-        for name in ("clips_per_core_second", "clips_per_engine_second", "requests_per_clip", "requests_in_flight"):
-            require_positive(name, getattr(self, name))
-        for name in ("node_bytes_per_second", "shared_bytes_per_second", "shared_requests_per_second"):
-            require_positive(name, getattr(self, name))
+        rates = "node_bytes_per_second shared_bytes_per_second shared_requests_per_second requests_in_flight"
+        free = "cores_per_node engines_per_gpu bytes_per_clip request_latency_seconds"
+        _require(self, f"clips_per_core_second clips_per_engine_second requests_per_clip {rates}", not_negative=free)
 
     def seconds(self, node_clips: float, all_clips: float, node_gpus: int) -> dict[str, Value]:
         """Return the seconds that each part needs for one step; parts overlap, so the largest counts."""
@@ -453,12 +439,6 @@ def predict_step(cluster: ClusterModel, gpus: int, strategy: SyncSpec, algorithm
 def train_seconds(cluster: ClusterModel, step: StepPrediction) -> Value:
     """Return the seconds of all epochs at the throughput of `step`."""
     return np.asarray(cluster.workload.clips_per_epoch) * cluster.workload.epochs / step.clips_per_second
-
-
-def efficiency(cluster: ClusterModel, gpus: int, base_gpus: int, strategy: SyncSpec, algorithm: str = "auto") -> Value:
-    """Return the clips/s per GPU on `gpus` GPUs relative to `base_gpus` GPUs, with the same strategy."""
-    rates = [predict_step(cluster, n, strategy, algorithm).clips_per_second / n for n in (gpus, base_gpus)]
-    return rates[0] / rates[1]
 
 
 def calibrate(cluster: ClusterModel, measured_seconds: Value, gpus: int, algorithm: str = "auto") -> ClusterModel:

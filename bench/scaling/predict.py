@@ -3,29 +3,19 @@
 Uncertain inputs are drawn many times with a fixed seed; a result is the mean, the median and the 5 % and 95 % quantiles
 of the draws. Nothing here is measured: every row is labelled "predicted".
 
-Compare the scaling model with measured runs. Predictions use the measured parts, never the runs themselves.
-
-A measurement file is JSON of the form of `Measurements`:
-
-- ``workload``: clips per rank and step, parameters, and optionally bucket sizes and ``backward_fraction``.
-- ``ranks_per_node``: processes that share the ``intra`` link; 1 if every rank has its own node or network namespace.
-- ``local_steps``: seconds per step with clips in memory and without synchronisation, in ``ranks`` concurrent processes,
-  so that ranks that share cores slow each other down as in training.
-- ``all_reduces``: seconds of one all-reduce of ``bytes`` over ``ranks`` ranks that use only one ``link``.
-- ``loaders`` (optional): total clips per second of ``ranks`` loaders without training.
-- ``runs``: seconds per step of real training. Only these are compared; nothing is fitted to them.
+Measured runs of `bench.scaling.scale` are predicted from their other parts; nothing is fitted to the runs.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import sys
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 
 from bench.scaling.model import (
@@ -34,7 +24,6 @@ from bench.scaling.model import (
     Compute,
     DataPath,
     Gradients,
-    NetworkLink,
     SyncSpec,
     Topology,
     Value,
@@ -43,173 +32,12 @@ from bench.scaling.model import (
     predict_step,
     train_seconds,
 )
-from bench.scaling.model_file import Algorithm, Count, ModelFile, Part, load_model
+from bench.scaling.model_file import ModelFile, load_model
 from fastvid.errors import UsageError
 from fastvid.runtime.values import sha256
 
-MEASUREMENTS: Final = "fastvid-scaling-measurements/1"
 VALIDATION: Final = "fastvid-scaling-validation/1"
-
-Positive: TypeAlias = Annotated[float, msgspec.Meta(gt=0, le=sys.float_info.max)]
-Positives: TypeAlias = Positive | Annotated[list[Positive], msgspec.Meta(min_length=1)]
-
-
-class MeasuredWorkload(Part):
-    """What each rank trains; what is absent is as in `Gradients`."""
-
-    clips_per_rank: Count
-    parameters: Count
-    bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
-    bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
-    first_bucket_bytes: Count | msgspec.UnsetType = msgspec.UNSET
-    averaged_bytes_per_parameter: Count | msgspec.UnsetType = msgspec.UNSET
-    backward_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] = 2 / 3
-
-
-class MeasuredSteps(Part):
-    """Seconds of single local steps of one of `ranks` processes that worked at the same time."""
-
-    ranks: Count
-    seconds: Positives
-
-
-class MeasuredReduce(Part):
-    """Seconds of all-reduces over one kind of link."""
-
-    link: Literal["intra", "inter"]
-    ranks: Count
-    bytes: Positive
-    seconds: Positives
-
-
-class MeasuredLoaders(Part):
-    """Clips per second of all loaders together."""
-
-    ranks: Count
-    clips_per_second: Positives
-
-
-class MeasuredRun(Part):
-    """Seconds per step of real training."""
-
-    ranks: Count
-    strategy: str
-    seconds_per_step: Positives
-
-
-class Measurements(Part):
-    """A measurement file, see this module's docstring."""
-
-    schema: Literal["fastvid-scaling-measurements/1"]
-    machine: dict[str, Any]
-    workload: MeasuredWorkload
-    ranks_per_node: Count
-    local_steps: list[MeasuredSteps]
-    all_reduces: list[MeasuredReduce]
-    runs: list[MeasuredRun]
-    algorithm: Algorithm = "ring"  # the algorithm of gloo
-    loaders: tuple[MeasuredLoaders, ...] = ()
-
-    @classmethod
-    def of(cls, raw: Mapping[str, Any]) -> Measurements:
-        """Check and convert the contents of a file."""
-        try:
-            return msgspec.convert(raw, cls)
-        except msgspec.ValidationError as error:
-            raise UsageError(f"the measurements are not valid: {error}", hint="$ is the whole file") from None
-
-    def topology(self) -> Topology:
-        """Return the nodes, with links fitted to the all-reduces."""
-        points: dict[str, list[AllReducePoint]] = {}
-        for one in self.all_reduces:
-            points.setdefault(one.link, []).append(AllReducePoint(one.ranks, one.bytes, float(np.median(one.seconds))))
-        links = {end: fit_link(found) for end, found in points.items()}
-        if not links:
-            raise UsageError("all_reduces is empty, so no link can be fitted", hint="measure at least two sizes")
-        used: NetworkLink = next(iter(links.values()))  # no run uses a link that was not measured
-        return Topology(self.ranks_per_node, links.get("intra", used), links.get("inter", used))
-
-    def cluster(self, ranks: int, topology: Topology) -> ClusterModel:
-        """Return the model's inputs for `ranks` ranks."""
-        steps = {one.ranks: np.atleast_1d(one.seconds) for one in self.local_steps}
-        if ranks not in steps:
-            known = ", ".join(map(str, sorted(steps)))
-            raise UsageError(
-                f"runs has {ranks} ranks, but local_steps has only {known}",
-                hint=f"measure local_steps on {ranks} ranks",
-            )
-        sizes = msgspec.to_builtins(self.workload)
-        clips, backward = sizes.pop("clips_per_rank"), sizes.pop("backward_fraction")
-        mean = float(steps[ranks].mean())
-        compute = Compute(mean, clips, backward_fraction=backward, step_jitter=float(steps[ranks].std() / mean))
-        # With one request per clip the measured clip rate of all loaders is the request rate.
-        rates = {one.ranks: float(np.median(one.clips_per_second)) for one in self.loaders}
-        data = DataPath(shared_requests_per_second=rates[ranks]) if ranks in rates else DataPath()
-        return ClusterModel(Workload(1, 1, clips_per_gpu=clips), Gradients(**sizes), compute, topology, data)
-
-
-def validate(measurements: Mapping[str, Any]) -> dict[str, Any]:
-    """Predict every run of a measurement file from the file's other parts.
-
-    Returns A JSON object with one row per run: predicted and measured seconds per step, clips per second and
-    efficiency against the smallest run of the same strategy, the step's relative error, and the parts of the
-    predicted step.
-    """
-    parts = Measurements.of(measurements)
-    topology = parts.topology()
-    runs = [(run.ranks, SyncSpec.parse(run.strategy), run.seconds_per_step) for run in parts.runs]
-    rows: list[dict[str, Any]] = []
-    for ranks, strategy, seconds in sorted(runs, key=lambda run: (str(run[1]), run[0])):
-        step = predict_step(parts.cluster(ranks, topology), ranks, strategy, parts.algorithm)
-        predicted, measured = float(step.seconds), float(np.median(seconds))
-        rows.append(
-            {
-                "ranks": ranks,
-                "strategy": str(strategy),
-                "predicted_step_seconds": predicted,
-                "measured_step_seconds": measured,
-                "relative_error": predicted / measured - 1,
-                "predicted_clips_per_second": step.clips / predicted,
-                "measured_clips_per_second": step.clips / measured,
-                "predicted_split_seconds": {
-                    "compute": float(step.compute),
-                    "wait": float(step.wait),
-                    "exposed": float(step.exposed),
-                    "data_stall": float(step.data_stall),
-                },
-            }
-        )
-    for row in rows:
-        base = next(other for other in rows if other["strategy"] == row["strategy"])
-        for kind in ("predicted", "measured"):
-            per_rank = [float(entry[f"{kind}_clips_per_second"]) / entry["ranks"] for entry in (row, base)]
-            row[f"{kind}_efficiency"] = per_rank[0] / per_rank[1]
-    links = {
-        end: {"bytes_per_second": float(link.bytes_per_second), "latency_seconds": float(link.latency_seconds)}
-        for end, link in (("intra", topology.intra), ("inter", topology.inter))
-    }
-    return {
-        "schema": VALIDATION,
-        "label": "predicted beside measured",
-        "machine": parts.machine,
-        "algorithm": parts.algorithm,
-        "fitted_links": links,
-        "rows": rows,
-        "largest_error": max((abs(row["relative_error"]) for row in rows), default=0.0),
-    }
-
-
-def comparison(report: Mapping[str, Any]) -> str:
-    """Format a validation report as text."""
-    lines = ["ranks sync      predicted ms  measured ms   error  predicted eff.  measured eff."]
-    lines += [
-        f"{row['ranks']:>5} {row['strategy']:8} {1000 * row['predicted_step_seconds']:13.2f} "
-        f"{1000 * row['measured_step_seconds']:12.2f} {100 * row['relative_error']:+6.1f}% "
-        f"{100 * row['predicted_efficiency']:14.1f}% {100 * row['measured_efficiency']:13.1f}%"
-        for row in report["rows"]
-    ]
-    return "\n".join(lines)
-
+_GLOO: Final = "ring"  # its all-reduce
 
 SCHEMA: Final = "fastvid-scaling-prediction/1"
 QUANTILES: Final = {"p05": 0.05, "p50": 0.5, "p95": 0.95}
@@ -219,9 +47,7 @@ _PARTS: Final = ("step", "compute", "wait", "exposed", "data_stall")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``python -m bench scale --model``."""
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--model", type=Path, metavar="FILE.toml", help="predict from this model file of a cluster")
-    what.add_argument("--validate", type=Path, metavar="FILE.json", help="compare predictions with these measured runs")
+    parser.add_argument("--model", type=Path, metavar="FILE.toml", help="predict from this model file of a cluster")
     parser.add_argument("--json", type=Path, metavar="FILE", help="result file")
     parser.add_argument("--draws", type=int, default=2000, help="draws of the uncertain inputs (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draws (default %(default)s)")
@@ -232,25 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the table and write the JSON; return 0."""
-    report, text = _validation(args.validate) if args.validate else _prediction(args)
-    print(text)
-    if args.json:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-def _validation(path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        report = validate(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise UsageError(f"cannot read the measurements: {error.strerror}", file=path) from error
-    except json.JSONDecodeError as error:
-        raise UsageError(f"not valid JSON: {error}", file=path) from error
-    return report, comparison(report)
-
-
-def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
     changes: dict[str, str] = {}
     for change in args.set:
         name, equals, value = change.partition("=")
@@ -266,7 +73,90 @@ def _prediction(args: argparse.Namespace) -> tuple[dict[str, Any], str]:
         raise error.at(file=args.model) from None
     report["model_file"] = {"name": args.model.name, "sha256": sha256(args.model.read_bytes())}
     report["changes"] = changes
-    return report, table(report)
+    print(table(report))
+    if args.json:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def beside_measured(worlds: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Predict every measured run from its world's local steps, all-reduces and loaders; None without all-reduces."""
+    points: dict[str, list[AllReducePoint]] = {}
+    for world in worlds:
+        first = world["ranks"][0]
+        link = "intra" if first["local_world_size"] > 1 else "inter"
+        points.setdefault(link, []).extend(
+            AllReducePoint(world["world_size"], one["bytes"], statistics.median(one["seconds"]))
+            for one in first["all_reduces"]
+        )
+    links = {end: fit_link(found) for end, found in points.items() if found}
+    if not links:
+        return None
+    links = {end: links.get(end, next(iter(links.values()))) for end in ("intra", "inter")}
+    local = max(rank["local_world_size"] for world in worlds for rank in world["ranks"])
+    topology = Topology(local, links["intra"], links["inter"])
+    rows: list[dict[str, Any]] = []
+    for name in sorted(worlds[0]["ranks"][0]["strategies"]):
+        compared = [_compared(world, SyncSpec.parse(name), topology) for world in worlds]
+        for row in compared:
+            for kind in ("predicted", "measured"):
+                speeds = [one[f"{kind}_clips_per_second"] / one["ranks"] for one in (row, compared[0])]
+                row[f"{kind}_efficiency"] = speeds[0] / speeds[1]
+        rows += compared
+    return {
+        "schema": VALIDATION,
+        "label": "predicted beside measured",
+        "machine": worlds[0]["machine"],
+        "algorithm": _GLOO,
+        "fitted_links": {end: dataclasses.asdict(link) for end, link in links.items()},
+        "rows": rows,
+        "largest_error": max(abs(row["relative_error"]) for row in rows),
+    }
+
+
+def _compared(world: Mapping[str, Any], strategy: SyncSpec, topology: Topology) -> dict[str, Any]:
+    """Return the predicted and the measured step of one strategy in one world."""
+    size, ranks, clips = world["world_size"], world["ranks"], world["clips_per_rank"]
+    # The slowest rank, which the others wait for.
+    slowest = np.array(max((rank["step_seconds"] for rank in ranks), key=statistics.median))
+    mean = float(slowest.mean())
+    # With one request per clip the measured clip rate of all loaders is the request rate.
+    rate = sum(rank["load"]["clips_per_second"] for rank in ranks)
+    cluster = ClusterModel(
+        Workload(1, 1, clips_per_gpu=clips),
+        Gradients(world["parameters"]),
+        Compute(mean, clips, step_jitter=float(slowest.std() / mean)),
+        topology,
+        DataPath(shared_requests_per_second=rate),
+    )
+    step = predict_step(cluster, size, strategy, _GLOO)
+    predicted = float(step.seconds)
+    measured = max(statistics.median(rank["strategies"][str(strategy)]["train_seconds"]) for rank in ranks)
+    return {
+        "ranks": size,
+        "strategy": str(strategy),
+        "predicted_step_seconds": predicted,
+        "measured_step_seconds": measured,
+        "relative_error": predicted / measured - 1,
+        "predicted_clips_per_second": step.clips / predicted,
+        "measured_clips_per_second": step.clips / measured,
+        "predicted_split_seconds": {
+            part: float(getattr(step, part)) for part in ("compute", "wait", "exposed", "data_stall")
+        },
+    }
+
+
+def comparison(report: Mapping[str, Any]) -> str:
+    """Format predictions beside measured runs as text."""
+    lines = ["ranks sync      predicted ms  measured ms   error  predicted eff.  measured eff."]
+    lines += [
+        f"{row['ranks']:>5} {row['strategy']:8} {1000 * row['predicted_step_seconds']:13.2f} "
+        f"{1000 * row['measured_step_seconds']:12.2f} {100 * row['relative_error']:+6.1f}% "
+        f"{100 * row['predicted_efficiency']:14.1f}% {100 * row['measured_efficiency']:13.1f}%"
+        for row in report["rows"]
+    ]
+    return "\n".join(lines)
 
 
 def predict(model: ModelFile, *, draws: int = 2000, seed: int = 0) -> dict[str, Any]:
@@ -324,17 +214,17 @@ def table(report: Mapping[str, Any]) -> str:
     ]
     lines += [
         f"{row['gpus']:>6} {row['strategy']:8} {row['algorithm']:12} "
-        f"{_interval(row['clips_per_second'], _count):>26} {_interval(row['efficiency_node'], _percent):>21} "
-        f"{_interval(row['train_seconds'], _duration):>30} "
+        f"{_interval(row, 'clips_per_second'):>26} {_interval(row, 'efficiency_node'):>21} "
+        f"{_interval(row, 'train_seconds'):>30} "
         + " ".join(f"{1000 * row[f'{part}_seconds']['mean']:8.1f}" for part in _PARTS)
         + f"  {row['costs_most']}"
         for row in report["rows"]
     ]
     for reference in report["references"]:
-        form = _FORMS[reference["quantity"]]
+        name = reference["quantity"]
         lines.append(
-            f"reference: {reference['quantity']} on {reference['gpus']} GPUs ({reference['strategy']}): predicted "
-            f"{_interval(reference['predicted'], form)}, reference {form(reference['reference'])}, "
+            f"reference: {name} on {reference['gpus']} GPUs ({reference['strategy']}): predicted "
+            f"{_interval({name: reference['predicted']}, name)}, reference {_FORMS[name](reference['reference'])}, "
             f"error {100 * reference['relative_error']:+.1f} %, "
             f"{'inside' if reference['inside_interval'] else 'outside'} the interval; {reference['source']}"
         )
@@ -386,16 +276,9 @@ def quantiles(value: Value) -> dict[str, float]:
     return found | {"mean": float(drawn.mean())}
 
 
-def _interval(number: Mapping[str, float], form: Callable[[float], str]) -> str:
-    return f"{form(number['p50'])} [{form(number['p05'])}, {form(number['p95'])}]"
-
-
-def _count(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f}%"
+def _interval(row: Mapping[str, Any], name: str) -> str:
+    middle, low, high = (_FORMS[name](row[name][quantile]) for quantile in ("p50", "p05", "p95"))
+    return f"{middle} [{low}, {high}]"
 
 
 def _duration(seconds: float) -> str:
@@ -405,8 +288,8 @@ def _duration(seconds: float) -> str:
 
 _FORMS: Final[dict[str, Callable[[float], str]]] = {
     "train_seconds": _duration,
-    "clips_per_second": _count,
-    "efficiency_node": _percent,
-    "efficiency_gpu": _percent,
+    "clips_per_second": "{:,.0f}".format,
+    "efficiency_node": "{:.1%}".format,
+    "efficiency_gpu": "{:.1%}".format,
     "step_seconds": "{:.4g} s".format,
 }

@@ -19,7 +19,6 @@ import argparse
 import contextlib
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -54,10 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure, merge, predict or validate; return 0."""
-    if args.model or args.validate:
+    """Measure, merge or predict; return 0."""
+    if args.model:
         if args.recipe or args.join:
-            raise UsageError("--model and --validate cannot be combined with a recipe or --join")
+            raise UsageError("--model cannot be combined with a recipe or --join")
         return predict.run(args)
     if args.join:
         record = joined(args.join)
@@ -74,11 +73,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _rank(args: argparse.Namespace) -> int:
     """Measure one rank of a torchrun job."""
-    from bench.scaling.scale_rank import MeasurePlan, analyse, measure
+    from bench.scaling.scale_rank import analyse, measure
     from fastvid.train.config import config as recipes
 
     strategies = tuple(SyncSpec.parse(text) for text in args.sync)
-    found = measure(recipes.load(args.recipe, args.changes), MeasurePlan(args.clips, args.steps, strategies=strategies))
+    found = measure(recipes.load(args.recipe, args.changes), args.clips, args.steps, strategies)
     if found is not None:
         world = {**found, "machine": machine_facts(), "analysis": analyse(found), "network_mbit": args.network}
         record = complete({"schema": SCHEMA, "recipe": args.recipe, "changes": args.changes, "worlds": [world]})
@@ -165,37 +164,7 @@ def joined(files: Sequence[Path]) -> dict[str, Any]:
 
 def complete(record: dict[str, Any]) -> dict[str, Any]:
     """Return the record with the scaling model's predictions, if it contains all-reduces."""
-    measured = measurements(record)
-    return record | {"prediction": predict.validate(measured) if measured["all_reduces"] else None}
-
-
-def measurements(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a record to the scaling model's measurements, see `bench.scaling.predict.Measurements`."""
-    worlds = record["worlds"]
-    local = max(max(rank["local_world_size"] for rank in world["ranks"]) for world in worlds)
-    found: dict[str, Any] = {
-        "schema": predict.MEASUREMENTS,
-        "machine": worlds[0]["machine"],
-        "workload": {"clips_per_rank": worlds[0]["clips_per_rank"], "parameters": worlds[0]["parameters"]},
-        "ranks_per_node": local,
-        "local_steps": [], "all_reduces": [], "loaders": [], "runs": [],
-    }  # fmt: skip
-    for world in worlds:
-        size, ranks = world["world_size"], world["ranks"]
-        # The times of the slowest rank, which the others wait for.
-        slowest = max((rank["step_seconds"] for rank in ranks), key=statistics.median)
-        found["local_steps"].append({"ranks": size, "seconds": slowest})
-        rate = sum(rank["load"]["clips_per_second"] for rank in ranks)
-        found["loaders"].append({"ranks": size, "clips_per_second": rate})
-        for entry in ranks[0]["all_reduces"]:
-            link = "intra" if ranks[0]["local_world_size"] > 1 else "inter"
-            found["all_reduces"].append({"link": link, "ranks": size, **entry})
-        for name in ranks[0]["strategies"]:
-            seconds = [rank["strategies"][name]["train_seconds"] for rank in ranks]
-            found["runs"].append(
-                {"ranks": size, "strategy": name, "seconds_per_step": max(seconds, key=statistics.median)}
-            )
-    return found
+    return record | {"prediction": predict.beside_measured(record["worlds"])}
 
 
 def table(record: Mapping[str, Any]) -> str:

@@ -42,23 +42,16 @@ from fastvid.train.run.assemble import open_datasets
 _PROBES: Final = (64 * 2**10, 8 * 2**20)
 
 
-@dataclass(frozen=True)
-class MeasurePlan:
-    """What to measure, and how long."""
-
-    clips: int = 8
-    steps: int = 24
-    warmup: int = 4
-    strategies: tuple[SyncSpec, ...] = (SyncSpec("ddp"), SyncSpec("kavg", 8))
+_WARMUP: Final = 4
 
 
-def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
-    """Measure all parts on this rank.
+def measure(config: Config, clips: int, steps: int, strategies: Sequence[SyncSpec]) -> dict[str, Any] | None:
+    """Measure all parts on this rank, `steps` of `clips` each.
 
     Returns on rank 0 a JSON object with the results of all ranks; None on the others.
     """
     with join(config.run.timeout_s) as member:
-        found = _Rank(config, plan, member).run()
+        found = _Rank(config, clips, steps, member).run(strategies)
         everyone = [json.loads(one) for one in gather_bytes(json.dumps(found).encode(), member)]
     if not member.leads:
         return None
@@ -66,13 +59,13 @@ def measure(config: Config, plan: MeasurePlan) -> dict[str, Any] | None:
     for other in everyone[1:]:
         for key in shared:
             other.pop(key)
-    return {"world_size": member.world.size, "clips_per_rank": plan.clips, "device": member.device.type, **shared,
+    return {"world_size": member.world.size, "clips_per_rank": clips, "device": member.device.type, **shared,
             "ranks": everyone}  # fmt: skip
 
 
 class _Rank:
-    def __init__(self, config: Config, plan: MeasurePlan, member: Member) -> None:
-        self.plan, self.member = plan, member
+    def __init__(self, config: Config, clips: int, steps: int, member: Member) -> None:
+        self.clips, self.steps, self.member = clips, steps, member
         self.local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self.lone = Member(World(), member.device)
         threads = config.data.num_threads or available_cores()
@@ -81,7 +74,7 @@ class _Rank:
         self.config = config
         self.torch_threads = torch.get_num_threads()
 
-    def run(self) -> dict[str, Any]:
+    def run(self, strategies: Sequence[SyncSpec]) -> dict[str, Any]:
         """Measure all parts, in the order of this file's docstring."""
         batch = self._first_batch()
         replica = self._replica(self.lone)
@@ -107,7 +100,7 @@ class _Rank:
             else [],
             "strategies": {},
         }
-        for strategy in self.plan.strategies:
+        for strategy in strategies:
             found["strategies"][str(strategy)] = {
                 "cached_seconds": self._together(
                     lambda strategy=strategy: self._steps(self.member, strategy, itertools.repeat(batch))
@@ -137,7 +130,7 @@ class _Rank:
             dist.barrier()
 
     def _loader(self, member: Member) -> assemble.Loader:
-        size = self.plan.clips * member.world.size
+        size = self.clips * member.world.size
         data = replace(self.config.data, global_batch_size=size, last="drop")
         return assemble.train_loader(replace(self.config, data=data), self.dataset, member)
 
@@ -153,11 +146,11 @@ class _Rank:
         loader = self._loader(member)
         try:
             batches = _forever(loader)
-            for _ in range(self.plan.warmup):
+            for _ in range(_WARMUP):
                 next(batches)
             before = loader.clips.stats.total.as_dict()
             began = time.perf_counter()
-            for _ in range(self.plan.steps):
+            for _ in range(self.steps):
                 next(batches)
             seconds = time.perf_counter() - began
             after = loader.clips.stats.total.as_dict()
@@ -169,7 +162,7 @@ class _Rank:
             for stage in ("fetch", "decode", "finish")
         }
         return {
-            "clips_per_second": self.plan.steps * self.plan.clips / seconds,
+            "clips_per_second": self.steps * self.clips / seconds,
             "bytes_per_clip": (after["bytes_read"] - before["bytes_read"]) / clips,
             **per_clip,
         }
@@ -186,9 +179,9 @@ class _Rank:
         # As in the trainer, batches pass through the strategy, which starts its rounds.
         stepped = iter(next(agreed.rounds(replica, _EndlessLoader(batches), 1)).batches)
         stepper = Stepper(self.config, member, agreed)
-        rounds = -(-self.plan.steps // strategy.k)
+        rounds = -(-self.steps // strategy.k)
         found = []
-        warmup = -(-self.plan.warmup // strategy.k)
+        warmup = -(-_WARMUP // strategy.k)
         for number in range(-warmup, rounds):
             began = time.perf_counter()
             for _ in range(strategy.k):
@@ -210,7 +203,7 @@ class _Rank:
     def _all_reduce(self, size: int) -> list[float]:
         buffer = torch.zeros(size // 4, device=self.member.device)
         found = []
-        for number in range(-2, max(3, self.plan.steps // 3)):
+        for number in range(-2, max(3, self.steps // 3)):
             began = time.perf_counter()
             dist.all_reduce(buffer)
             self._finished()

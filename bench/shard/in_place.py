@@ -13,7 +13,6 @@ fewer files, because its time is proportional to bytes: the link is its limit.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.common.harness import Record, options
-from bench.common.rounds import ratios, spread, timed
+from bench.common.rounds import in_turn, ratios, spread, timed
 from bench.load.slow_server import slow_server, totals
 from fastvid.errors import FastvidError
 from fastvid.media.ffmpeg import find_ffmpeg
@@ -63,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
         record = compare(args, served, folder)
     record["video_seconds"] = list(_SECONDS)
     record["video_bytes"] = [video.stat().st_size for video in videos]
-    print(json.dumps(record, indent=1))
-    record.save()
-    return 0
+    return record.finish()
 
 
 def make_videos(footage: Path, folder: Path) -> list[Path]:
@@ -91,26 +88,25 @@ def compare(args: argparse.Namespace, served: Path, folder: Path) -> Record:
     """Time both in alternating rounds; return the record."""
     names = sorted(path.name for path in served.iterdir())
     proofs = {"none": len(names), "sample": min(args.sampled, len(names))}
-    seconds: dict[str, list[float]] = {name: [] for name in ("download", *proofs)}
     counts: dict[str, dict[str, float]] = {}
     with slow_server(served, args.latency, args.megabits) as (url, _):
         for proof, files in proofs.items():
             rows = [f"{url}/{name},video" for name in names[:files]]
             (folder / f"{proof}.csv").write_text("\n".join(["path,label", *rows]) + "\n")
-        for number in range(args.rounds):
-            before = totals(url)
-            spent = download([f"{url}/{name}" for name in names[: args.downloads]])
-            seconds["download"].append(spent / args.downloads)
-            counts["download"] = _difference(before, totals(url), args.downloads)
-            for proof, files in proofs.items():
-                out = folder / f"{proof}-{number}"
-                before = totals(url)
-                spent = index(folder / f"{proof}.csv", out, proof, args.workers)
-                seconds[proof].append(spent / files)
-                counts[proof] = _difference(before, totals(url), files)
-                if number == 0:
-                    _check(out, files)
+
+        def once(name: str, number: int) -> float:
+            before, files = totals(url), proofs.get(name, args.downloads)
+            if name == "download":
+                spent = download([f"{url}/{file}" for file in names[:files]])
+            else:
+                out = folder / f"{name}-{number}"
+                spent = index(folder / f"{name}.csv", out, name, args.workers)
+                _check(out, files)
                 shutil.rmtree(out)
+            counts[name] = _difference(before, totals(url), files)
+            return spent / files
+
+        seconds = in_turn(("download", *proofs), args.rounds, once)
     record = Record(SCHEMA, args, "downloads", "megabits", "rounds", files=proofs, connections=CONNECTIONS)
     record["latency_ms"] = args.latency
     record["times_faster"] = {proof: spread(ratios(seconds["download"], seconds[proof])) for proof in proofs}

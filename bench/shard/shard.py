@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.common.harness import NEEDED, Record, options
 from bench.common.rounds import in_turn, ranged, ratios, timed
@@ -62,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
     args.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=args.scratch) as name:
         record = compare(args, Path(name).resolve())
-    print(table(record))
-    record.save()
-    return 0
+    return record.finish()
 
 
 def spent(command: Sequence[str], *, stdin: bytes = b"", allowed: tuple[int, ...] = (0,)) -> tuple[float, float]:
@@ -209,27 +207,3 @@ def verification(folder: Path, profile: str) -> tuple[int, float]:
         seconds += time.process_time() - started
         frames += video.num_frames
     return frames, seconds
-
-
-def table(record: dict[str, Any]) -> str:
-    """Format the record as a text table."""
-    lines = [
-        f"{record['files']} files, {record['megabytes']} MB, {record['frames']} frames, {record['profile']},"
-        f" {record['workers']} workers",
-        f"  {'':22} {'wall s':>8} {'min..max':>15} {'CPU s':>8}",
-    ]
-    for name in ("fastvid", "xargs"):
-        row = record[name]
-        spread = f"{row['wall_min']:.1f}..{row['wall_max']:.1f}"
-        label = "fastvid shard" if name == "fastvid" else f"xargs -P {record['workers']} ffmpeg"
-        lines.append(f"  {label:22} {row['wall']:8.1f} {spread:>15} {row['cpu']:8.1f}")
-    ratios, checked = record["throughput_of_xargs"], record["verification"]
-    rounds = ", ".join(f"{ratio:.1%}" for ratio in ratios["wall_rounds"])
-    lines.append(
-        f"  fastvid reaches {ratios['wall']:.1%} of the throughput of xargs ({rounds}); by CPU time {ratios['cpu']:.1%}"
-    )
-    lines.append(
-        f"  verification takes {checked['part_of_cpu']:.1%} of fastvid's CPU time:"
-        f" {checked['cpu_seconds']:.2f} s, {checked['ms_a_frame']:.2f} ms per frame"
-    )
-    return "\n".join(lines)

@@ -62,14 +62,7 @@ def run(args: argparse.Namespace) -> int:
                 "clips_per_cpu_s": args.batch / statistics.median(spent[name]),
                 "times_slower_than_tsm": statistics.median(times), "low": min(times), "high": max(times),
             })  # fmt: skip
-    record.save()
-    for row in record["rows"]:
-        print(
-            f"{row['kind']:14} {row['model']:15} {row['frames']:3} frames {row['gmacs']:6.2f} GMACs"
-            f" {row['clips_per_cpu_s']:6.2f} clips per CPU second, TSM is {row['times_slower_than_tsm']:.2f} times as"
-            f" fast ({row['low']:.2f} to {row['high']:.2f})"
-        )
-    return 0
+    return record.finish()
 
 
 def _spent(work: Callable[[str], None], rounds: int) -> dict[str, list[float]]:

@@ -105,11 +105,7 @@ def run(args: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         record = Record(SCHEMA, args, **measure(args, Path(folder)))
-    for name in ("cpu", "wall"):
-        ratio = record["ratio"][name]
-        print(f"{name}: {ratio['median']:.4f} of the bare loop ({ratio['low']:.4f} to {ratio['high']:.4f})")
-    print(f"bare step: {record['bare_step_ms']['cpu']:.1f} ms of CPU time; weights differ by {record['difference']:g}")
-    record.save()
+    record.finish()
     return 0 if record["ratio"]["cpu"]["median"] <= LIMIT and record["difference"] == 0 else 1
 
 

@@ -320,7 +320,7 @@ class FastvidRunner:
         """Return uint8 [T, H, W, 3], or None for planes."""
         return self.decode(self._requests[task])
 
-    def run(self, tasks: range) -> None:
+    def run(self, tasks: Sequence[int]) -> None:
         """Fetch some clips, then decode them one by one, like a loader's thread."""
         scratches = zip(tasks, self._scratches, strict=False)
         for clip in [self._fetch(self._requests[task], scratch) for task, scratch in scratches]:

@@ -18,12 +18,7 @@ from fastvid.errors import JobError, UsageError
 needs_hosts = pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "unshare"))), reason="hosts need root and iproute2"
 )
-RECORD = {
-    "schema": launch.SCHEMA, "script": "train.sbatch", "nodes": 4, "network_mbit": 50.0, "seconds": 150.0,
-    "events": [{"at": "gpu04 loses its power", "seconds": 40.0, "nodes": 3}], "worlds": [4, 3, 4], "samples": 960,
-    "starts": [{"samples": s, "world_size": w} for s, w in ((0, 4), (96, 3), (252, 4))],
-    "lineage_exact": True, "weights_differ_by": 4e-16, "received_megabytes": [1.0, 1.0, 1.0, 0.5],
-}  # fmt: skip
+RECORD = {"nodes": 4, "worlds": [4, 3, 4], "lineage_exact": True, "weights_differ_by": 4e-16}
 
 
 @pytest.mark.parametrize(
@@ -38,9 +33,7 @@ RECORD = {
     ],
 )
 def test_a_job_passes_only_if_it_lost_and_regained_a_host_with_the_right_result(change, good):
-    record = RECORD | change
-    assert launch.passed(record) == good
-    assert ("passed" if good else "FAILED") in launch.text(record)
+    assert launch.passed(RECORD | change) == good
 
 
 @needs_hosts

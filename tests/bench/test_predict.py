@@ -112,37 +112,30 @@ def test_a_wrong_model_file_is_refused_with_its_name_and_key(name, value, messag
     assert caught.value.where == {"file": SUMMIT}
 
 
-def measurements() -> dict[str, object]:
-    """Return the measurements of a cluster with one GPU per node that behaves exactly like the model."""
+def worlds(rate: float = math.inf) -> list[dict[str, object]]:
+    """Return the measured worlds of a cluster with one GPU per node that behaves exactly like the model."""
     topology = Topology(1, NetworkLink(1e9, 1e-4), NetworkLink(1e9, 1e-4))
-    cluster = ClusterModel(
-        Workload(1, 1, clips_per_gpu=4), Gradients(5_000_000), Compute(0.05, 4, backward_fraction=0.6), topology
-    )
-    return {
-        "schema": predict.MEASUREMENTS,
-        "machine": {"cpu": "none"},
-        "ranks_per_node": 1,
-        "workload": {"clips_per_rank": 4, "parameters": 5_000_000, "backward_fraction": 0.6},
-        "local_steps": [{"ranks": ranks, "seconds": [0.05, 0.05]} for ranks in (1, 2, 4)],
-        "all_reduces": [
-            {"link": "inter", "ranks": ranks, "bytes": size, "seconds": [float(ring(ranks, size, topology))]}
-            for ranks in (2, 4)
-            for size in (65536, 26214400)
-        ],
-        "runs": [
-            {
-                "ranks": ranks,
-                "strategy": name,
-                "seconds_per_step": float(predict_step(cluster, ranks, SyncSpec.parse(name), "ring").seconds),
-            }
-            for ranks in (1, 2, 4)
-            for name in ("ddp", "kavg:4")
-        ],
-    }
+    cluster = ClusterModel(Workload(1, 1, clips_per_gpu=4), Gradients(5_000_000), Compute(0.05, 4), topology)
+    found = []
+    for size in (1, 2, 4):
+        sizes = (65536, 26214400) if size > 1 else ()
+        steps = {
+            name: float(predict_step(cluster, size, SyncSpec.parse(name), "ring").seconds) for name in ("ddp", "kavg:4")
+        }
+        rank = {
+            "local_world_size": 1,
+            "step_seconds": [0.05, 0.05],
+            "load": {"clips_per_second": rate / size},
+            "all_reduces": [{"bytes": one, "seconds": [float(ring(size, one, topology))]} for one in sizes],
+            "strategies": {name: {"train_seconds": [seconds]} for name, seconds in steps.items()},
+        }
+        ranks = [copy.deepcopy(rank) for _ in range(size)]
+        found.append({"world_size": size, "clips_per_rank": 4, "parameters": 5_000_000, "machine": {}, "ranks": ranks})
+    return found
 
 
 def test_measurements_made_by_the_model_are_predicted_exactly():
-    report = predict.validate(measurements())
+    report = predict.beside_measured(worlds())
     assert report["largest_error"] < 1e-6
     assert [(row["ranks"], row["strategy"]) for row in report["rows"]] == [
         (ranks, name) for name in ("ddp", "kavg:4") for ranks in (1, 2, 4)
@@ -150,54 +143,23 @@ def test_measurements_made_by_the_model_are_predicted_exactly():
     for row in report["rows"]:
         assert np.isclose(row["predicted_efficiency"], row["measured_efficiency"])
         assert (row["measured_efficiency"] == 1.0) == (row["ranks"] == 1)
+    assert predict.comparison(report).count("\n") == 6
+    # One rank alone says nothing about links.
+    assert predict.beside_measured(worlds()[:1]) is None
 
 
 def test_measured_runs_never_influence_predictions():
-    slow = measurements()
-    for run in slow["runs"]:
-        run["seconds_per_step"] *= 2
-    before, after = predict.validate(measurements()), predict.validate(slow)
+    slow = worlds()
+    for rank in (rank for world in slow for rank in world["ranks"]):
+        for times in rank["strategies"].values():
+            times["train_seconds"][0] *= 2
+    before, after = predict.beside_measured(worlds()), predict.beside_measured(slow)
     for one, two in zip(before["rows"], after["rows"], strict=True):
         assert one["predicted_step_seconds"] == two["predicted_step_seconds"]
         assert np.isclose(two["relative_error"], -0.5)
 
 
-def test_a_measured_loader_limits_the_step():
-    starved = measurements() | {"loaders": [{"ranks": ranks, "clips_per_second": 40.0} for ranks in (1, 2, 4)]}
-    row = predict.validate(starved)["rows"][2]
+def test_measured_loaders_limit_the_step():
+    row = predict.beside_measured(worlds(40.0))["rows"][2]
     assert (row["ranks"], row["strategy"]) == (4, "ddp")
     assert np.isclose(row["predicted_step_seconds"], 4 * 4 / 40.0)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"schema": "other/1"}, r"Invalid enum value 'other/1' - at `\$.schema`"),
-        ({"extra": 1}, "Object contains unknown field `extra`"),
-        ({"workload": {"parameters": 1}}, r"missing required field `clips_per_rank` - at `\$.workload`"),
-        ({"local_steps": [{"ranks": 1, "seconds": 0.1}]}, "runs has 2 ranks, but local_steps has only 1"),
-        ({"local_steps": [{"ranks": 1, "seconds": []}]}, r"length >= 1 - at `\$.local_steps\[0\].seconds`"),
-        ({"local_steps": [{"ranks": 1, "seconds": [math.nan]}]}, r"at `\$.local_steps\[0\].seconds\[0\]`"),
-        ({"local_steps": [{"ranks": 1, "seconds": -0.1}]}, r"> 0.0 - at `\$.local_steps\[0\].seconds`"),
-        ({"all_reduces": []}, "no link can be fitted"),
-        (
-            {"all_reduces": [{"link": "wifi", "ranks": 2, "bytes": 1, "seconds": 1}]},
-            r"Invalid enum value 'wifi' - at `\$.all_reduces\[0\].link`",
-        ),
-        ({"runs": [7]}, r"Expected `object`, got `int` - at `\$.runs\[0\]`"),
-    ],
-)
-def test_invalid_measurements_are_refused_naming_the_part(change, message):
-    with pytest.raises(UsageError, match=message):
-        predict.validate(measurements() | change)
-
-
-def test_the_command_compares_a_file_of_measurements(tmp_path, capsys):
-    path = tmp_path / "measured.json"
-    path.write_text(json.dumps(copy.deepcopy(measurements())))
-    assert command("--validate", str(path), "--json", str(tmp_path / "out.json")) == 0
-    assert "ranks sync" in capsys.readouterr().out
-    assert json.loads((tmp_path / "out.json").read_text())["schema"] == predict.VALIDATION
-    path.write_text("{")
-    with pytest.raises(UsageError, match="not valid JSON"):
-        command("--validate", str(path))

@@ -13,7 +13,7 @@ import pytest
 from bench import __main__ as command
 from bench import report
 from bench.common import newest
-from bench.common.harness import RESULTS
+from bench.common.harness import RESULTS, shown
 from bench.common.newest import CHECKED, MAX_AGE, NEWEST, Rival, outdated
 from bench.decode import goals, plan_picture
 from bench.load.loop_programs import PROGRAMS
@@ -52,6 +52,15 @@ def test_numbers_with_a_range_are_bars_and_all_others_are_in_tables():
     assert ">77<" in text
     assert text.count('class="row"') == 1
     assert "from 100 to 150" in text
+
+
+def test_a_result_is_printed_as_values_and_as_tables_of_rows_and_of_values_by_name():
+    rows = [{"label": "one", "cost": {"cpu": 1.25}}, {"label": "other", "cost": {"cpu": 12.5}, "wrong": True}]
+    record = {"machine": {"cpu": "x"}, "open": {"files": 7, "a": {"median": 1.5}, "b": {"median": 20}}, "rows": rows}
+    assert shown(record).splitlines() == [
+        "open.files: 7", "", "open", "   median", "a     1.5", "b      20",
+        "", "rows", "label  cost.cpu  wrong", "  one      1.25       ", "other      12.5   True",
+    ]  # fmt: skip
 
 
 def test_an_unreadable_result_is_named(tmp_path, capsys):

@@ -121,7 +121,7 @@ def world(tmp_path_factory):
                 info.size = len(video)
                 tar.addfile(info, io.BytesIO(video))
     options = {"profile": PROFILES["compact"].changed(short_side=64), "samples_per_shard": 2}
-    run_job(str(folder / "raw"), str(folder / "base"), workers=2, **options)
+    run_job(str(folder / "raw"), str(folder / "base"), workers=1, **options)
     clip = make_clip(folder / "clip.mp4")
     index_lerobot(f"lerobot:{V3}", folder / "robots", workers=1)
     pack(folder / "other", [[("o/0", clip, 0)], [("o/1", clip, 1)]], classes=("walk", "up"))
@@ -153,12 +153,26 @@ def state(out, command):
     return sorted(hashes), dataset.annotations.to_pylist(), dataset.classes, ledger(out), records
 
 
+@pytest.fixture(scope="module")
+def undisturbed(world, tmp_path_factory):
+    """What each command makes, the seconds that it takes, and the folder."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            folder, command = tmp_path_factory.mktemp("undisturbed"), COMMANDS[name]
+            out, begun = prepared(world, folder / "out", command), time.monotonic()
+            done = run(world, out, command)
+            assert done.returncode == command.code, done.stderr
+            made[name] = state(out, command), time.monotonic() - begun, out
+        return made[name]
+
+    return of
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_killed_command_is_completed_by_the_same_command(name, world, tmp_path):
-    command = COMMANDS[name]
-    done = run(world, prepared(world, tmp_path / "whole", command), command)
-    assert done.returncode == command.code, done.stderr
-    expected = state(tmp_path / "whole", command)
+def test_a_killed_command_is_completed_by_the_same_command(name, world, undisturbed, tmp_path):
+    command, (expected, *_) = COMMANDS[name], undisturbed(name)
     for point in command.points.split():
         out = prepared(world, tmp_path / point.replace(":", "-"), command)
         killed = run(world, out, command, fault=point)
@@ -182,22 +196,6 @@ def test_a_killed_command_is_completed_by_the_same_command(name, world, tmp_path
         assert audit_removals(store.url, read_receipts(store), names=[TWIN, "run/0"]).ok
 
 
-@pytest.fixture(scope="module")
-def undisturbed(world, tmp_path_factory):
-    """What each command makes, and the seconds that it takes."""
-    made = {}
-
-    def of(name):
-        if name not in made:
-            folder, command = tmp_path_factory.mktemp("undisturbed"), COMMANDS[name]
-            out, begun = prepared(world, folder / "out", command), time.monotonic()
-            assert run(world, out, command).returncode == command.code
-            made[name] = state(out, command), time.monotonic() - begun
-        return made[name]
-
-    return of
-
-
 KILLS = [(name, number) for number in range(13) for name in COMMANDS]
 STOPPED = [("shard", 0), ("in place", 0), ("subset", 0), ("hf", 0), ("add", 0), ("remove", 0), ("take down", 0),
            ("compact", 0), ("gc", 0), ("merge", 0)]  # fmt: skip
@@ -206,7 +204,7 @@ STOPPED = [("shard", 0), ("in place", 0), ("subset", 0), ("hf", 0), ("add", 0), 
 @pytest.mark.parametrize(("name", "number"), soak_but(KILLS, *STOPPED))
 def test_a_command_killed_at_any_moment_is_completed_by_the_same_command(name, number, world, undisturbed, tmp_path):
     """208 kills in ``make soak``. A busy machine may let a command end before."""
-    command, (expected, seconds) = COMMANDS[name], undisturbed(name)
+    command, (expected, seconds, _) = COMMANDS[name], undisturbed(name)
     out = prepared(world, tmp_path / "out", command)
     process = run(world, out, command, start=lambda *words, fault: forks.start("fastvid", *words))
     time.sleep(random.Random(f"{name} {number}").uniform(0.02, 0.95) * seconds)
@@ -239,7 +237,7 @@ sys.exit(code)
 
 @pytest.mark.parametrize("name", soak_but(COMMANDS, "in place", "subset", "add", "compact"))
 def test_a_command_that_may_not_write_says_so_and_is_completed_by_the_same_command(name, world, undisturbed, tmp_path):
-    command, (expected, _) = COMMANDS[name], undisturbed(name)
+    command, (expected, *_) = COMMANDS[name], undisturbed(name)
     for limit in (0, 4096):
         out = prepared(world, tmp_path / str(limit), command)
         done = run(
@@ -267,7 +265,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.parametrize("name", soak_but(COMMANDS, "shard", "add", "compact", "gc"))
 def test_a_clock_that_jumps_by_decades_and_a_slow_disk_change_nothing(name, world, undisturbed, tmp_path):
-    command, (expected, _) = COMMANDS[name], undisturbed(name)
+    command, (expected, *_) = COMMANDS[name], undisturbed(name)
     out = prepared(world, tmp_path / "out", command)
     done = run(world, out, command, start=lambda *words, fault: forks.run("-c", JUMPING, *words))
     assert done.returncode == command.code, done.stderr
@@ -275,9 +273,8 @@ def test_a_clock_that_jumps_by_decades_and_a_slow_disk_change_nothing(name, worl
 
 
 @pytest.mark.parametrize("name", [name for name, command in COMMANDS.items() if command.part])
-def test_parallel_parts_one_of_them_killed_make_what_one_run_makes(name, world, tmp_path):
-    command = COMMANDS[name]
-    assert run(world, prepared(world, tmp_path / "whole", command), command).returncode == command.code
+def test_parallel_parts_one_of_them_killed_make_what_one_run_makes(name, world, undisturbed, tmp_path):
+    command, (expected, *_) = COMMANDS[name], undisturbed(name)
     out, start = prepared(world, tmp_path / "out", command), forks.start_fastvid
     parts = [run(world, out, command, "--part", f"{n}/2", fault=(command.part, "")[n], start=start) for n in (0, 1)]
     said = [part.communicate(timeout=240) for part in parts]
@@ -291,21 +288,21 @@ def test_parallel_parts_one_of_them_killed_make_what_one_run_makes(name, world, 
     whole = run(world, out, command)
     assert whole.returncode == command.code, whole.stderr
     assert "resuming the unfinished" in whole.stderr
-    assert state(out, command) == state(tmp_path / "whole", command)
+    assert state(out, command) == expected
     # A part that is started late finds its work done.
     if command.before is not None:
         assert run(world, out, command, "--part", "1/2").returncode in (0, command.code)
-        assert state(out, command) == state(tmp_path / "whole", command)
+        assert state(out, command) == expected
     assert not list(out.rglob("*.lock"))
 
 
-def test_rows_of_dropped_duplicates_name_the_original(world, tmp_path):
-    assert run(world, tmp_path / "out", COMMANDS["dropped"]).returncode == 3
-    rows = {row["source_id"]: row for row in pq.read_table(tmp_path / "out" / "ledger.parquet").to_pylist()}
+def test_rows_of_dropped_duplicates_name_the_original(undisturbed):
+    out = undisturbed("dropped")[2]
+    rows = {row["source_id"]: row for row in pq.read_table(out / "ledger.parquet").to_pylist()}
     assert [(name, row["message"]) for name, row in rows.items() if row["status"] == "removed"] == [
         (TWIN, "the same bytes as run/0.mp4")
     ]
-    assert "walk/twin" not in Dataset(str(tmp_path / "out")).keys.to_pylist()
+    assert "walk/twin" not in Dataset(str(out)).keys.to_pylist()
 
 
 def test_finished_tars_are_not_indexed_again(world, tmp_path, monkeypatch):

@@ -76,7 +76,7 @@ def raw(tmp_path_factory):
 def arguments(raw):
     return {
         "annotations": f"csv:{raw / 'rows.csv'}", "profile": SMALL, "samples_per_shard": 3, "max_seconds": 1.0,
-        "workers": 2, "streams": "rgb,flow", "audio": "aac",
+        "workers": 1, "streams": "rgb,flow", "audio": "aac",
     }  # fmt: skip
 
 
@@ -302,7 +302,7 @@ class TestReturn:
         report = run_job(str(raw), store.root, **arguments)
         assert report.packed == 4
         assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
-        add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=2, max_seconds=1.0)
+        add_sources(store.url, str(raw), annotations=arguments["annotations"], workers=1, max_seconds=1.0)
         assert audit_removals(store.url, read_receipts(store), names=TOLD).ok
 
     def test_a_file_blocked_while_it_is_added_stays_hidden_and_goes(self, store, raw, tmp_path, monkeypatch):

@@ -146,10 +146,17 @@ def test_last_packet_of_a_file_that_ends_between_packets_is_left_out(name, foota
     check_frames(outcome(path, settings()), footage(name), 0, 99)
 
 
-@pytest.mark.parametrize("name", ["h264.mp4", "h264.mkv"])
 @pytest.mark.parametrize(
-    ("hit", "first", "last"),
-    [([100], 120, 240), ([150], 0, 150), ([40, 200], 48, 200), ([5], 24, 240), ([120, 121], 0, 120), ([239], 0, 239)],
+    ("name", "hit", "first", "last"),
+    [
+        ("h264.mp4", [100], 120, 240),
+        ("h264.mp4", [150], 0, 150),
+        ("h264.mp4", [40, 200], 48, 200),
+        ("h264.mp4", [5], 24, 240),
+        ("h264.mp4", [120, 121], 0, 120),
+        ("h264.mp4", [239], 0, 239),
+        ("h264.mkv", [40, 200], 48, 200),
+    ],
 )
 def test_damaged_h264_keeps_the_longest_run_without_damage(name, hit, first, last, footage, tmp_path):
     path = zeroed(footage(name), hit, tmp_path)

@@ -46,8 +46,16 @@ def folder(videos, tmp_path_factory):
 def indexed(folder, tmp_path_factory, request):
     """A dataset of the videos, with each proof."""
     out = tmp_path_factory.mktemp(request.param) / "set"
-    report = index_videos([str(folder)], out, proof=request.param, samples_per_shard=3, workers=2)
+    report = index_videos([str(folder)], out, proof=request.param, samples_per_shard=3, workers=1)
     assert (report.packed, report.rejected) == (len(ENCODINGS), {})
+    return out
+
+
+@pytest.fixture(scope="module")
+def copied(folder, tmp_path_factory):
+    """A dataset that contains the videos."""
+    out = tmp_path_factory.mktemp("copied") / "set"
+    assert main(["shard", str(folder), "--out", str(out), "--profile", "copy", "--workers", "1"]) == 0
     return out
 
 
@@ -55,7 +63,7 @@ def indexed(folder, tmp_path_factory, request):
 def mine(folder, tmp_path):
     """Videos and a dataset of them that a test may change."""
     shutil.copytree(folder, tmp_path / "films")
-    index_videos([str(tmp_path / "films")], tmp_path / "set", samples_per_shard=3, workers=2)
+    index_videos([str(tmp_path / "films")], tmp_path / "set", samples_per_shard=3, workers=1)
     return tmp_path
 
 
@@ -79,10 +87,9 @@ def test_plans_are_as_small_as_those_of_tars(videos, folder, indexed):
         assert len(table.plan(frames).packets) == len(videos.painted(encoding).table.plan(frames).packets), encoding
 
 
-def test_clips_of_a_loader_equal_those_of_a_dataset_that_contains_the_videos(folder, indexed, tmp_path):
-    assert main(["shard", str(folder), "--out", str(tmp_path / "copied"), "--profile", "copy"]) == 0
+def test_clips_of_a_loader_equal_those_of_a_dataset_that_contains_the_videos(copied, indexed):
     both = []
-    for path in (indexed, tmp_path / "copied"):
+    for path in (indexed, copied):
         dataset = fastvid.open(path)
         dataset = dataset.select(sorted(range(len(dataset)), key=dataset.key))
         clips = fastvid.ClipLoader(
@@ -205,9 +212,9 @@ def test_verify_finds_damage_and_repairs_sidecars(mine):
         [damaged[sample].frames([0]) for sample in range(len(damaged))]
 
 
-def test_parts_make_the_same_dataset(mine):
-    for part in ("1/2", "0/2"):
-        index_videos([str(mine / "films")], mine / "parts", part=part, samples_per_shard=3, workers=1)
+def test_parts_and_several_workers_make_the_same_dataset(mine):
+    for part, workers in (("1/2", 1), ("0/2", 2)):
+        index_videos([str(mine / "films")], mine / "parts", part=part, samples_per_shard=3, workers=workers)
     index_videos([str(mine / "films")], mine / "parts", samples_per_shard=3, workers=1)
     for path in (mine / "set").glob("*.pkt"):
         assert (mine / "parts" / path.name).read_bytes() == path.read_bytes()
@@ -239,7 +246,7 @@ def test_rgb_pictures_are_rejected_and_a_wrong_tag_of_rgb_is_ignored(proof, tmp_
     dataset = fastvid.open(out)
     tagged, plain = (dataset[key].frames([0, 4]).data for key in ("tagged", "plain"))
     np.testing.assert_array_equal(tagged, plain)
-    assert main(["shard", str(films), "--out", str(tmp_path / "copied"), "--profile", "copy"]) == 3
+    assert main(["shard", str(films), "--out", str(tmp_path / "copied"), "--profile", "copy", "--workers", "1"]) == 3
     copied = fastvid.open(tmp_path / "copied")
     np.testing.assert_array_equal(copied["tagged"].frames([0, 4]).data, plain)
 
@@ -271,7 +278,7 @@ def test_samples_are_written_exported_and_encoded_again(folder, indexed, tmp_pat
     }
     some = tmp_path / "some"
     assert main(["subset", str(indexed), "--where", "key like 'p/%' or key like 'c/%'", "--out", str(some)]) == 0
-    assert main(["transcode", str(some), "--out", str(tmp_path / "new"), "--short-side", "64"]) == 0
+    assert main(["transcode", str(some), "--out", str(tmp_path / "new"), "--short-side", "64", "--workers", "1"]) == 0
     new = fastvid.open(tmp_path / "new")
     assert sorted(new.keys.to_pylist()) == sorted(fastvid.open(some).keys.to_pylist())
     assert new.classes == fastvid.open(indexed).classes
@@ -286,7 +293,7 @@ def test_parts_of_files_are_encoded_again_by_get_and_transcode(folder, tmp_path)
     assert main(["get", str(out), key, "-o", str(tmp_path / "part.mp4")]) == 0
     assert len(tools.played(tmp_path / "part.mp4")) == 20
     assert main(["export", str(out), "--to", "hf", "--out", str(tmp_path / "hf")]) == 2
-    assert main(["transcode", str(out), "--out", str(tmp_path / "new"), "--short-side", "64"]) == 0
+    assert main(["transcode", str(out), "--out", str(tmp_path / "new"), "--short-side", "64", "--workers", "1"]) == 0
     assert fastvid.open(tmp_path / "new").num_frames.tolist() == [20]
 
 
@@ -296,14 +303,14 @@ def test_videos_are_added_in_place(mine, videos):
     more = mine / "more" / "x"
     more.mkdir(parents=True)
     shutil.copy(videos.painted("vp9-intra").path, more / "new.mp4")
-    assert main(["add", str(out), str(mine / "more")]) == 0
+    assert main(["add", str(out), str(mine / "more"), "--workers", "1"]) == 0
     dataset = fastvid.open(out)
     assert sorted(dataset.keys.to_pylist()) == sorted([*before, "x/new"])
     assert not list(out.glob("*.tar"))
     assert tools.wrong_frames(dataset, dataset.find("x/new"), more / "new.mp4", most=5) == []
     assert tools.wrong_frames(dataset, dataset.find("p/pyramid"), mine / "films/p/pyramid.mp4", most=5) == []
     assert dataset.generation.root == str(mine)
-    assert main(["add", str(out), str(mine / "more")]) == 0
+    assert main(["add", str(out), str(mine / "more"), "--workers", "1"]) == 0
     assert len(fastvid.open(out)) == len(before) + 1
     assert verify_dataset(str(out), workers=1).problems == []
 

@@ -146,7 +146,9 @@ def test_unfinished_job_resumes_only_with_the_same_arguments(change, field, fold
 
 def test_summaries_explain_warnings_and_name_the_next_command(folder, tmp_path, capsys, caplog):
     with caplog.at_level("INFO"):
-        assert main(["shard", str(folder), "--out", str(tmp_path / "set"), "--short-side", "128"]) == 3
+        assert (
+            main(["shard", str(folder), "--out", str(tmp_path / "set"), "--short-side", "128", "--workers", "1"]) == 3
+        )
     said = capsys.readouterr().out
     assert "10   kept-small (smaller than the short side; --enlarge enlarges them)" in said
     assert fastvid.open(str(tmp_path / "set")).column("height").to_pylist() == [64] * 10

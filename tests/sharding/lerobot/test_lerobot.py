@@ -39,7 +39,7 @@ def encoded(tmp_path_factory):
     """The dataset encoded again, in shards of four episodes, at its own sizes."""
     out = tmp_path_factory.mktemp("lerobot") / "set"
     profile = fastvid.sharding.encode.profiles.get_profile("intra").changed(short_side=64)
-    report = shard_lerobot(f"lerobot:{V3}", out, profile=profile, episodes_per_shard=4, workers=2)
+    report = shard_lerobot(f"lerobot:{V3}", out, profile=profile, episodes_per_shard=4, workers=1)
     assert report.rejected == {}
     return out
 

@@ -36,7 +36,7 @@ def old(tmp_path_factory):
     out = folder / "out"
     run_job(
         str(folder / "raw"), out, annotations=f"csv:{folder / 'rows.csv'}", profile=SMALL, audio="copy",
-        samples_per_shard=2, workers=2,
+        samples_per_shard=2, workers=1,
     )  # fmt: skip
     return out
 
@@ -96,7 +96,7 @@ def test_removed_samples_stay_out_and_classes_without_samples_stay(old, tmp_path
     gone = next(key for key, row in rows(old).items() if row["caption"] == "nothing")
     relabel_samples(store, {gone: {"caption": "gone"}})
     remove_samples(store, [gone])
-    transcode_dataset(store.url, tmp_path / "new", profile=TINY, audio="drop")
+    transcode_dataset(store.url, tmp_path / "new", profile=TINY, audio="drop", workers=1)
     check({key: row for key, row in rows(old).items() if key != gone}, tmp_path / "new")
     assert Dataset(str(tmp_path / "new")).classes == Dataset(str(old)).classes
     assert set(sounds(tmp_path / "new").values()) == {None}
@@ -121,7 +121,7 @@ def test_labels_without_class_names_are_kept(old, tmp_path):
     from tests.datasets import recommit
 
     recommit(store, classes=())
-    transcode_dataset(store.url, tmp_path / "new", profile=TINY)
+    transcode_dataset(store.url, tmp_path / "new", profile=TINY, workers=1)
     generation = read_generation(LocalStorage(tmp_path / "new"))[1]
     table = read_annotations(LocalStorage(tmp_path / "new"), generation)
     found = dict(zip(table["key"].to_pylist(), table["label"].to_pylist(), strict=True))

@@ -71,7 +71,7 @@ def raw(tmp_path_factory):
 def copied(raw, tmp_path_factory):
     """What the profile makes of the folder: the report and the dataset's folder."""
     out = tmp_path_factory.mktemp("copied") / "out"
-    return run_job(str(raw), str(out), profile="copy", workers=2), out
+    return run_job(str(raw), str(out), profile="copy", workers=1), out
 
 
 def test_every_source_is_taken_over(copied, raw):
@@ -126,7 +126,7 @@ def test_clips_are_exact_and_what_they_need_before_is_hidden(raw, tmp_path):
     table = tmp_path / "clips.csv"
     names = [name for name in KINDS if name != "raw.h264"]
     table.write_text("path,start,end\n" + "".join(f"{name},0.52,1.0\n" for name in names))
-    report = run_job(str(raw), str(tmp_path / "out"), profile="copy", workers=2, annotations=f"csv:{table}")
+    report = run_job(str(raw), str(tmp_path / "out"), profile="copy", workers=1, annotations=f"csv:{table}")
     assert report.rejected == {}
     dataset = fastvid.open(tmp_path / "out")
     hidden = 0
