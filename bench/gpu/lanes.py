@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from bench.gpu.measuring import Tuned, Utilization, throughput
+from bench.gpu.measuring import Tuned, throughput, utilization
 from bench.gpu.settings import Notes, Settings
 from fastvid.decode.backends import Backend
 from fastvid.errors import FastvidError
@@ -51,8 +51,8 @@ def _row(
     if dataset[0].info.codec not in one.codecs:
         return {"not_decoded": dataset[0].info.codec.label}
     try:
-        with Utilization(settings.index()) as utilization:
-            rate = throughput(settings, dataset, Tuned.of(one, **options), device_lanes=count)
+        with utilization(settings.index()) as used:
+            rate = throughput(settings, dataset, Tuned.of(one, **options), count)
     except FastvidError as error:
         return {"failed": error.message}
-    return rate.as_row() | utilization.summary()
+    return rate | used

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import time
 from dataclasses import replace
@@ -13,7 +14,7 @@ import torch
 
 from bench.common.rounds import resident
 from bench.gpu.conformance import POISON
-from bench.gpu.measuring import endless, make_loader, throughput
+from bench.gpu.measuring import batches, throughput
 from bench.gpu.settings import Notes, Settings
 from fastvid.errors import FastvidError
 from fastvid.videos.dataset import VideoDataset
@@ -27,9 +28,7 @@ def measure(settings: Settings, notes: Notes) -> None:
     """Compare batches of every decoder with PyAV's on the CPU, measure their rates and watch the memory."""
     name, dataset = settings.smallest()
     runs, reasons = settings.on_device()
-    decoders = ["pyav", *(one.name for one in runs)] if not settings.fake else ["pyav"]
-    decoders += [f"pyav+{one.name}" for one in runs[:1]] if not settings.fake else []
-    chosen: list[Any] = [*decoders, *(runs if settings.fake else ())]
+    chosen = ["pyav", *runs, *(f"pyav+{one.name}" for one in runs[:1] if not settings.fake)]
     wrong = raced = 0
     notes.put(dataset=name, unavailable=reasons)
     small = replace(settings, batch=min(settings.batch, 8))
@@ -43,29 +42,24 @@ def measure(settings: Settings, notes: Notes) -> None:
             # A shared queue hands clips to whoever is free, so bits of a hybrid may differ from run to run.
             if "+" not in row["decoder"]:
                 row["raced"] = _raced(small, dataset, decoder, quiet)
-            row |= throughput(settings, dataset, decoder).as_row()
+            row |= throughput(settings, dataset, decoder)
         except FastvidError as error:
             row |= {"failed": error.message, "wrong": 1}
         notes.row("decoders", **row)
         wrong, raced = wrong + row["wrong"], raced + row.get("raced", 0)
         notes.put(wrong_batches=wrong, raced_batches=raced)
-    last = chosen[-1] if settings.fake or not runs else runs[0].name
-    notes.put(**_growth(settings, dataset, last))
+    notes.put(**_growth(settings, dataset, runs[0] if runs else "pyav"))
 
 
 def _levels(settings: Settings, dataset: VideoDataset, decoder: Any) -> list[Any]:
     """Return the first batches as levels, uint8 [B, 3, T, H, W] on the host."""
-    loader = make_loader(settings, dataset, decoder, dtype=torch.uint8)
-    try:
-        batches = endless(loader)
-        return [next(batches).video.cpu().numpy() for _ in range(_BATCHES)]
-    finally:
-        loader.close()
+    with batches(settings, dataset, decoder, dtype=torch.uint8) as stream:
+        return [batch.video.cpu().numpy() for batch in itertools.islice(stream, _BATCHES)]
 
 
 def _raced(settings: Settings, dataset: VideoDataset, decoder: Any, quiet: list[Any]) -> int:
     """Return how many batches change beside a busy stream, when batches are dropped at random moments."""
-    loader, keep = make_loader(settings, dataset, decoder, dtype=torch.uint8), random.Random(0)
+    keep = random.Random(0)
     busy = torch.randn(2048, 2048, device=settings.device) if not settings.fake else None
     kept: list[tuple[int, torch.Tensor]] = []
     differ = 0
@@ -73,13 +67,12 @@ def _raced(settings: Settings, dataset: VideoDataset, decoder: Any, quiet: list[
     def check(number: int, video: torch.Tensor) -> bool:
         return _digest(video.cpu().numpy()) != _digest(quiet[number])
 
-    try:
-        batches = endless(loader)
+    with batches(settings, dataset, decoder, dtype=torch.uint8) as stream:
         for number in range(_BATCHES):
             if busy is not None:
                 for _ in range(20):
                     busy = (busy @ busy).clamp_(-1, 1)
-            batch = next(batches)
+            batch = next(stream)
             # Reads of a kept batch are queued behind the busy stream; a dropped one's memory may be reused at once.
             if keep.random() < 0.7:
                 kept.append((number, batch.video.clone()))
@@ -89,8 +82,6 @@ def _raced(settings: Settings, dataset: VideoDataset, decoder: Any, quiet: list[
             while len(kept) > 3:
                 differ += check(*kept.pop(0))
         return differ + sum(check(number, video) for number, video in kept)
-    finally:
-        loader.close()
 
 
 def _digest(levels: Any) -> bytes:
@@ -99,17 +90,13 @@ def _digest(levels: Any) -> bytes:
 
 def _growth(settings: Settings, dataset: VideoDataset, decoder: Any) -> dict[str, float]:
     """Return how much the memory of the device and of this process grows in the second half of a run, in MB."""
-    loader = make_loader(settings, dataset, decoder)
     device, host = list[float](), list[float]()
     begun, spent = time.perf_counter(), 15 * settings.seconds if not settings.fake else 0.5
-    try:
-        batches = endless(loader)
+    with batches(settings, dataset, decoder) as stream:
         while time.perf_counter() - begun < spent:
-            next(batches)
+            next(stream)
             device.append(_device_mb(settings))
             host.append(resident() / 1e6)
-    finally:
-        loader.close()
     return {"gpu_memory_growth_mb": growth(device), "host_memory_growth_mb": growth(host), "batches": len(device)}
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import shutil
 import subprocess
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,67 +36,44 @@ class Tuned(Backend):
         return cls(one.name, one.target, one.device, one.codecs, one.install, options)
 
 
-def make_loader(
-    settings: Settings, dataset: VideoDataset, decoder: str | Backend, **options: Any
-) -> fastvid.ClipLoader:
-    """Return a loader of eight frames per clip, randomly cropped and flipped, on the device."""
-    output = {name: options.pop(name) for name in ("dtype", "channels_last") if name in options}
-    workers = fastvid.Workers(device_lanes=options.pop("device_lanes", None))
-    chosen: dict[str, Any] = {"device": settings.device, "global_batch_size": settings.batch} | options
+@contextlib.contextmanager
+def batches(
+    settings: Settings, dataset: VideoDataset, decoder: str | Backend, lanes: int | None = None, **output: Any
+) -> Iterator[Iterator[Any]]:
+    """Yield the batches, without end, of a loader of eight frames per clip, randomly cropped and flipped.
+
+    `lanes`: number of GPU decoders. `output`: of `fastvid.Output`.
+    """
     # An epoch of a small dataset must have several batches too.
     repeated = fastvid.Mixture([dataset], weights=[1.0], num_samples=max(len(dataset), 8 * settings.batch))
-    return fastvid.ClipLoader(
+    loader = fastvid.ClipLoader(
         repeated,
         frames=fastvid.Segments(NUM_FRAMES),
-        spatial=[fastvid.RandomCrop(crop_of(dataset)), fastvid.HorizontalFlip(0.5)],
+        spatial=[fastvid.RandomCrop(settings.crop(dataset)), fastvid.HorizontalFlip(0.5)],
+        global_batch_size=settings.batch,
+        device=settings.device,
         decoder=decoder,
         output=fastvid.Output(**{"dtype": torch.bfloat16} | output),
-        workers=workers,
-        **chosen,
+        workers=fastvid.Workers(device_lanes=lanes),
     )
+    with contextlib.closing(loader):
+        yield itertools.chain.from_iterable(itertools.repeat(loader))
 
 
-def crop_of(dataset: VideoDataset) -> int:
-    """Return the side of a square crop: 224 of 256 lines, 624 of 720, even."""
-    info = dataset[0].info
-    return min(info.height, info.width) * 7 // 8 // 16 * 16
-
-
-def endless(loader: fastvid.ClipLoader) -> Iterator[Any]:
-    """Yield batches of epoch after epoch."""
-    while True:
-        yield from loader
-
-
-@dataclass(frozen=True)
-class Rate:
-    """What a loader delivered."""
-
-    clips_per_s: float  # clips per second
-    host_cores: float  # CPU seconds of this process per second
-
-    def as_row(self) -> dict[str, float]:
-        """Return the numbers with clips and frames per second."""
-        rate = self.clips_per_s
-        row = {"clips_per_s": rate, "frames_per_s": rate * NUM_FRAMES, "host_cores": self.host_cores}
-        return {name: round(value, 2) for name, value in row.items()}
-
-
-def throughput(settings: Settings, dataset: VideoDataset, decoder: str | Backend, **options: Any) -> Rate:
-    """Measure what a loader delivers on the device, after two warm-up batches."""
-    loader = make_loader(settings, dataset, decoder, **options)
-    try:
-        batches, clips = endless(loader), 0
-        next(batches), next(batches)
+def throughput(
+    settings: Settings, dataset: VideoDataset, decoder: str | Backend, lanes: int | None = None
+) -> dict[str, float]:
+    """Measure a loader on the device after two warm-up batches: clips, frames and CPU seconds per second."""
+    with batches(settings, dataset, decoder, lanes) as stream:
+        next(stream), next(stream)
         synchronize(settings.device)
-        begun, worked = time.perf_counter(), time.process_time()
+        clips, begun, worked = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - begun < settings.seconds:
-            clips += len(next(batches).key)
+            clips += len(next(stream).key)
         synchronize(settings.device)
         spent, worked = time.perf_counter() - begun, time.process_time() - worked
-    finally:
-        loader.close()
-    return Rate(clips / spent, worked / spent)
+    row = {"clips_per_s": clips, "frames_per_s": clips * NUM_FRAMES, "host_cores": worked}
+    return {name: round(value / spent, 2) for name, value in row.items()}
 
 
 def timed(work: Callable[[], object], settings: Settings) -> float:
@@ -117,42 +96,20 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-class Utilization:
-    """Reads ``nvidia-smi dmon`` while the block runs."""
-
-    _COMMAND = ("nvidia-smi", "dmon", "-s", "u", "-d", "1", "-i")
-
-    def __init__(self, index: int) -> None:
-        self._index = index
-        self._text: list[str] = []
-        self._process: subprocess.Popen[str] | None = None
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> Utilization:
-        try:
-            self._process = subprocess.Popen(
-                [*self._COMMAND, str(self._index)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-            )
-        except OSError:  # a machine without NVIDIA's tools
-            return self
-        self._thread = threading.Thread(target=self._read)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._thread is not None:
-            self._process.terminate()
-            self._thread.join()
-            self._process.wait()
-
-    def summary(self) -> dict[str, float]:
-        """Return the medians in percent."""
-        return medians(self._text)
-
-    def _read(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._text.extend(self._process.stdout)
+@contextlib.contextmanager
+def utilization(index: int) -> Iterator[dict[str, float]]:
+    """Yield a dict that has the medians of ``nvidia-smi dmon`` after the block, if there is nvidia-smi."""
+    found: dict[str, float] = {}
+    command = ["nvidia-smi", "dmon", "-s", "u", "-d", "1", "-i", str(index)]
+    if shutil.which(command[0]) is None:
+        yield found
+        return
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        yield found
+    finally:
+        process.terminate()
+        found.update(medians(process.communicate()[0].splitlines()))
 
 
 def medians(lines: list[str]) -> dict[str, float]:

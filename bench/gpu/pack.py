@@ -7,6 +7,7 @@ of 720 lines takes 1.4 MB and its digest 32 bytes, so all frames of all clips ca
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -65,15 +66,17 @@ def parts(clips: int, lines: Sequence[int]) -> list[Part]:
     ]
 
 
-def pack(footage: Path, out: Path, *, clips: int, lines: Sequence[int], seconds: float) -> float:
+def pack(footage: Path | None, out: Path, *, clips: int, lines: Sequence[int], seconds: float) -> float:
     """Make the datasets, their reference digests and the manifest.
 
-    `lines`: short sides in pixels. Returns the size in MB.
+    `footage`: real videos; None generates some, which may be given to anybody. `lines`: short sides in pixels. Returns
+    the size in MB.
     """
     if out.exists():
         raise UsageError("the folder exists", file=out, hint="delete it or name another one")
     scratch = out.with_name(f"{out.name}.work")
     try:
+        footage = footage or _generated(scratch / "footage", clips, max(lines), seconds)
         # Two at a time: small datasets spend most of it on starting processes.
         with ThreadPoolExecutor(2) as pool:
             made = [
@@ -105,6 +108,20 @@ def _make(part: Part, footage: Path, out: Path, scratch: Path, seconds: float) -
     np.save(out / REFERENCE / f"{part.name}.npy", np.concatenate(found))
     info = dataset[0].info
     return asdict(part) | {"clips": len(dataset), "width": info.width, "height": info.height}
+
+
+def _generated(folder: Path, count: int, lines: int, seconds: float) -> Path:
+    """Write videos that zoom into the Mandelbrot set, each at another place of its edge."""
+    folder.mkdir(parents=True)
+    for number in range(count):
+        angle = 2 * math.pi * (number + 0.5) / count
+        x, y = (f(angle) / 2 - f(2 * angle) / 4 for f in (math.cos, math.sin))
+        source = (
+            f"mandelbrot=s={lines * 16 // 9 // 2 * 2}x{lines}:r=25:start_x={x}:start_y={y}:start_scale=1:end_pts=200"
+        )
+        command = [find_ffmpeg().path, "-v", "error", "-f", "lavfi", "-i", source, "-t", str(seconds), *_X264]
+        subprocess.run([*command, str(folder / f"{number:03d}.mp4")], check=True)
+    return folder
 
 
 def _chosen(footage: Path, part: Part) -> list[Path]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import bench
-from bench.gpu.measuring import crop_of
 from bench.gpu.settings import NUM_FRAMES, Notes, Settings
 from fastvid.runtime.faults import VARIABLE as FAULT
 from fastvid.train.ranks import SHARED_DEVICE
@@ -42,8 +41,8 @@ def measure(settings: Settings, notes: Notes) -> None:
     """Train with one rank; beside it with two on the same device, kill them in the second epoch, and resume."""
     name, dataset = settings.smallest()
     values = {
-        "path": str((settings.data / name).resolve()), "frames": NUM_FRAMES, "side": crop_of(dataset), "batch": _BATCH,
-        "model": settings.model, "options": dict(settings.model_options), "epochs": _EPOCHS,
+        "path": str((settings.data / name).resolve()), "frames": NUM_FRAMES, "side": settings.crop(dataset),
+        "batch": _BATCH, "model": settings.model, "options": dict(settings.model_options), "epochs": _EPOCHS,
         "amp": settings.amp,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as work:

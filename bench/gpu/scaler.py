@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bench.gpu.measuring import crop_of, endless, make_loader
+from bench.gpu.measuring import batches
 from bench.gpu.settings import Notes, Settings
 from bench.gpu.step import Steps
 
@@ -14,14 +14,10 @@ _STEPS = 50
 def measure(settings: Settings, notes: Notes) -> None:
     """Train 50 steps in fp16; a CPU has no fp16 and rehearses without."""
     name, dataset = settings.smallest()
-    steps = Steps(settings, crop_of(dataset), amp=None if settings.fake else "fp16")
-    loader = make_loader(settings, dataset, "pyav", dtype=torch.float32)
+    steps = Steps(settings, settings.crop(dataset), amp=None if settings.fake else "fp16")
     finite = 0
-    try:
-        batches = endless(loader)
+    with batches(settings, dataset, "pyav", dtype=torch.float32) as stream:
         for _ in range(_STEPS):
-            steps(next(batches))
+            steps(next(stream))
             finite += all(bool(torch.isfinite(one).all()) for one in steps.replica.model.parameters())
-    finally:
-        loader.close()
     notes.put(dataset=name, finite_steps=finite, scale=steps.replica.scaler.get_scale())

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import torch
 
 import fastvid
@@ -31,39 +30,26 @@ class _Fake:
 
     max_clips = 4
     codecs: ClassVar[frozenset[Codec]] = frozenset({Codec.H264, Codec.HEVC})
-    outputs: ClassVar[frozenset[type]]
 
     def __init__(self, *, device_id: int = 0, num_threads: int = 1) -> None:
-        self.device_id, self.num_threads = device_id, num_threads
-        self._decoder = PyAvDecoder()
+        self.device_id, self.num_threads, self._decoder = device_id, num_threads, PyAvDecoder()
+        self.close = self._decoder.close
 
     @staticmethod
     def lanes(device_id: int | None = None) -> int:  # noqa: ARG004
         """Return the number of engines, two."""
         return 2
 
-    def close(self) -> None:
-        """Release the decoder."""
-        self._decoder.close()
-
     def decode(self, clips: Sequence[EncodedClip], outputs: Sequence[DecoderOutput]) -> list[FastvidError | None]:
-        """See `fastvid.decode.request.Decoder`."""
-        return [self._one(clip, output) for clip, output in zip(clips, outputs, strict=True)]
+        """Decode to the memory of the outputs, which is the host's."""
+        return self._decoder.decode(clips, [_on_host(output) for output in outputs])
 
-    def _one(self, clip: EncodedClip, output: DecoderOutput) -> FastvidError | None:
-        assert isinstance(output, DeviceRgb | DevicePlanes)
-        if isinstance(output, DeviceRgb):
-            rgb = np.empty(tuple(output.data.shape), np.uint8)
-            (error,) = self._decoder.decode([clip], [Rgb(rgb)])
-            output.data.copy_(torch.from_numpy(rgb))
-            return error
-        frames, box = len(clip.request.frames), clip.request.box
-        planes = Planes.packed(np.empty(Planes.nbytes(frames, box), np.uint8), frames, box)
-        (error,) = self._decoder.decode([clip], [planes])
-        output.y.copy_(torch.from_numpy(planes.y))
-        for channel, plane in enumerate((planes.u, planes.v)):
-            output.uv[..., channel].copy_(torch.from_numpy(plane))
-        return error
+
+def _on_host(output: DecoderOutput) -> Rgb | Planes:
+    if isinstance(output, DeviceRgb):
+        return Rgb(output.data.numpy())
+    assert isinstance(output, DevicePlanes)
+    return Planes(output.y.numpy(), output.uv[..., 0].numpy(), output.uv[..., 1].numpy())
 
 
 class FakeRgb(_Fake):
@@ -107,23 +93,24 @@ class Settings:
         """The device of batches and models."""
         return torch.device("cpu") if self.fake else torch.device("cuda", 0)
 
-    def datasets(self, *, lines: int | None = None) -> dict[str, VideoDataset]:
-        """Return the datasets of the pack by name, or those with a number of lines."""
+    def datasets(self) -> dict[str, VideoDataset]:
+        """Return the datasets of the pack by name."""
         manifest = self.data / MANIFEST
         if not manifest.exists():
             raise StorageError(
                 "not the data of this benchmark", file=manifest, hint="make them with `python -m bench gpu --pack DIR`"
             )
-        rows = json.loads(manifest.read_text())["datasets"]
-        wanted = [row["name"] for row in rows if lines in (None, row["lines"])]
-        return {name: fastvid.open(self.data / name) for name in wanted}
+        names = [row["name"] for row in json.loads(manifest.read_text())["datasets"]]
+        return {name: fastvid.open(self.data / name) for name in names}
 
     def smallest(self) -> tuple[str, VideoDataset]:
-        """Return the dataset of sections that need only one: compact, with the fewest lines."""
-        every = self.datasets()
-        rows = json.loads((self.data / MANIFEST).read_text())["datasets"]
-        name = min((row["lines"], row["name"]) for row in rows if row["name"].startswith("compact"))[1]
-        return name, every[name]
+        """Return the dataset of sections that need only one: compact, with the fewest lines; a pack has it first."""
+        return next(iter(self.datasets().items()))
+
+    def crop(self, dataset: VideoDataset) -> int:
+        """Return the side of a square crop: 224 of 256 lines, 624 of 720, even; a rehearsal has time for 112."""
+        info = dataset[0].info
+        return min(min(info.height, info.width) * 7 // 8 // 16 * 16, 112 if self.fake else 1 << 20)
 
     def on_device(self) -> tuple[list[Backend], dict[str, str]]:
         """Return the decoders that leave frames on the device, and why others cannot run here, by name."""

@@ -1,16 +1,21 @@
 """The GPU benchmark: a rehearsal on a CPU runs every section, and what it proves can fail."""
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench.gpu import gpu, pack
+from bench.gpu import bundle, gpu, pack
 from bench.gpu.conformance import _wanted, clip_of, digests, planes_of, rgb_of, spoiled, wrong_frames
-from bench.gpu.gpu import PROOFS, judge
+from bench.gpu.gpu import PROOFS, judge, line
+from bench.gpu.rivals import RIVALS
 from bench.gpu.settings import MANIFEST, REFERENCE, Settings
 from fastvid.decode.pyav import PyAvDecoder
 from fastvid.errors import UsageError
@@ -55,6 +60,9 @@ def test_a_rehearsal_runs_every_section_and_meets_every_proof(data: Path, tmp_pa
     assert record["fake"] is True
     assert len(record["sections"]["lanes"]["sweep"]) > 6
     assert {row["decoder"] for row in record["sections"]["conformance"]["clips"]} == {"fake-planes", "fake-rgb"}
+    for contest in record["sections"]["rivals"]["contests"]:
+        named = [*(one["name"] for one in contest["contenders"]), *contest["refused"]]
+        assert sorted(named) == sorted(["fake-planes", "fake-rgb", *RIVALS])
 
 
 @pytest.mark.soak
@@ -100,16 +108,16 @@ def test_broken_decoders_are_refused_and_a_right_one_is_not(data: Path) -> None:
 
 def test_a_number_that_was_not_measured_misses_its_bound() -> None:
     found = {"lanes": {"failed": 0, "nvdec_percent": 94.9, "frames_per_s": 20_000}}
-    verdicts = {verdict.proof.value: verdict for verdict in judge(["lanes"], found, fake=False)}
-    assert {name: verdict.met for name, verdict in verdicts.items()} == {
+    rows = {row["value"]: row for row in judge(["lanes"], found, fake=False)}
+    assert {name: row["met"] for name, row in rows.items()} == {
         "failed": True,
         "nvdec_percent": False,
         "frames_per_s": True,
         "host_cores": False,
     }
-    assert "not measured" in verdicts["host_cores"].line()
-    assert verdicts["frames_per_s"].line().startswith("met        goal ")
-    assert [verdict.met for verdict in judge(["lanes"], found, fake=True)] == [True, None, None, None]
+    assert "not measured" in line(rows["host_cores"])
+    assert line(rows["frames_per_s"]).startswith("met        goal ")
+    assert [row["met"] for row in judge(["lanes"], found, fake=True)] == [True, None, None, None]
 
 
 @pytest.mark.soak
@@ -118,3 +126,54 @@ def test_a_pack_that_is_too_large_or_has_no_data_is_refused(data: Path, tmp_path
     assert "--pack" in capsys.readouterr().err
     with pytest.raises(UsageError, match="the folder exists"):
         pack.pack(tmp_path, data, clips=1, lines=[64], seconds=1.0)
+
+
+@pytest.mark.soak
+def test_a_bundle_has_what_a_stranger_needs_and_a_limit(tmp_path: Path, monkeypatch) -> None:
+    added = tmp_path / "wheels"
+    added.mkdir()
+    (added / "one-1-py3-none-any.whl").write_bytes(b"")
+    words = ["--clips", "2", "--lines", "64", "--clip-seconds", "0.8", "--wheels", str(added)]
+    assert command.main(["gpu", "--bundle", str(tmp_path / "a.tar"), *words]) == 0
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"constraints.txt", "pack", "run.sh", "wheels"}
+    assert len(list((tmp_path / "a" / "wheels").iterdir())) == 2
+    assert os.access(tmp_path / "a" / "run.sh", os.X_OK)
+    assert set(Settings(tmp_path / "a" / "pack").datasets()) > {"compact-64", "intra-64", "hevc-64"}
+    monkeypatch.setattr(bundle, "LIMIT_MIB", 0.1)
+    assert command.main(["gpu", "--bundle", str(tmp_path / "b.tar"), *words]) == 1
+    assert not (tmp_path / "b.tar").exists()
+
+
+def _run(folder: Path, programs: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run the bundle's script where only these programs, and dirname, are found."""
+    bin_folder = folder / "bin"
+    bin_folder.mkdir()
+    shutil.copy(Path(bundle.__file__).with_name("run.sh"), folder)
+    for name, text in {"dirname": f'exec {shutil.which("dirname")} "$@"', **programs}.items():
+        (bin_folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (bin_folder / name).chmod(0o755)
+    command = ["/bin/sh", folder / "run.sh"]
+    return subprocess.run(command, env={"PATH": str(bin_folder)}, capture_output=True, text=True, check=False)
+
+
+_PYTHON = f'exec {sys.executable} "$@"'
+_NO_NVDEC = f'case "$2" in *nvcuvid*) exit 1;; esac; {_PYTHON}'
+
+
+@pytest.mark.parametrize(
+    ("programs", "sentence"),
+    [
+        ({}, "python3 is no Python 3.11"),
+        ({"python3": _PYTHON}, "no NVIDIA GPU: "),
+        ({"python3": _PYTHON, "nvidia-smi": "echo No devices were found; exit 6"}, "no NVIDIA GPU: "),
+        ({"python3": _NO_NVDEC, "nvidia-smi": "echo GPU 0"}, "no NVDEC library: libnvcuvid.so.1"),
+        ({"python3": "", "nvidia-smi": "echo GPU 0"}, "no C compiler"),
+    ],
+)
+def test_a_stranger_is_told_in_a_sentence_what_is_missing(tmp_path: Path, programs, sentence) -> None:
+    done = _run(tmp_path, programs)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith(f"run.sh: {sentence}")
+    assert not (tmp_path / "venv").exists()
