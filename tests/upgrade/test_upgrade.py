@@ -103,6 +103,15 @@ def test_datasets_are_changed(folder):
     run("verify", "encoded")
 
 
+def test_a_job_that_enlarges_as_02_did_is_resumed_so(folder, capsys):
+    """The record of 0.2 is that of a job with ``--enlarge``."""
+    words = ["shard", "videos", "--out", "half", "--short-side", "48", "--samples-per-shard", "1"]
+    run(*words, "--enlarge", "--part", "0/2")
+    assert fastvid_command(words) == 1
+    assert "--enlarge if 0.2 began it" in capsys.readouterr().err
+    assert "2 packed" in run(*words, "--enlarge")
+
+
 @pytest.mark.parametrize(
     ("command", "instead"), [("copy", "rclone"), ("diff", "find --json"), ("tag", "gc --keep"), ("show", "one of")]
 )
