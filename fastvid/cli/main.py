@@ -50,9 +50,14 @@ COMMANDS: Final = {
 }
 """File and function of each command, and what it does."""
 
-_RECORDED: Final = {
-    "shard", "add", "index", "transcode", "relabel", "split", "subset", "merge", "compact",
-}  # fmt: skip
+_REMOVED: Final = {
+    "copy": "copy a dataset with `rclone` or `aws s3 sync`, then run `fastvid verify`",
+    "diff": "compare the outputs of `fastvid find --json` of both generations",
+    "tag": "keep a generation with `fastvid gc --keep N`; names that 0.2 gave still work",
+}
+"""What to use in place of commands of 0.2."""
+
+_RECORDED: Final = {"shard", "add", "index", "transcode", "relabel", "split", "subset", "merge", "compact"}
 """Commands that change a dataset: ``--reason`` is recorded in the generation that they make."""
 
 EXIT_ERROR: Final = 1
@@ -63,15 +68,17 @@ EXIT_INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 success, 1 an error, 2 wrong usage, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = _parser()
     if not arguments or arguments[0] in ("-h", "--help"):
-        parser.print_help()
+        _parser().print_help()
         return 0 if arguments else EXIT_USAGE
     if arguments[0] == "--version":
-        print(_version())
+        from fastvid import __version__
+
+        print(__version__)
         return 0
     if arguments[0] not in COMMANDS:
-        print(f"fastvid: unknown command {arguments[0]!r}; use one of {', '.join(COMMANDS)}", file=sys.stderr)
+        instead = _REMOVED.get(arguments[0], f"use one of {', '.join(COMMANDS)}")
+        print(f"fastvid: unknown command {arguments[0]!r}; {instead}", file=sys.stderr)
         return EXIT_USAGE
     log_to_stderr()
     name, words = arguments[0], arguments[1:]
@@ -120,13 +127,3 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
     )
-
-
-def _version() -> str:
-    from fastvid import __version__
-
-    return __version__
-
-
-if __name__ == "__main__":
-    sys.exit(main())

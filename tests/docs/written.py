@@ -295,13 +295,15 @@ def release() -> str:
     ffmpeg = re.sub(
         r"GNU General Public License.*either version (\d).*", r"the GPL, version \1 or later", record["ffmpeg_licence"]
     )
+    assert any("NVIDIA" in licence for licence in record["licences_of_extras"].values())
     kinds = {str(licence).split()[0].split("-")[0] for name, licence in record["licences"].items() if name != "numpy"}
     return paragraph(
-        f"Installed without extras and without torch, {record['version']} and the packages that it needs take "
+        "Installed without extras and without torch, fastvid and the packages that it needs take "
         f"{bare:.0f} MB, and with `prepare`, which encodes and filters, {size:.0f} MB. "
-        f"`import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. The licences that these state are "
-        f"{', '.join(sorted(kinds))}, and numpy's set of such. The ffmpeg program in `imageio-ffmpeg`, which fastvid "
-        f"runs, is under {ffmpeg}; FFmpeg's libraries in `av` are under the {record['av_ffmpeg_licence']}."
+        f"`import fastvid` takes {1000 * record['import_s']['median']:.0f} ms. Licences stated: "
+        f"{', '.join(sorted(kinds))}, and numpy's set of such; DALI brings libraries under NVIDIA's own. The "
+        f"ffmpeg program in `imageio-ffmpeg`, which fastvid runs, is under {ffmpeg}; FFmpeg's libraries in "
+        f"`av` are under the {record['av_ffmpeg_licence']}."
     )
 
 

@@ -352,7 +352,7 @@ class Job:
             raise JobError(
                 f"the unfinished {what} here has {name} {old!r}, this one {new!r}",
                 file=self._home.url,
-                hint=f"resume it with the same sources, arguments and ffmpeg, or {way_out}"
+                hint=f"resume it with the same sources, arguments and ffmpeg (--enlarge if 0.2 began it), or {way_out}"
                 + ("; or continue with this ffmpeg by --allow-encoder-change" if builds_only else ""),
             )
         if changes:

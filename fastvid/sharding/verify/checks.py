@@ -322,7 +322,8 @@ class _ForeignAudit(_StoredAudit):
         with self.noting("decode", key, stream):
             found = index_video(data, Limits(), hdr=KEEP)
             if found.info != stored.info or not np.array_equal(found.records, stored.table.records):
-                self.note("index", "indexing the video again gives a different index", key, stream)
+                # An earlier version described less.
+                self.note("index", "indexing the video again gives a different index; run `fastvid index`", key, stream)
             if found.info.flags & StreamFlag.WHOLE and not stored.info.flags & StreamFlag.WHOLE:
                 self.note("plan", "a part of the stream cannot be decoded on its own", key, stream)
 
