@@ -88,7 +88,8 @@ def measured(name: str, python: str, program: Path = _PROGRAM) -> dict[str, Any]
             for epoch in (0, 1):
                 places = {"save": [epoch, SAVED], "hold": [epoch, KILLED]}
                 killed[epoch] = ranks.run(folder / f"killed{epoch}", 2, 2, epochs=3, **places)
-            row |= {"version": ranks.version, "uninterrupted": judged(epoch_of(whole, 0), epoch_of(whole, 0))}
+            once = {0: list(range(SAMPLES))}
+            row |= {"version": ranks.version, "uninterrupted": judged(epoch_of(whole, 0), once)}
             row["cases"] = {case: resumed(ranks, folder, case, whole, killed) for case in CASES}
     return row
 
@@ -117,9 +118,8 @@ def epoch_of(logs: Logs, epoch: int) -> dict[int, list[int]]:
 
 def judged(found: Mapping[int, list[int]], whole: Mapping[int, list[int]]) -> dict[str, Any]:
     """Return how many samples of an epoch were lost and doubled, and whether all global batches are as they should."""
-    seen = Counter(one for ids in found.values() for one in ids)
-    lost = len(set(range(SAMPLES)) - seen.keys())
-    return {"lost": lost, "doubled": seen.total() - len(seen), "exact": found == whole}
+    seen, right = (Counter(one for ids in steps.values() for one in ids) for steps in (found, whole))
+    return {"lost": (right - seen).total(), "doubled": (seen - right).total(), "exact": found == whole}
 
 
 @contextlib.contextmanager

@@ -249,10 +249,11 @@ class Energon(Loader, name="energon", package="megatron-energon", needs="megatro
         import_module("torch").save(self.loader.save_state_rank(), folder / f"rank{self.rank}.pt")
 
     def load(self, folder, _epoch):
-        divided = folder / f"for{self.world}-{self.rank}"
-        words = ("--new-world-size", str(self.world), *map(str, folder.glob("rank*.pt")), str(divided))
-        self.energon("checkpoint", "redist", *words)
-        state = import_module("torch").load(divided / f"rank{self.rank}.pt", weights_only=False)
+        if self.world != 2:
+            saved, folder = sorted(map(str, folder.glob("rank*.pt"))), folder / f"for{self.world}-{self.rank}"
+            folder.mkdir()
+            self.energon("checkpoint", "redist", "--new-world-size", str(self.world), *saved, str(folder))
+        state = import_module("torch").load(folder / f"rank{self.rank}.pt", weights_only=False)
         self.loader.restore_state_rank(state)
 
 

@@ -41,7 +41,7 @@ def test_a_wrong_loader_is_seen(few_cases, tmp_path, monkeypatch):
     program.write_text(WRONG.format(folder=str(Path(resume_programs.__file__).parent)))
     monkeypatch.setitem(LOADERS, "wrong", LOADERS["torch"])
     row = measured("wrong", sys.executable, program)
-    assert row["uninterrupted"] == EXACT
+    assert row["uninterrupted"] == EXACT | {"exact": False}  # in batches, not at once
     cases = row["cases"]
     assert cases["same"] == {"lost": BATCH, "doubled": 0, "exact": False, "next": EXACT}
     assert cases["4 ranks"] == {"lost": 0, "doubled": BATCH, "exact": False, "next": EXACT}
@@ -52,7 +52,7 @@ def test_a_wrong_loader_is_seen(few_cases, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["torch", "fastvid"])
 def test_nothing_is_lost_or_doubled(few_cases, name):
     row = measured(name, sys.executable)
-    assert row["uninterrupted"] == EXACT
+    assert row["uninterrupted"] == EXACT | {"exact": False}  # in batches, not at once
     assert set(row["cases"]) == set(resume.CASES)
     for case in row["cases"].values():
         assert case == EXACT | {"next": EXACT}
