@@ -85,7 +85,7 @@ def measured(name: str, python: str, program: Path = _PROGRAM) -> dict[str, Any]
         folder = Path(scratch)
         with served(name, python, folder, program) as ranks:
             whole = ranks.run(folder / "whole", 2, 2, epochs=3)
-            for epoch in (0, 1):
+            for epoch in sorted({epoch for epoch, *_ in CASES.values()}):
                 places = {"save": [epoch, SAVED], "hold": [epoch, KILLED]}
                 killed[epoch] = ranks.run(folder / f"killed{epoch}", 2, 2, epochs=3, **places)
             once = {0: list(range(SAMPLES))}

@@ -362,7 +362,8 @@ class Fastvid(Loader, name="fastvid", package="fastvid", needs="fastvid torch", 
         (root / "videos").mkdir()
         for shard in range(SHARDS):
             with av.open(str(root / "videos" / f"{shard:02d}.mp4"), "w") as file:
-                stream = file.add_stream("libx264", rate=10, width=176, height=32, pix_fmt="yuv420p")
+                stream = file.add_stream("libx264", rate=10, options={"g": "1"}, width=176, height=32)
+                stream.pix_fmt = "yuv420p"
                 for number in range(shard * EACH, (shard + 1) * EACH):
                     bits = np.repeat(number >> np.arange(11) & 1, 16).astype(np.uint8)
                     picture = np.broadcast_to(255 * bits[None, :, None], (32, 176, 3)).copy()
