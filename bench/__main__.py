@@ -38,6 +38,7 @@ BENCHES: Final = {
     "quality": "bench.shard.quality",
     "report": "bench.report",
     "reads": "bench.load.reads",
+    "resume": "bench.load.resume",
     "scale": "bench.scaling.scale",
     "shard": "bench.shard.shard",
     "small": "bench.load.small",

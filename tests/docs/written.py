@@ -121,16 +121,35 @@ def _over_network(kind: str, ways: Mapping[str, Any], latency_ms: float) -> tupl
     )
 
 
-def loops() -> str:
-    """Return the table of the same job in several libraries."""
-    heads = ("program", "lines", "clips/s", "of `ClipLoader`", "same clips again", "with another number of workers")
+def resume() -> str:
+    """Return what each loader delivers after a kill, when its state is resumed as saved and by others."""
+    refusals: dict[str, list[str]] = {}  # the first of each package
+
+    def counts(found: dict[str, Any]) -> str:
+        return "".join(f"{sign}{found[name]}" for sign, name in (("\u2212", "lost"), ("+", "doubled")) if found[name])
+
+    def cell(row: dict[str, Any], *cases: str) -> str:
+        words = []
+        for case in cases:
+            found, kind = row["cases"][case], "world" if "rank" in case else "workers" if "worker" in case else None
+            if "refused" in found:
+                if not any(row["package"] in packages for packages in refusals.values()):
+                    refusals.setdefault(f"`{found['refused']}`", []).append(row["package"])
+                word = "fails" if kind is None else "refused"
+            else:
+                word = "exact" if found["exact"] and found["next"]["exact"] else counts(found) or "reordered"
+            words.append(word + ("" if kind is None or kind in row["offers"] else "*"))
+        return "; ".join(dict.fromkeys(words))
+
     rows = []
-    for row in result("loops")["rows"]:
-        low, high = row["of_clip_loader_range"]
-        ratio = "1.00" if low == high else f"{row['of_clip_loader']:.2f} ({low:.2f} to {high:.2f})"
-        same, elastic = ("yes" if row[key] else "no" for key in ("repeats", "elastic"))
-        rows.append((row["program"], row["lines"], f"{row['clips_per_s']:.0f}", ratio, same, elastic))
-    return table(heads, rows)
+    for row in result("resume")["rows"]:
+        whole = counts(row["uninterrupted"])
+        title = f"{row['title']} {row['version'].partition('+')[0]}" + (f" (uninterrupted {whole})" if whole else "")
+        cases = (("same", "second epoch"), ("1 rank", "4 ranks"), ("no workers", "4 workers"))
+        rows.append((title, *(cell(row, *pair) for pair in cases)))
+    heads = ("loader", "as saved; second epoch", "1 rank; 4 ranks", "0 workers; 4 workers")
+    texts = "; ".join(f"{text} ({', '.join(packages)})" for text, packages in refusals.items())
+    return f"{table(heads, rows)}\n\n{paragraph(f'Refusals and failures: {texts}.')}"
 
 
 def summit() -> str:
