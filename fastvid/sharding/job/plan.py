@@ -27,7 +27,7 @@ from fastvid.sharding.sources.sources import Source, SourceList
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Return everything that determines the output of a job that encodes, under names that error messages quote."""
     tried = () if found.listed else [source for source in found.sources if source.problem is None]
-    files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.tag, s.inside))) for s in tried]
+    files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in tried]
     optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
     return {
         **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),

@@ -29,6 +29,8 @@ from fastvid.storage.urls import FileUrl, is_remote, open_root
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 """Those of pictures that may be the frames of a video."""
 
+MODIFIED: Final = "modified-"
+"""How the tag of a local file begins; the time of its last change in ns follows."""
 _DIGITS: Final = re.compile(r"([0-9]+)")
 _NAMES: Final = 3  # most names of ignored files of a kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
@@ -67,7 +69,7 @@ class SourceFile:
     path: str
     size: int  # size in bytes, 0 if unknown
     problem: tuple[Reason, str] | None = None
-    tag: str | None = None
+    tag: str | None = None  # see `Source`
     inside: str = ""  # see `Source`
 
 
@@ -144,8 +146,11 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
         for path in entries:
             problem = (None if follow_links else check_inside(path, folder)) or _check_target(path)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
-            size = 0 if problem else _status(path).st_size
-            yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
+            size, tag = 0, None
+            if problem is None:
+                status = _status(path)
+                size, tag = status.st_size, f"{MODIFIED}{status.st_mtime_ns}"
+            yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem, tag)
 
 
 def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
@@ -284,7 +289,7 @@ class Source:
     sound: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""  # name of its samples in the shards
-    tag: str | None = None
+    tag: str | None = None  # ETag of its file, or `MODIFIED` and the time of a local one, which copies do not keep
     parent: str | None = None
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
@@ -299,8 +304,13 @@ class Source:
         """Its label, and its classes in the column ``labels``."""
         return class_names(self.label, self.columns)
 
+    @property
+    def etag(self) -> str | None:
+        """The ETag of its file, which every copy of a list has."""
+        return None if self.tag is None or self.tag.startswith(MODIFIED) else self.tag
+
     def is_version(self, size: int | None, tag: str | None) -> bool:
-        """Return whether its file may be that of a size in bytes and an ETag; unknown ones differ from nothing."""
+        """Return whether its file may be that of a size in bytes and a tag; unknown ones differ from nothing."""
         if tag and self.tag and bare_tag(tag) != bare_tag(self.tag):
             return False
         return not size or not self.size or size == self.size
