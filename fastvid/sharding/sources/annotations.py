@@ -212,7 +212,9 @@ def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
         raise UsageError(
             "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
         )
-    rows = [make_row(number, record, split_of(file.name)) for number, record in records]
+    split = split_of(file.name)
+    records.reverse()  # each is freed when its row is made
+    rows = [make_row(*records.pop(), split) for _ in range(len(records))]
     return Annotations(tuple(rows), tables.class_order(rows))
 
 

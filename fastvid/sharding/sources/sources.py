@@ -407,22 +407,22 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     form, the one that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is a
     folder of another, because the parts of a long video are named below its key.
     """
-    counts = Counter(source.id for source in sources)
-    duplicate = next((name for name, count in counts.items() if count > 1), None)
-    if duplicate is not None:
+    keys = {source.id: _plain_key(source) for source in sources}
+    if len(keys) < len(sources):
+        duplicate, _ = Counter(source.id for source in sources).most_common(1)[0]
         raise UsageError(f"duplicate source {encode_name(duplicate)!r}")
-    plain = {source.id: _plain_key(source) for source in sources}
-    wanted = Counter(plain.values())
-    unchanged = Counter(key for name, key in plain.items() if key == _stem(name))
+    wanted = Counter(keys.values())
+    unchanged = Counter(key for name, key in keys.items() if wanted[key] > 1 and key == _stem(name))
     folders = {key[:cut] for key in wanted for cut in range(len(key)) if key[cut] == "/"}
 
     def is_free(name: str, key: str) -> bool:
         alone = wanted[key] == 1 or (unchanged[key] == 1 and key == _stem(name))
         return alone and key not in folders and len(key) <= MAX_SOURCE_KEY_BYTES
 
-    keys = {name: key for name, key in plain.items() if is_free(name, key)}
-    taken = set(keys.values())
-    for name in sorted(plain.keys() - keys.keys()):
+    others = sorted(name for name, key in keys.items() if not is_free(name, key))
+    plain = {name: keys.pop(name) for name in others}
+    taken = set(keys.values()) if others else set()
+    for name in others:
         digits = _HASH_DIGITS
         key = _hashed(plain[name], name, digits)
         while key in taken or key in folders:
@@ -512,6 +512,8 @@ def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:
 
     Only these keep the query in their id; elsewhere it may be a signature.
     """
+    if not any("?" in row.name for row in rows):
+        return set()
     urls = {row.name for row in rows if is_remote(row.name)}
     counts = Counter(public_path(url) for url in urls)
     return {url for url in urls if counts[public_path(url)] > 1}
@@ -533,17 +535,16 @@ def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float |
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
-    name, parent = file.id, None
-    if start is not None or end is not None:
-        parent = file.id
-        name = f"{name}#{seconds_text(start)}-{seconds_text(end)}"
-    found = _of(file, row.label, row.columns)
-    return replace(found, id=name, start=start, end=end, parent=parent)
+    whole = _of(file, row.label, row.columns)
+    if start is None and end is None:
+        return whole
+    name = f"{file.id}#{seconds_text(start)}-{seconds_text(end)}"
+    return replace(whole, id=name, start=start, end=end, parent=file.id)
 
 
 def _of(file: SourceFile, label: str | None, columns: Mapping[str, Any]) -> Source:
-    whole = Source(file.id, file.path, file.size, label, columns, problem=file.problem)
-    return replace(whole, tag=file.tag, inside=file.inside)
+    same: dict[str, Any] = {"problem": file.problem, "tag": file.tag, "inside": file.inside}
+    return Source(file.id, file.path, file.size, label, columns, **same)
 
 
 def seconds_text(time: float | None) -> str:

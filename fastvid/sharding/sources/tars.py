@@ -350,10 +350,13 @@ def gather_sources(
     kind = next((kind for kind, some in kinds.items() if some), None)
     if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
-    rows = read_annotations(specs, class_names, columns=columns) if specs else None
     if kind is None:
-        return _storable(find_sources(paths, rows, follow_links=follow_links, rate=rate))
-    _check_alone(kind, kinds[kind], paths, annotated=rows is not None)
+        # No name here keeps the rows when their sources are made.
+        looking: dict[str, Any] = {"follow_links": follow_links, "rate": rate}
+        return _storable(
+            find_sources(paths, read_annotations(specs, class_names, columns=columns) if specs else None, **looking)
+        )
+    _check_alone(kind, kinds[kind], paths, annotated=bool(specs))
     if kind == "datasets":
         return _storable(dataset_sources(paths))
     if kind == "tars":
@@ -378,7 +381,7 @@ def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annota
 def _storable(found: SourceList) -> SourceList:
     """Return the sources if their annotations make a table, which is written after all of them are encoded."""
     try:
-        annotation_table([dict(source.columns) for source in found.sources])
+        annotation_table([source.columns for source in found.sources])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise UsageError(
             f"annotations cannot be stored: {error}", hint="check the columns of the annotations"
