@@ -74,12 +74,9 @@ class IndexFiles(SourceWork):
         root = decode_name(found.listed["root"]) if found.listed else ""
         if tried and not found.listed:
             root = common_root([source.path for source in tried])
-
-        def file(s: Source) -> tuple[object, ...]:
-            return encode_name(s.id), s.size, s.start, s.end, s.key, s.etag
-
+        files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in tried)
         self.identity = {
-            **list_identity(found, file, seed=seed, samples_per_shard=samples_per_shard),
+            **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
             "profile": {"name": IN_PLACE},
             "proof": settings.proof,
             "root": encode_name(root),

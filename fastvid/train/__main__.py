@@ -29,7 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return rehearse(configs, int(os.environ.get("WORLD_SIZE", "1")), as_json=args.json)
         return start(configs, as_json=args.json)
     except FastvidError as error:
-        print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
+        if not error.is_told:
+            print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, UsageError) else 1
 
 

@@ -242,17 +242,14 @@ def add_sources(
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
     scratch = open_storage(f"{storage.url}/{_FOLDER}")
-    bad = None if max_bad_frames is None else str(max_bad_frames)
+    bounds = {"max_seconds": max_seconds, "max_bad_frames": None if max_bad_frames is None else str(max_bad_frames)}
+    settings_of = partial(_settings, limits or Limits(), bounds, changes=chosen.allow_encoder_change)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard}
     given = given_sources(sources, annotations, **looking, prefix=prefix, retry_rejected=retry_rejected)
     known = number = 0
     changed: list[str] = []
     gone: list[str] = []
-
-    def settings_of(generation: Generation) -> Settings:
-        settings = _settings(generation, limits or Limits(), max_seconds, changes=chosen.allow_encoder_change)
-        return replace(settings, max_bad_frames=bad)
 
     def look(generation: Generation, settings: Settings) -> SourceList:
         nonlocal known
@@ -377,10 +374,10 @@ def _changed(
     return names, touched
 
 
-def _settings(generation: Generation, limits: Limits, max_seconds: float, *, changes: bool) -> Settings:
+def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation, *, changes: bool) -> Settings:
     """Return the settings of the newest shard, with an ffmpeg that may encode its profile.
 
-    `changes`: whether that may be another build than before.
+    `bounds`: other fields of the settings. `changes`: whether ffmpeg may be another build than before.
     """
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
@@ -394,7 +391,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
         # The profile is irrelevant, because nothing is encoded.
         proof = Proof(shard.profile.get("proof", Proof.SAMPLE))
         hdr = shard.profile.get("hdr")
-        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, max_seconds, proof=proof)
+        return Settings(get_profile("compact").changed(hdr=hdr), build, limits, **bounds, proof=proof)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:
@@ -416,7 +413,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
             " its build",
         )
     streams = same_streams(generation.extras, allow_encoder_change=changes)
-    return Settings(profile, build, limits, max_seconds, streams)
+    return Settings(profile, build, limits, streams=streams, **bounds)
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:

@@ -38,11 +38,11 @@ _LISTED: Final = ("sources", "annotations", "root")  # what an identity says of 
 _FIELDS: Final = {one.name: one.default for one in fields(Source)}
 
 
-def given_sources(
-    roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
-    annotations: Sequence[str] | str | None,
-    **looking: Any,
-) -> dict[str, Any]:
+Roots = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
+"""Paths and URLs of sources."""
+
+
+def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looking: Any) -> dict[str, Any]:
     """Return what names the sources of a job, as JSON: two processes that were given the same list the same files."""
     paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
     places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
@@ -52,12 +52,7 @@ def given_sources(
 
 
 def starting(
-    storage: Storage,
-    sources: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
-    annotations: Sequence[str] | str | None,
-    looking: Mapping[str, Any],
-    part: JobPart | None,
-    make: Callable[[SourceList], ShardWork],
+    storage: Storage, sources: Roots, annotations: Any, looking: Mapping[str, Any], part: JobPart | None, make: Any
 ) -> Callable[[], Any]:
     """Return a call of `start_work` for a folder that is locked by then.
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any, Final
@@ -27,12 +27,11 @@ from fastvid.sharding.sources.sources import Source, SourceList
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Return everything that determines the output of a job that encodes, under names that error messages quote."""
 
-    def file(s: Source) -> tuple[object, ...]:
-        return encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))
-
+    tried = (source for source in found.sources if source.problem is None)
+    files = ((encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in tried)
     optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
     return {
-        **list_identity(found, file, seed=seed, samples_per_shard=samples_per_shard),
+        **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
         "profile": settings.profile.to_json(),
         "encoder": settings.build.identity(),
         "max_seconds": settings.max_seconds,
@@ -41,32 +40,30 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
 
 
 def list_identity(
-    found: SourceList, file: Callable[[Source], tuple[object, ...]], *, seed: int, samples_per_shard: int
+    found: SourceList, files: Iterable[tuple[object, ...]], *, seed: int, samples_per_shard: int
 ) -> dict[str, Any]:
-    """Return the part of an identity that says what the sources are, and which shard has which.
-
-    `file`: what it says of the file of a source.
-    """
+    """Return the part of an identity that says what the sources are, and which shard has which."""
     order = {"seed": seed, "samples_per_shard": samples_per_shard}
     own = {"format": ".".join(map(str, FORMAT_VERSION)), "order": order}
     if found.listed:
         return {**found.listed, **own}
-    tried = [source for source in found.sources if source.problem is None]
+    sizes = [source.size for source in found.sources if source.problem is None]
     notes = ((encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources)
     told = sha256_of_pieces(chain([b"["], _pieces(notes), [f", {_json(found.classes)}]".encode()]))
-    size, files = sum(source.size for source in tried), sha256_of_pieces(_pieces(map(file, tried)))
     return {
         **own,
-        "sources": {"number": len(tried), "bytes": size, "sha256": files},
+        "sources": {"number": len(sizes), "bytes": sum(sizes), "sha256": sha256_of_pieces(_pieces(files))},
         "annotations": {"number": len(found.sources), "sha256": told},
     }
 
 
 def _pieces(items: Iterable[Any]) -> Iterator[bytes]:
     """Yield the JSON of a list that may be too long to be one text."""
-    for number, item in enumerate(items):
-        yield f"{', ' if number else '['}{_json(item)}".encode()
-    yield b"]"
+    mark = "["
+    for item in items:
+        yield f"{mark}{_json(item)}".encode()
+        mark = ", "
+    yield b"[]" if mark == "[" else b"]"
 
 
 def _json(value: Any) -> str:

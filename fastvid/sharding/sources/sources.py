@@ -387,8 +387,9 @@ def find_sources(
         sources = _by_folder(found)
         classes = tuple(sorted({source.label for source in sources if source.label is not None}))
     else:
-        sources = _by_rows(found, annotations.rows, ignored)
-        classes = annotations.classes
+        rows, classes = list(annotations.rows), annotations.classes
+        del annotations
+        sources = _by_rows(found, rows, ignored)
     if not sources:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())) or "nothing"
         hint = f"name a folder of videos; this has {kinds}"
@@ -455,7 +456,8 @@ def _split_name(folder: str) -> str | None:
     return split_of(folder) if re.fullmatch(r"[a-z]+", folder.lower()) else None
 
 
-def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored: Counter[str]) -> list[Source]:
+def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Counter[str]) -> list[Source]:
+    """Return the sources of rows, each of which is freed: a list of millions is in memory once."""
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
     queries = _distinguished_by_query(rows)
@@ -486,7 +488,9 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
 
     sources: dict[str, Source] = {}
     used = set()
-    for row in rows:
+    rows.reverse()
+    while rows:
+        row = rows.pop()
         match, start, end = look_up(row.name, row.label), row.start, row.end
         if match is not None and row.whole_name is not None:
             start = end = None  # the file is already trimmed
@@ -500,7 +504,7 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
                 f" {source.label!r} {dict(source.columns)!r}"
             )
         sources[source.id] = source
-        if match is not None:
+        if match is not None and found:
             used.add(match.path)
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({_told("video without annotation", unused): len(unused)})  # drops zero counts

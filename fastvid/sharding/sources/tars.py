@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -351,11 +352,9 @@ def gather_sources(
     if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
     if kind is None:
-        # No name here keeps the rows when their sources are made.
-        looking: dict[str, Any] = {"follow_links": follow_links, "rate": rate}
-        return _storable(
-            find_sources(paths, read_annotations(specs, class_names, columns=columns) if specs else None, **looking)
-        )
+        # No name here keeps the rows, which `find_sources` frees.
+        read = partial(read_annotations, specs, class_names, columns=columns)
+        return _storable(find_sources(paths, read() if specs else None, follow_links=follow_links, rate=rate))
     _check_alone(kind, kinds[kind], paths, annotated=bool(specs))
     if kind == "datasets":
         return _storable(dataset_sources(paths))
