@@ -47,6 +47,8 @@ class FastvidError(Exception):
         **where: Where it happened, such as ``shard=``, ``key=``, ``file=``, ``frame=``. None values are dropped.
     """
 
+    is_told = False  # whether another rank of a training run prints the same
+
     def __init__(self, message: str, *, hint: str | None = None, **where: object) -> None:
         super().__init__(message)
         self.message = message

@@ -303,6 +303,24 @@ def test_unknown_command_names_the_known_ones():
     assert not out.stdout
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["shrad", "videos"], "did you mean shard?"),
+        (["shard", "videos", "--ouput", "o"], "did you mean --out?"),
+        (["merge", "a"], "required: --out"),
+        (["export", "a", "--out", "o", "--to", "webdatset"], "choose from 'wds'"),
+        (["remove", "a", "key"], "unrecognized arguments: key"),
+        (["inspect", "nowhere"], "there is no such folder"),
+    ],
+)
+def test_a_mistyped_line_is_answered_in_two_lines(words, said, capsys):
+    assert main(words) in (1, 2)
+    printed = capsys.readouterr()
+    assert said in printed.err
+    assert (printed.err.count("\n"), printed.out) == (2, "")
+
+
 @pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"bench"}))
 def test_every_command_prints_its_help(command, capsys):
     with pytest.raises(SystemExit) as end:

@@ -299,7 +299,7 @@ def check_hub(one: Installed) -> None:
 def check_torch(one: Installed) -> None:
     (one.work / "mine.py").write_text(RECIPE)
     one.run("fastvid", "train", "mine.py")
-    predicted = one.run("fastvid", "predict", "mine.py", "videos/walking/walking0.mp4")
+    predicted = one.run("fastvid", "predict", "mine.py", "videos/walking/walking0.mp4", "--json")
     assert json.loads(predicted.stdout)["top"][0]["class"] in ("juggling", "walking")
     # Results of decoding are drawn by the module that measures it, which needs torch.
     shutil.copytree(ROOT / "bench" / "results", one.work / "results")

@@ -126,7 +126,7 @@ def train(made: Mapping[str, Path], name: str, seed: int, epochs: int) -> dict[s
     """Train once; return top-1 in percent and loss on the held-out videos, in its own encoding and as originals."""
     with tempfile.TemporaryDirectory(prefix="fastvid-quality-") as out:
         shared = [RECIPE, f"run.out={out}", f"run.seed={seed}", f"run.epochs={epochs}", "data.num_threads=1"]
-        shared.append(f"optim.warmup_epochs={min(_WARMUP_EPOCHS, epochs - 1)}")
+        shared += [f"optim.warmup_epochs={min(_WARMUP_EPOCHS, epochs - 1)}", "--json"]
         summary = _command("fastvid.train", *shared, f"data.path={made[name]}", f"run.eval_every_epochs={epochs}")
         scores = {"own": summary["eval"]}
         scores["originals"] = scores["own"]

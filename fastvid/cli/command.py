@@ -21,9 +21,10 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 from fastvid.errors import UsageError
+from fastvid.runtime.names import meant
 
 _SECTION: Final = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 _ENTRY: Final = re.compile(r"^ {4}(\w+)(?: \(([^)]*)\))?: (.*(?:\n {5,}.*)*)", re.MULTILINE)
@@ -78,12 +79,19 @@ def _marked(name: str, value: Any) -> Callable[[F], F]:
     return mark
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong in a line; argparse would print all options first."""
+        words = message.removeprefix("unrecognized arguments: ").split()
+        options = (one for action in self._actions for one in action.option_strings)
+        near = meant(words[0], options) if words[0].startswith("-") else None
+        raise UsageError(message, hint=" ".join(filter(None, (near, f"`{self.prog} --help` lists the options"))))
+
+
 def parser_of(name: str, function: Callable[..., int]) -> argparse.ArgumentParser:
     """Return the parser of a command."""
     about = _SECTION.split(inspect.getdoc(function) or "")[0].strip()
-    parser = argparse.ArgumentParser(
-        prog=f"fastvid {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = _Parser(prog=f"fastvid {name}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     names, required = vars(function).get("exclusive", ((), False))
     group = parser.add_mutually_exclusive_group(required=required) if names else parser
     for option in _options(function):

@@ -252,7 +252,10 @@ def add(
         columns (NAME=COLUMN,...): As for `fastvid shard`.
         prefix (NAME): Prepend NAME/ to the names of all these sources.
         retry_rejected: Retry sources that were rejected before.
-        sync: Of the videos that the annotations name, remove clips that they no longer name.
+        sync: Remove the samples of videos below the sources that are gone, or that the annotations no longer name, and
+            of such clips.
+        remove_most: With --sync, also if most videos of the dataset would go.
+        dry_run: Change nothing: print what is new, changed and gone.
         allow_rejected: Exit with 0, not 3, if the only problem is rejected sources.
         allow_encoder_change: Encode with another ffmpeg than the dataset's.
     """
@@ -260,10 +263,13 @@ def add(
         raise UsageError("no source is given", hint="name a folder of videos, or a video")
     given = options | asdict(machines) | asdict(packing) | asdict(looking)
     given |= {"annotations": annotations, "columns": columns, "allow_encoder_change": allow_encoder_change}
-    done = add_sources(dataset, sources, **given)
+    done, is_dry = add_sources(dataset, sources, **given), options["dry_run"]
+    if is_dry:
+        print(f"{done.new:8} to encode")
     if done.known or done.report.part is None:
         print(f"{done.known:8} already known")
-    for names, what in ((done.changed, "changed since"), (done.gone, "removed, because they left the list")):
+    removed = f"{'to be ' * is_dry}removed, because they left the list"
+    for names, what in ((done.changed, "changed since"), (done.gone, removed)):
         if names:
             print(visible(f"{len(names):8} {what}: {_first(names)}"))
     if done.report.ledger.num_rows or done.report.part is not None:

@@ -16,7 +16,7 @@ from typing import Final
 from fastvid.cli.command import call, parser_of
 from fastvid.errors import FastvidError, UsageError, naming_extras
 from fastvid.format.reason import because
-from fastvid.runtime.names import parse
+from fastvid.runtime.names import meant, parse
 from fastvid.runtime.progress import log_to_stderr
 
 COMMANDS: Final = {
@@ -77,8 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(__version__)
         return 0
     if arguments[0] not in COMMANDS:
-        instead = _REMOVED.get(arguments[0], f"use one of {', '.join(COMMANDS)}")
-        print(f"fastvid: unknown command {arguments[0]!r}; {instead}", file=sys.stderr)
+        hint = _REMOVED.get(arguments[0]) or meant(arguments[0], COMMANDS) or f"use one of {', '.join(COMMANDS)}"
+        print(f"fastvid: unknown command {arguments[0]!r}\n  hint: {hint}", file=sys.stderr)
         return EXIT_USAGE
     log_to_stderr()
     name, words = arguments[0], arguments[1:]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import fastvid
 from fastvid.cli.command import write_file
-from fastvid.errors import UsageError
+from fastvid.errors import UsageError, visible
 from fastvid.runtime.processes import SAFE_PATH
-from fastvid.runtime.values import json_text
+from fastvid.runtime.values import json_text, listing
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class ViewOptions:
     size: int | None = None
 
 
-def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False, world: int = 1) -> int:
+def train(
+    recipe: str, *changes: str, show: bool = False, dry_run: bool = False, world: int = 1, json: bool = False
+) -> int:
     """Train a recipe in this process, or on every rank under torchrun:
 
       torchrun --nproc-per-node 8 -m fastvid.train RECIPE [key=value ...]
@@ -45,8 +47,9 @@ def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False,
         recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
         changes (key=value): Such as optim.base_lr=0.02 or run.epochs=10.
         show: Print the configuration as JSON and do not train.
-        dry_run: Check files, labels, weights, steps and memory; print them as JSON and do not train.
+        dry_run: Check files, labels, weights, steps and memory; print them and do not train.
         world (N): World size that a dry run assumes.
+        json: Print the result as one JSON object.
     """
     from fastvid.train.config import config
     from fastvid.train.run import launch
@@ -56,37 +59,30 @@ def train(recipe: str, *changes: str, show: bool = False, dry_run: bool = False,
         for one in chosen:
             print(json_text(config.to_json(one), indent=1))
         return 0
-    if dry_run:
-        from fastvid.train.run import dry_run as checks
-
-        for found in checks.check(chosen, max(1, world)):
-            print(json_text(found, indent=1))
-        return 0
-    return launch.start(chosen)
+    return launch.rehearse(chosen, world, as_json=json) if dry_run else launch.start(chosen, as_json=json)
 
 
-def evaluate(recipe: str, *changes: str, views: ViewOptions, json: str | None = None, report: str | None = None) -> int:
-    """Score a checkpoint of a run on the evaluation split, each video once; print one JSON object.
+def evaluate(recipe: str, *changes: str, views: ViewOptions, json: bool = False, report: str | None = None) -> int:
+    """Score a checkpoint of a run on the evaluation split, each video once.
 
     fastvid eval kinetics400_tsm_r50 run.out=runs/mine --protocol 10x3 --size 256 --report eval.html
 
     Args:
         recipe (RECIPE): Name of a recipe that comes with fastvid, or a file's path.
         changes (key=value): Such as optim.base_lr=0.02 or run.epochs=10.
-        json (FILE): Write numbers per class or column, and the confusion matrix.
+        json: Print one JSON object, with numbers per class or column and the confusion matrix.
         report (FILE): Write them as one HTML page.
     """
     from fastvid.train.config import config
-    from fastvid.train.run import scoring
+    from fastvid.train.run import launch, scoring
 
     found = scoring.score(config.load(recipe, changes), **asdict(views))
-    if os.environ.get("RANK", "0") == "0":
-        print(json_text(found.as_row()))
-        if json is not None:
-            record = {**found.as_row(), "classes": list(found.rows)}
-            if found.confusion is not None:
-                record["confusion"] = found.confusion.tolist()
-            write_file(json, json_text(record) + "\n", "numbers")
+    if launch.is_first():
+        confusion = {} if found.confusion is None else {"confusion": found.confusion.tolist()}
+        details = {**found.as_row(), "classes": list(found.rows), **confusion}
+        print(json_text(details) if json else listing(found.as_row()))
+        if not json and report is None:
+            print("next: the same with `--report FILE`, a page of the numbers per class")
         if report is not None:
             from fastvid.report import results
 
@@ -94,10 +90,10 @@ def evaluate(recipe: str, *changes: str, views: ViewOptions, json: str | None = 
     return 0 if found.score.scored == found.score.total else 1
 
 
-def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, views: ViewOptions) -> int:
+def predict(
+    recipe: str, *words: str, top: int = 5, picture: str | None = None, json: bool = False, views: ViewOptions
+) -> int:
     """Classify videos that are not in a dataset with a trained model.
-
-    Prints the top classes, one JSON line per video.
 
       fastvid predict kinetics400_tsm_r50 my.mp4 other.mp4 run.out=runs/mine --picture strip.png
 
@@ -108,6 +104,7 @@ def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, 
         words (VIDEO | key=value): Files, and settings of the recipe.
         top (N): Classes to print.
         picture (FILE): Write the model's input frames: .png, or .html with the classes.
+        json: Print one JSON object per video and line.
     """
     from fastvid.train.config import config
     from fastvid.train.run import scoring
@@ -119,7 +116,8 @@ def predict(recipe: str, *words: str, top: int = 5, picture: str | None = None, 
     videos = [word for word in words if word not in changes]
     found = scoring.predict(config.load(recipe, changes), videos, top=max(1, top), **asdict(views))
     for prediction in found:
-        print(json_text(prediction.as_row()))
+        told = f"{visible(prediction.video)}\n{listing(dict(prediction.top))}"
+        print(json_text(prediction.as_row()) if json else told)
     if picture is not None:
         from fastvid.report import results
 

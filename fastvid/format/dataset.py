@@ -179,7 +179,9 @@ class Dataset:
             near = ", ".join(map(repr, near_names(self.keys, key)))
             hint = f"did you mean {near}? " if near else ""
             raise SampleNotFoundError(
-                f"no sample has the key {key!r}", file=self.storage.url, hint=f"{hint}list the keys with `dataset.keys`"
+                f"no sample has the key {key!r}",
+                file=self.storage.url,
+                hint=f"{hint}list the keys with `dataset.keys`, or `fastvid find DIR --where true`",
             )
         return number
 

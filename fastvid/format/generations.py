@@ -103,6 +103,8 @@ def _what_else(url: str) -> str:
             f"it has {things(videos, 'video')}: `fastvid index {shlex.quote(url)} --out DIR` makes a dataset of them"
             " where they are, `fastvid shard` encodes them for faster reading"
         )
+    if "://" not in url and not os.path.exists(url):
+        return "there is no such folder: check its name, or create one with `fastvid shard`"
     return "create one with `fastvid shard`; to resume an interrupted job, run its command again"
 
 

@@ -280,7 +280,7 @@ LEDGER_SCHEMA: Final = pa.schema(
         pa.field("seconds", pa.float64()),  # time spent on the source
         pa.field("warnings", pa.list_(pa.string())),
         pa.field("source_sha256", pa.string()),  # of the file's bytes, hex; null if the file was not hashed
-        pa.field("source_tag", pa.string()),  # ETag of the file when it was listed; null on disks
+        pa.field("source_tag", pa.string()),  # ETag of the file when it was listed; on disks modified-NS
     ]
 )
 

@@ -183,7 +183,7 @@ def matching_rows(table: pa.Table, condition: str) -> IntArray:
             finally:
                 alarm.cancel()
     except (duckdb.Error, MemoryError, pa.ArrowException) as error:
-        raise _translated(error, condition, table) from error
+        raise _translated(error, condition, table) from None  # it has the engine's message
     return np.sort(np.asarray(chosen, dtype=np.int64))
 
 

@@ -22,7 +22,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from fastvid.decode.backends import Backend
 from fastvid.decode.request import EncodedClip
-from fastvid.errors import UsageError
+from fastvid.errors import FastvidError, UsageError
 from fastvid.format.dataset import Dataset
 from fastvid.format.schema import FLOW
 from fastvid.load.batch.batch import Batch
@@ -89,8 +89,8 @@ class ClipDataset(MapStyle[ClipRow]):
         self,
         dataset: Dataset | Mixture | Subset[Any],
         *,
-        frames: Frames,
-        spatial: Crops,
+        frames: Frames | None = None,
+        spatial: Crops | None = None,
         seed: int = 0,
         streams: Sequence[str] | str | None = None,
         extras: Extras = Extras(),
@@ -147,7 +147,11 @@ class ClipDataset(MapStyle[ClipRow]):
         visits = [one if isinstance(one, SampleVisit) else self._visit(one) for one in indices]
         rows: list[ClipRow] = []
         for (seed, epoch), group in itertools.groupby(visits, lambda visit: (visit.seed, visit.epoch)):
-            rows += self._read(seed, epoch, list(group))
+            try:
+                rows += self._read(seed, epoch, list(group))
+            except FastvidError as error:
+                # torch adds the text of its traceback to the message, and the frames of a thread say nothing about it.
+                raise error.with_traceback(None) from None
         return rows
 
     def _visit(self, index: int) -> SampleVisit:

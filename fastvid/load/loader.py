@@ -62,7 +62,8 @@ def count_skips(on_error: OnError, canvas: Canvas, step: Counters, total: Counte
         # Wrong arguments, a store that fails or refuses, and bugs in fastvid are not the clip's fault: never skipped.
         own = isinstance(error, FastvidError) and not isinstance(error, UsageError | UnavailableError)
         if not isinstance(on_error, Skip) or not own:
-            raise error
+            # The frames of a decode thread say nothing about a clip, and all about a bug.
+            raise error.with_traceback(None) if isinstance(error, FastvidError) else error
         step.skips[type(error).__name__] += 1
         _log.warning("clip skipped: %s", error)
     step.clips -= len(first)
@@ -140,8 +141,8 @@ class ClipLoader(IterableDataset[Batch]):
         self,
         dataset: Dataset | Mixture | Subset[Any],
         *,
-        frames: Frames,
-        spatial: Crops,
+        frames: Frames | None = None,
+        spatial: Crops | None = None,
         global_batch_size: int | Buckets | Packed | None = None,
         streams: Sequence[str] | str | None = None,
         views: Views | None = None,

@@ -42,6 +42,8 @@ def is_video(name: str) -> bool:
 
 def encode_name(name: str) -> str:
     """Return a file name as valid Unicode: unchanged if UTF-8, else ``bytes:`` and percent-encoding."""
+    if name.isascii() and not name.startswith(_RAW_NAME):
+        return name
     raw = os.fsencode(name)
     try:
         text = raw.decode("utf-8")
@@ -72,7 +74,7 @@ def import_name(setting: str, name: str) -> Any:
             raise UsageError(
                 f"{setting} is {name!r}, but module {module_name!r} has no {path!r}",
                 file=getattr(found, "__file__", None),
-                hint=_meant(part, public) or f"define {path} in {module_name}, or correct the name",
+                hint=meant(part, public) or f"define {path} in {module_name}, or correct the name",
             )
         found = getattr(found, part)
     return found
@@ -90,7 +92,7 @@ def check_keywords(setting: str, name: str, make: Any, given: Iterable[str], *, 
     for option in sorted(given - set(known)):
         if not anything or option in always:
             hint = f"use one of {', '.join(known)}" if known else "remove it: it has no options"
-            raise UsageError(f"{setting}.{option}: {name!r} has no such option", hint=_meant(option, known) or hint)
+            raise UsageError(f"{setting}.{option}: {name!r} has no such option", hint=meant(option, known) or hint)
     missing = [p.name for p in named if p.default is p.empty and p.name not in {*given, *always}]
     if missing:
         raise UsageError(
@@ -126,14 +128,15 @@ def _module(setting: str, name: str, module_name: str) -> ModuleType:
         # Translate only a missing named module: a missing import inside it has its own clear error.
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise
-        near = _meant(module_name, [module.name for module in pkgutil.iter_modules()])
+        near = meant(module_name, [module.name for module in pkgutil.iter_modules()])
         raise UsageError(
             f"{setting} is {name!r}, but there is no module {module_name!r}",
             hint=" ".join([*([near] if near else []), "add the folder of the module to PYTHONPATH, or install it"]),
         ) from error
 
 
-def _meant(name: str, known: Iterable[str]) -> str | None:
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return a question for the known name that is most like an unknown one."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {near[0]}?" if near else None
 

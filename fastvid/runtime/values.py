@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from fastvid.errors import UsageError
+from fastvid.errors import UsageError, visible
 
 
 def check_choice(name: str, value: object, known: Collection[object]) -> None:
@@ -96,6 +96,25 @@ def _finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_finite(item) for item in value]
     return value
+
+
+def listing(found: Mapping[str, Any]) -> str:
+    """Format what JSON would show as two columns for people, names inside others too; lists are left out."""
+    rows = list(_named(found))
+    width = max((text_width(name) for name, _ in rows), default=0)
+    return "\n".join(f"  {padded(name, width)}  {text}" for name, text in rows)
+
+
+def _named(found: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for name, value in found.items():
+        if isinstance(value, Mapping):
+            yield from _named(value, f"{prefix}{name}.")
+        elif isinstance(value, float):
+            yield prefix + name, duration(value) if name == "seconds" else f"{value:.4g}"
+        elif isinstance(value, int) and not isinstance(value, bool):
+            yield prefix + name, size(value) if "bytes" in prefix + name else count(value)
+        elif not isinstance(value, list | tuple):
+            yield prefix + name, visible("-" if value is None else str(value))
 
 
 def count(number: int) -> str:

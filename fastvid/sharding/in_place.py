@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -30,13 +29,13 @@ from fastvid.runtime.names import decode_name, encode_name
 from fastvid.runtime.processes import available_cores
 from fastvid.runtime.values import things
 from fastvid.sharding.encode.profiles import Settings
-from fastvid.sharding.job.frozen import given_sources, start_work
+from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.job import JobReport, check_amounts, index_settings, run, with_column
 from fastvid.sharding.job.ledger import PackedSample, Part, Row
 from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, list_identity, plan_shards
 from fastvid.sharding.job.run import How, Job, ShardWork, SourceWork, View
 from fastvid.sharding.sources.sources import Source, SourceList
-from fastvid.sharding.sources.tars import gather_sources, listed_source
+from fastvid.sharding.sources.tars import listed_source
 from fastvid.sharding.work.index import indexed_meta, unpack_found
 from fastvid.sharding.work.tasks import Outcome
 from fastvid.storage import LocalStorage, Storage, open_storage
@@ -76,7 +75,7 @@ class IndexFiles(SourceWork):
         root = decode_name(found.listed["root"]) if found.listed else ""
         if tried and not found.listed:
             root = common_root([source.path for source in tried])
-        files = [(encode_name(s.id), s.size, s.start, s.end, s.key, s.tag) for s in tried]
+        files = ((encode_name(s.id), s.size, s.start, s.end, s.key, s.etag) for s in tried)
         self.identity = {
             **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
             "profile": {"name": IN_PLACE},
@@ -304,9 +303,7 @@ def index_videos(
             raise UsageError("videos inside other files are not indexed in place", file=inside.path, hint=hint)
         return IndexFiles(storage, found, settings, seed=seed, samples_per_shard=samples_per_shard)
 
-    given = given_sources(sources, annotations, **looking)
-    gather = partial(gather_sources, sources, annotations, **looking)
-    return run(storage, chosen, lambda: start_work(storage, given, chosen.mine, gather, make))
+    return run(storage, chosen, starting(storage, sources, annotations, looking, chosen.mine, make))
 
 
 def _waiting_workers(sources: Sequence[Source]) -> int | None:

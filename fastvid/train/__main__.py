@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -12,8 +11,7 @@ from fastvid.errors import FastvidError, UsageError
 from fastvid.runtime.names import parse
 from fastvid.runtime.progress import log_to_stderr
 from fastvid.train.config import config as recipes
-from fastvid.train.config.config import Config
-from fastvid.train.run.launch import start
+from fastvid.train.run.launch import rehearse, start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,27 +20,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("recipe", metavar="RECIPE", help=f"{', '.join(recipes.names())}; or a Python file")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="for example optim.base_lr=0.02")
     parser.add_argument("--dry-run", action="store_true", help="check files, steps and memory without training")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     args = parse(parser, sys.argv[1:] if argv is None else argv)
     log_to_stderr()
     try:
         configs = recipes.load_all(args.recipe, args.changes)
         if args.dry_run:
-            return _dry_run(configs)
-        return start(configs)
+            return rehearse(configs, int(os.environ.get("WORLD_SIZE", "1")), as_json=args.json)
+        return start(configs, as_json=args.json)
     except FastvidError as error:
-        print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
+        if not error.is_told:
+            print(f"fastvid train: {error}", file=sys.stderr)  # noqa: T201
         return 2 if isinstance(error, UsageError) else 1
-
-
-def _dry_run(configs: Sequence[Config]) -> int:
-    """Check the run on every rank, because nodes may see different files; rank 0 prints the result."""
-    from fastvid.train.run import dry_run
-
-    results = dry_run.check(configs, int(os.environ.get("WORLD_SIZE", "1")))
-    if os.environ.get("RANK", "0") == "0":
-        for result in results:
-            print(json.dumps(result, indent=1))  # noqa: T201
-    return 0
 
 
 if __name__ == "__main__":

@@ -121,7 +121,14 @@ class Peers:
         The others are told: an error of this rank's own, or which ranks it lost.
         """
         if isinstance(error, FastvidError) or not _is_collective(error):
-            self._tell({"reason": f"{type(error).__name__}: {error}"[:_LONGEST]})
+            reason = f"{type(error).__name__}: {error}"[:_LONGEST]
+            self._tell({"reason": reason})
+            if isinstance(error, FastvidError) and self._rank:
+                # The first rank prints the same; it fails at about the same time.
+                deadline = time.monotonic() + _PATIENCE_S
+                while not (first := self._told(0)) and time.monotonic() < deadline:
+                    time.sleep(_PAUSE_S)
+                error.is_told = first.get("reason") == reason
             return error
         deadline = time.monotonic() + _PATIENCE_S
         while not (lost := self._lost()) and time.monotonic() < deadline:
@@ -153,7 +160,7 @@ class Peers:
             if "lost" in told:  # it ended because others did, which it may know better
                 found = {int(other): text for other, text in told["lost"].items() if int(other) != self._rank} | found
             elif "reason" in told:
-                found[rank] = f"{who} failed with {told['reason']}"
+                found[rank] = f"{who} failed with {told['reason'].splitlines()[0]}"
             elif ended:
                 found[rank] = f"{who} {ended}"
         return found

@@ -34,7 +34,7 @@ def test_the_model_learns_resumes_and_is_evaluated(
     assert [row["samples"] for row in rows if row["kind"] == "start"] == [0, 2 * 24]
     capsys.readouterr()
     words = [str(REPOSITORY / "examples" / "multi_label.py"), f"run.out={out}", f"data.path={url}"]
-    assert fastvid_command(["eval", *words, "--protocol", "3x1"]) == 0
+    assert fastvid_command(["eval", *words, "--protocol", "3x1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["map_percent"], found["views"]) == (100, 3)
     sys.modules.pop("multi_label", None)

@@ -146,9 +146,7 @@ def together(recipe, which):
 def evaluation(recipe, protocol):
     """Return the result of an evaluation of the run."""
     alone(recipe)
-    written = recipe.parent / "eval.json"
-    command("eval", recipe, "--protocol", protocol, "--json", written)
-    found = json.loads(written.read_text())
+    found = json.loads(command("eval", recipe, "--protocol", protocol, "--json"))
     counts = f"{found['scored']} of {found['total']} by {found['views']} views, confusion {found['confusion']}"
     return {"loss": text([found["loss"]]), "counts": counts}
 

@@ -1,5 +1,6 @@
 """ClipLoader with damaged clips: an error at the right batch, or a counted skip, never another clip."""
 
+import traceback
 from collections import Counter
 
 import pytest
@@ -21,9 +22,18 @@ def test_a_damaged_clip_raises_at_its_own_batch():
     assert starts == [0, 8, 16, 24, 32]
     assert (caught.value.where["key"], caught.value.where["shard"]) == ("key42", "data-000002")
     assert loader.position == 40
+    told = "".join(traceback.format_exception(caught.value))
+    assert "clip_worker.py" not in told, "the frames of a decode thread"
     assert not fastvid_threads()
     dataset.damage(42)  # a second flip repairs it
     assert [batch.start for batch in loader] == [40, 48, 56]
+
+
+def test_the_traceback_of_a_bug_is_whole(monkeypatch):
+    monkeypatch.setattr("fastvid.load.workers.clip_worker.fetch_clip", lambda *_: 1 // 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(make(FakeDataset(8)))
+    assert "clip_worker.py" in "".join(traceback.format_exception(caught.value))
 
 
 def test_with_several_damaged_clips_the_first_row_is_named_for_any_thread_count():

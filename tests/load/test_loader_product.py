@@ -191,6 +191,9 @@ def test_buckets_are_a_batch_size():
         ({"shufle": False}, "order.shuffle"),
         ({"batch_size": 4, "global_batch_size": None, "world_size": 2}, "use global_batch_size=8"),
         ({"frames": 8}, "Segments(8)"),
+        ({"frames": None}, "frames=Segments(8)"),
+        ({"spatial": None}, "spatial=RandomResizedCrop(224)"),
+        ({"global_batch_size": None}, "the clips of a step over all ranks"),
         ({"spatial": 224}, "CenterCrop(224)"),
     ],
 )

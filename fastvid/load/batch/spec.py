@@ -55,8 +55,8 @@ class Spec:
     def of(
         cls,
         dataset: Dataset | Mixture,
-        frames: Frames,
-        spatial: Crops,
+        frames: Frames | None,
+        spatial: Crops | None,
         order: Order,
         extras: Extras,
         output: Output,
@@ -67,6 +67,9 @@ class Spec:
         batches: Buckets | Packed | None = None,
     ) -> Spec:
         """Build from the arguments of a loader."""
+        if frames is None or spatial is None:
+            lacking, example = ("spatial", "RandomResizedCrop(224)") if frames else ("frames", "Segments(8)")
+            raise UsageError(f"{lacking} is missing", hint=f"give for example {lacking}={example}")
         rules = ClipRules.of(dataset, frames, spatial, streams, output.flow_stack, views, extras.audio)
         signals = SignalRows.of(dataset, frames, rules.streams, extras.signals, views=views is not None)
         chain = TransformChain.of(after, rules.streams, rules.depth)
@@ -146,6 +149,8 @@ class Spec:
     def batching(self, world: World, order: Order, size: int | None) -> Batching:
         """Return how epochs are divided into batches: of one size, or planned from the sizes of all clips."""
         orders, planned, rules = self.orders, self.batches, self.rules
+        if planned is None and size is None:
+            raise UsageError("global_batch_size is missing", hint="give the clips of a step over all ranks, such as 64")
         if planned is None:
             return Batches.of(orders, check_integer("global_batch_size", size, 1), order, world)
         if size is not None or order.group_size != 1:

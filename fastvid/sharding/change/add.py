@@ -9,9 +9,12 @@ a generation that contains the samples is not committed twice, and ledger rows r
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any, Final
 
@@ -58,7 +61,7 @@ def known_sources(storage: Storage, generation: Generation) -> dict[str, Row]:
     """Return what the ledger says of every source, by name. A dataset without a ledger gets one, of its annotations."""
     if not storage.exists(schema.LEDGER):
         ledger.write_ledger(storage, ledger.ledger_rows(storage, generation), {})
-    names = ["source_id", "path", "status", "bytes_in", "source_tag", "key", "reason", "seconds"]
+    names = ["source_id", "path", "status", "bytes_in", "source_sha256", "source_tag", "key", "reason", "seconds"]
     return {row["source_id"]: row for row in ledger.read_ledger(storage)[0].select(names).to_pylist()}
 
 
@@ -177,6 +180,7 @@ def _extend_ledger(storage: Storage, work: ShardWork, parts: Sequence[Part], gen
     return pa.Table.from_pylist(sorted(rows, key=lambda row: row["source_id"]), schema=schema.LEDGER_SCHEMA)
 
 
+_LOG = logging.getLogger(__name__)
 _FOLDER: Final = f"{schema.LEDGER_PARTS}/add"
 # Leave space for the suffix "/0000" of a segment.
 _KEY_BYTES: Final = schema.MAX_KEY_BYTES - 5
@@ -190,8 +194,9 @@ class Added:
     report: JobReport  # report of the job; its ledger contains only the rows of the new sources
     generation: int
     known: int
-    changed: Sequence[str] = ()  # names of known files that have another size or ETag now
-    gone: Sequence[str] = ()  # names of the clips that left the list, for `sync`
+    changed: Sequence[str] = ()  # names of known files that have another size, ETag or content now
+    gone: Sequence[str] = ()  # names of the videos and clips that left the list, for `sync`
+    new: int = 0  # number of sources to encode, with those that changed; of a dry run
 
 
 def add_sources(
@@ -209,6 +214,8 @@ def add_sources(
     prefix: str | None = None,
     retry_rejected: bool = False,
     sync: bool = False,
+    remove_most: bool = False,
+    dry_run: bool = False,
     drop_duplicates: bool = False,
     limits: Limits | None = None,
     **how: Any,
@@ -220,21 +227,24 @@ def add_sources(
 
     A source is known by its name, also if it was rejected or its samples were removed, so removed samples are not added
     again. One whose file has another size or ETag than the ledger says is encoded again, under a new key, and the
-    samples of the earlier version are removed; those in place are left to ``fastvid index``. New class names are
-    appended to the existing ones.
+    samples of the earlier version are removed; those in place are left to ``fastvid index``. A local file of the same
+    size with another time of change is hashed to see whether it is another one. New class names are appended to the
+    existing ones.
 
     `max_bad_frames`: the most frames that may be left out of a damaged video, as for
     `fastvid.sharding.job.job.run_job`. `seed`: seed of the order of samples in the new shards. `drop_duplicates`:
     whether to hide samples of sources with the same bytes as another one: one that the dataset has already, or the
-    first of the new ones by id. `sync`: of the videos that the annotations name, remove clips that they no longer
-    name. `how`: ``engine``, ``ray_address``, ``workers``, ``part``, ``allow_encoder_change`` and
-    ``reject_unreadable``, as for `fastvid.shard`.
+    first of the new ones by id. `sync`: remove the samples of videos below `sources` that are no longer there, or
+    that the annotations no longer name, and of such clips; `remove_most`: also if these are most of the dataset's.
+    `dry_run`: change nothing, and count what would be done. `how`: ``engine``, ``ray_address``, ``workers``, ``part``,
+    ``allow_encoder_change`` and ``reject_unreadable``, as for `fastvid.shard`.
     """
     chosen = How(**how, command="add")
     check_amounts(workers=chosen.workers, samples_per_shard=samples_per_shard, max_seconds=max_seconds)
     storage = open_storage(dataset)
     scratch = open_storage(f"{storage.url}/{_FOLDER}")
-    bad = None if max_bad_frames is None else str(max_bad_frames)
+    bounds = {"max_seconds": max_seconds, "max_bad_frames": None if max_bad_frames is None else str(max_bad_frames)}
+    settings_of = partial(_settings, limits or Limits(), bounds, changes=chosen.allow_encoder_change)
     looking: dict[str, Any] = {"columns": columns, "class_names": class_names, "follow_links": follow_links}
     packing: dict[str, Any] = {"seed": seed, "samples_per_shard": samples_per_shard}
     given = given_sources(sources, annotations, **looking, prefix=prefix, retry_rejected=retry_rejected)
@@ -242,29 +252,34 @@ def add_sources(
     changed: list[str] = []
     gone: list[str] = []
 
+    def look(generation: Generation, settings: Settings) -> SourceList:
+        nonlocal known
+        every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
+        if prefix is not None:
+            every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
+        before, table = known_sources(storage, generation), read_annotations(storage, generation)
+        shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
+        gone.extend(_left(before, every, shown, given["sources"]) if sync else ())
+        if sync and not remove_most:
+            _check_share(gone, shown)
+        others, touched = _changed(before, every, shown, is_encoded=settings.proof is None)
+        changed.extend(others)
+        if touched and not dry_run:
+            ledger.edit_ledger(storage, lambda rows: [row | touched.get(row["source_id"], {}) for row in rows])
+        again = () if settings.proof is not None else changed
+        found = _new_sources(storage, generation, every, before, again, retry_rejected=retry_rejected)
+        known = len(every.sources) - len(found.sources)
+        return found
+
     def prepare() -> Any:
         nonlocal number
         generation = read_generation(storage)[1]
-        settings = _settings(generation, limits or Limits(), max_seconds, changes=chosen.allow_encoder_change)
-        settings = replace(settings, max_bad_frames=bad)
+        settings = settings_of(generation)
         # While other parts run, what has no ledger row yet may be theirs.
         if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
         number = generation.number
-
-        def gather() -> SourceList:
-            nonlocal known
-            every = gather_sources(sources, annotations, **looking, rate=settings.profile.fps)
-            if prefix is not None:
-                every = replace(every, sources=assign_keys([source.below(prefix) for source in every.sources]))
-            before = known_sources(storage, generation)
-            gone.extend(_left(before, every) if sync else ())
-            changed.extend(_changed(storage, generation, before, every))
-            again = () if settings.proof is not None else changed
-            found = _new_sources(storage, generation, every, before, again, retry_rejected=retry_rejected)
-            known = len(every.sources) - len(found.sources)
-            return found
 
         def make(found: SourceList) -> ShardWork | JobReport:
             if not found.sources and not found.shards:
@@ -277,7 +292,7 @@ def add_sources(
             grown: dict[str, Any] = {"classes": classes, "labels": labels, "generation": number + 1}
             return EncodeShards(scratch, found, settings, **packing, **grown, drop_duplicates=drop_duplicates)
 
-        return start_work(scratch, given, chosen.mine, gather, make)
+        return start_work(scratch, given, chosen.mine, partial(look, generation, settings), make)
 
     def commit(work: ShardWork, parts: Sequence[Part], _command: str) -> pa.Table:
         nonlocal number
@@ -285,34 +300,59 @@ def add_sources(
         _delete_shards(scratch)
         return rows
 
+    generation = read_generation(storage)[1]  # without a dataset nothing is written
+    if dry_run:
+        found = look(generation, settings_of(generation))
+        report = JobReport(storage.url, schema.LEDGER_SCHEMA.empty_table(), found.ignored)
+        return Added(report, generation.number, known, changed, gone, len(found.sources))
     report = run(storage, chosen, prepare, commit)
     if gone and chosen.mine is None:
-        number = _remove_clips(storage, gone)
+        number = _remove_left(storage, gone)
     return Added(report, number, known, changed, gone)
 
 
-def _left(known: Mapping[str, Row], every: SourceList) -> list[str]:
-    """Return the names of known clips of the videos of a list that are not in it."""
+def _left(known: Mapping[str, Row], every: SourceList, shown: Collection[str], roots: Sequence[str]) -> list[str]:
+    """Return the names of known sources that are not in a list: clips of its videos, and videos below its roots."""
     listed = {encode_name(source.id) for source in every.sources}
+    paths = {encode_name(public_path(source.path)) for source in every.sources}
     videos = set(map(ledger.whole_name, listed))
-    clips = (name for name in known if name != ledger.whole_name(name) and ledger.whole_name(name) in videos)
-    return sorted(name for name in clips if name not in listed)
+    folders = tuple(encode_name(public_path(root)).rstrip("/") + "/" for root in roots)
+
+    def has_left(name: str, row: Row) -> bool:
+        if ledger.whole_name(name) in videos:
+            return name != ledger.whole_name(name) and name not in listed
+        return name in shown and row["path"].startswith(folders) and row["path"] not in paths
+
+    return sorted(name for name, row in known.items() if has_left(name, row))
 
 
-def _remove_clips(storage: Storage, names: Sequence[str]) -> int:
-    """Remove the samples of clips, and forget the clips; return the number of the generation."""
-    note, gone = f"remove {things(len(names), 'clip')} that left the list", set(names)
+def _check_share(gone: Collection[str], shown: Collection[str]) -> None:
+    """Refuse to remove most of the videos of a dataset: it is more often a wrong list than a wish."""
+    videos, left = (set(map(ledger.whole_name, names)) for names in (shown, set(shown).difference(gone)))
+    if 2 * len(left) < len(videos):
+        raise UsageError(
+            f"{len(videos) - len(left)} of {things(len(videos), 'video')} of the dataset left the list",
+            hint="see which with --dry-run --remove-most; if they should go, say --remove-most",
+        )
+
+
+def _remove_left(storage: Storage, names: Sequence[str]) -> int:
+    """Remove the samples of sources, and forget the sources; return the number of the generation."""
+    note, gone = f"remove {things(len(names), 'source')} that left the list", set(names)
     made = change(storage, lambda old, table: (replace(old, note=note), hide_sources(table, names)))
     ledger.edit_ledger(storage, lambda rows: [row for row in rows if row["source_id"] not in gone])
     return made.number
 
 
-def _changed(storage: Storage, generation: Generation, known: Mapping[str, Row], every: SourceList) -> list[str]:
-    """Return the names of sources whose file has another size or ETag than the ledger says, unless their samples were
-    all removed."""
-    table = read_annotations(storage, generation)
-    shown = set(table.filter(pc.invert(table["removed"]))["source_id"].to_pylist())
-    names = []
+def _changed(
+    known: Mapping[str, Row], every: SourceList, shown: Collection[str], *, is_encoded: bool
+) -> tuple[list[str], dict[str, Row]]:
+    """Return the names of sources whose file is not what the ledger says, unless their samples were all removed.
+
+    Local files of the same size and another time of change are hashed, unless the dataset has them in place: those with
+    the same bytes are returned with what the ledger should say of them.
+    """
+    names, touched, digests = list[str](), dict[str, Row](), dict[str, str]()
     for source in every.sources:
         name = encode_name(source.id)
         row = known.get(name)
@@ -320,15 +360,25 @@ def _changed(storage: Storage, generation: Generation, known: Mapping[str, Row],
             continue
         is_there = name in shown or row["status"] == "rejected"
         is_same_file = row["path"] == encode_name(public_path(source.path))
-        if is_there and is_same_file and not source.is_version(row["bytes_in"], row["source_tag"]):
-            names.append(name)
-    return names
+        if not is_there or not is_same_file or source.is_version(row["bytes_in"], row["source_tag"]):
+            continue
+        names.append(name)
+        has_hash = is_encoded and source.etag is None and row["source_sha256"] is not None
+        if has_hash and source.is_version(row["bytes_in"], None):
+            if not digests:
+                _LOG.info("hashing files that have the same size but another time of change than before")
+            if source.path not in digests:
+                folder, base = os.path.split(source.path)
+                digests[source.path] = sha256_of(open_storage(folder), base)
+            if digests[source.path] == row["source_sha256"]:
+                touched[names.pop()] = {"source_tag": source.tag}
+    return names, touched
 
 
-def _settings(generation: Generation, limits: Limits, max_seconds: float, *, changes: bool) -> Settings:
+def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation, *, changes: bool) -> Settings:
     """Return the settings of the newest shard, with an ffmpeg that may encode its profile.
 
-    `changes`: whether that may be another build than before.
+    `bounds`: other fields of the settings. `changes`: whether ffmpeg may be another build than before.
     """
     if not generation.shards:
         raise UsageError("the dataset has no shard to take the profile from", hint="make a new dataset")
@@ -339,7 +389,8 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
             hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
         )
     if shard.is_in_place:
-        return index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
+        settings = index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))
+        return replace(settings, **bounds)
     try:
         profile = Profile(**shard.profile)
     except TypeError as error:
@@ -361,7 +412,7 @@ def _settings(generation: Generation, limits: Limits, max_seconds: float, *, cha
             " its build",
         )
     streams = same_streams(generation.extras, allow_encoder_change=changes)
-    return Settings(profile, build, limits, max_seconds, streams)
+    return Settings(profile, build, limits, streams=streams, **bounds)
 
 
 def _is_merged(storage: Storage, scratch: Storage, generation: Generation) -> bool:

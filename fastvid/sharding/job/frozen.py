@@ -13,9 +13,10 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, Final
 
-from fastvid.errors import JobError
+from fastvid.errors import JobError, UsageError
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
 from fastvid.media.reasons import Reason
 from fastvid.runtime.names import encode_name
@@ -25,7 +26,8 @@ from fastvid.sharding.job.plan import JobPart, digest
 from fastvid.sharding.job.restore import columns_from_json, columns_to_json
 from fastvid.sharding.job.run import ShardWork
 from fastvid.sharding.sources.sources import Changes, Source, SourceList, compare_sources
-from fastvid.storage import Storage
+from fastvid.sharding.sources.tars import gather_sources
+from fastvid.storage import LocalStorage, Storage
 from fastvid.storage.urls import is_remote
 
 _LOG = logging.getLogger(__name__)
@@ -36,15 +38,33 @@ _LISTED: Final = ("sources", "annotations", "root")  # what an identity says of 
 _FIELDS: Final = {one.name: one.default for one in fields(Source)}
 
 
-def given_sources(
-    roots: Sequence[str | os.PathLike[str]] | str | os.PathLike[str],
-    annotations: Sequence[str] | str | None,
-    **looking: Any,
-) -> dict[str, Any]:
+Roots = Sequence[str | os.PathLike[str]] | str | os.PathLike[str]
+"""Paths and URLs of sources."""
+
+
+def given_sources(roots: Roots, annotations: Sequence[str] | str | None, **looking: Any) -> dict[str, Any]:
     """Return what names the sources of a job, as JSON: two processes that were given the same list the same files."""
     paths = [os.fspath(root) for root in ([roots] if isinstance(roots, str | os.PathLike) else roots)]
     places = [path if is_remote(path) else os.path.abspath(path) for path in paths]
+    if missing := next((path for path in places if not is_remote(path) and not os.path.exists(path)), None):
+        raise UsageError("source does not exist", file=missing)
     return {"sources": places, "annotations": [annotations] if isinstance(annotations, str) else annotations, **looking}
+
+
+def starting(
+    storage: Storage, sources: Roots, annotations: Any, looking: Mapping[str, Any], part: JobPart | None, make: Any
+) -> Callable[[], Any]:
+    """Return a call of `start_work` for a folder that is locked by then.
+
+    The sources of a new job are listed now, so that a mistake in them leaves no local folder behind. Of those of a part
+    only local ones are looked for: one of the parts lists them all.
+    """
+    given = given_sources(sources, annotations, **looking)
+    gather = partial(gather_sources, sources, annotations, **looking)
+    if part is not None or not isinstance(storage, LocalStorage) or Staging(storage).job() is not None:
+        return lambda: start_work(storage, given, part, gather, make)
+    found = gather()
+    return lambda: start_work(storage, given, part, lambda: found, make)
 
 
 def start_work(

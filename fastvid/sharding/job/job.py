@@ -12,7 +12,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from fastvid.runtime.names import encode_name
 from fastvid.runtime.values import count, size, things
 from fastvid.sharding.encode.flow import PICTURES, choose_streams
 from fastvid.sharding.encode.profiles import Profile, Settings, get_profile
-from fastvid.sharding.job.frozen import given_sources, start_work
+from fastvid.sharding.job.frozen import starting
 from fastvid.sharding.job.ledger import (
     Part,
     block,
@@ -45,7 +44,6 @@ from fastvid.sharding.job.plan import SAMPLES_PER_SHARD, JobPart, differences, d
 from fastvid.sharding.job.restore import annotation_row
 from fastvid.sharding.job.run import EncodeShards, How, Job, ShardWork
 from fastvid.sharding.sources.sources import Changes, SourceList
-from fastvid.sharding.sources.tars import gather_sources
 from fastvid.storage import Storage, open_storage
 
 # Hex digits of the job's identity that form the dataset's id.
@@ -305,9 +303,7 @@ def run_job(
     def make(found: SourceList) -> ShardWork:
         return EncodeShards(storage, found, settings, **packing, drop_duplicates=drop_duplicates)
 
-    given = given_sources(sources, annotations, **looking)
-    gather = partial(gather_sources, sources, annotations, **looking)
-    return run(storage, how, lambda: start_work(storage, given, how.mine, gather, make))
+    return run(storage, how, starting(storage, sources, annotations, looking, how.mine, make))
 
 
 def choose_settings(
@@ -400,6 +396,8 @@ def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: Source
         changes = list(differences(before, identity))
         if not changes:
             _LOG.info("the dataset in %s is complete", storage.url)
+            if told := str(_since(ledger, found)):
+                _LOG.warning("since then %s; `fastvid add` compares them and takes what changed", told)
             return ledger
         name = changes[0][0]
         of_sources = all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes)

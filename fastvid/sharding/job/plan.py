@@ -11,23 +11,24 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Final
 
 from fastvid.errors import UsageError
 from fastvid.format.schema import FORMAT_VERSION
 from fastvid.runtime.names import encode_name
-from fastvid.runtime.values import sha256
+from fastvid.runtime.values import sha256, sha256_of_pieces
 from fastvid.sharding.encode.profiles import Settings
 from fastvid.sharding.sources.sources import Source, SourceList
 
 
 def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_per_shard: int) -> dict[str, Any]:
     """Return everything that determines the output of a job that encodes, under names that error messages quote."""
-    tried = () if found.listed else [source for source in found.sources if source.problem is None]
-    files = [(encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.tag, s.inside))) for s in tried]
+
+    tried = (source for source in found.sources if source.problem is None)
+    files = ((encode_name(s.id), s.size, s.start, s.end, s.key, *filter(None, (s.etag, s.inside))) for s in tried)
     optional = {"streams": settings.streams.to_json() or None, "max_bad_frames": settings.max_bad_frames}
     return {
         **list_identity(found, files, seed=seed, samples_per_shard=samples_per_shard),
@@ -39,25 +40,39 @@ def job_identity(found: SourceList, settings: Settings, *, seed: int, samples_pe
 
 
 def list_identity(
-    found: SourceList, files: Sequence[tuple[object, ...]], *, seed: int, samples_per_shard: int
+    found: SourceList, files: Iterable[tuple[object, ...]], *, seed: int, samples_per_shard: int
 ) -> dict[str, Any]:
     """Return the part of an identity that says what the sources are, and which shard has which."""
     order = {"seed": seed, "samples_per_shard": samples_per_shard}
     own = {"format": ".".join(map(str, FORMAT_VERSION)), "order": order}
     if found.listed:
         return {**found.listed, **own}
-    size = sum(source.size for source in found.sources if source.problem is None)
-    notes = [(encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources]
+    sizes = [source.size for source in found.sources if source.problem is None]
+    notes = ((encode_name(s.id), s.label, dict(s.columns), s.problem) for s in found.sources)
+    told = sha256_of_pieces(chain([b"["], _pieces(notes), [f", {_json(found.classes)}]".encode()]))
     return {
         **own,
-        "sources": {"number": len(files), "bytes": size, "sha256": digest(files)},
-        "annotations": {"number": len(notes), "sha256": digest([notes, found.classes])},
+        "sources": {"number": len(sizes), "bytes": sum(sizes), "sha256": sha256_of_pieces(_pieces(files))},
+        "annotations": {"number": len(found.sources), "sha256": told},
     }
+
+
+def _pieces(items: Iterable[Any]) -> Iterator[bytes]:
+    """Yield the JSON of a list that may be too long to be one text."""
+    mark = "["
+    for item in items:
+        yield f"{mark}{_json(item)}".encode()
+        mark = ", "
+    yield b"[]" if mark == "[" else b"]"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def digest(value: Any) -> str:
     """Return the SHA-256 of a value's JSON, in hex."""
-    return sha256(json.dumps(value, sort_keys=True, default=str).encode())
+    return sha256(_json(value).encode())
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any, Any]]:

@@ -46,7 +46,7 @@ _PATIENCE: Final = 4.0
 # Parts of the ledger read in parallel: each costs three round trips to an object store.
 _READERS: Final = 16
 # What a task has of its source as it is.
-_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "tag", "frames", "inside")
+_OF_SOURCE: Final = ("path", "key", "size", "start", "end", "member", "sound", "frames", "inside")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class ShardWork(ABC):
         """Return the task of a source, which is number `index` in the job."""
         same = {name: getattr(source, name) for name in _OF_SOURCE}
         parent = None if source.parent is None else encode_name(source.parent)
-        return SourceTask(index, encode_name(source.id), parent=parent, **same)
+        return SourceTask(index, encode_name(source.id), parent=parent, tag=source.etag, **same)
 
     @abstractmethod
     def write(self, shard: int, outcomes: Iterator[Outcome]) -> Part:

@@ -33,9 +33,11 @@ import json
 import os
 import posixpath
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from fastvid.errors import FormatError, StorageError, UsageError
@@ -122,7 +124,7 @@ def read_table(file: AnnotationFile, form: str, columns: Columns, *, whole: bool
             enumerate(tables.read_rows(file.text(), text_columns=text_columns, whole=whole), tables.FIRST_ROW)
         )
     elif form == "parquet":
-        records = tables.read_parquet(file.read())
+        records = [one for part in tables.read_parquet(file.read()) for one in part]
     elif form == "jsonl":
         records = tables.read_lines(file.text())
     else:
@@ -204,7 +206,17 @@ def parsing(place: str, form: str) -> Iterator[None]:
 
 def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
     """Return the rows of a table; the split of rows without one is that of the file's name."""
-    records = read_table(file, form, columns)
+    if form == "parquet" and not columns.sources:  # a part at once: renamed columns are looked for in all rows
+        parts = map(columns.rows, tables.read_parquet(file.read()))
+    else:
+        parts = map(partial(read_table, file, form), [columns])
+    split = split_of(file.name)
+    rows = [row for records in parts for row in _rows(records, split)]
+    return Annotations(tuple(rows), tables.class_order(rows))
+
+
+def _rows(records: list[NumberedRecord], split: str | None) -> Iterator[AnnotationRow]:
+    """Yield the rows of records, each of which is freed."""
     if not any("path" in record for _, record in records):
         records = [(number, {"path": record.pop(tables.ENTRY, None), **record}) for number, record in records]
     if records and not any(record["path"] is not None for _, record in records if "path" in record):
@@ -212,8 +224,9 @@ def _table(file: AnnotationFile, form: str, columns: Columns) -> Annotations:
         raise UsageError(
             "table has no column path", hint=f"name one of the columns {names} in --columns, such as path=COLUMN"
         )
-    rows = [make_row(number, record, split_of(file.name)) for number, record in records]
-    return Annotations(tuple(rows), tables.class_order(rows))
+    records.reverse()
+    while records:
+        yield make_row(*records.pop(), split)
 
 
 def make_row(number: int, record: tables.Record, split: str | None) -> AnnotationRow:
@@ -240,7 +253,9 @@ def make_row(number: int, record: tables.Record, split: str | None) -> Annotatio
             f"label is {label!r}", row=number, column="label", hint="put several labels into a column labels"
         )
     start, end = (tables.seconds_of(record.get(name), name, number) for name in ("start", "end"))
-    return AnnotationRow(path, None if label in (None, "") else str(label), columns, start, end, number=number)
+    return AnnotationRow(
+        path, None if label in (None, "") else sys.intern(str(label)), columns, start, end, number=number
+    )
 
 
 def _metadata(file: AnnotationFile) -> AnnotationFile:

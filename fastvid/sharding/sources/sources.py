@@ -29,6 +29,8 @@ from fastvid.storage.urls import FileUrl, is_remote, open_root
 PICTURE_SUFFIXES: Final = frozenset({".jpeg", ".jpg", ".png"})
 """Those of pictures that may be the frames of a video."""
 
+MODIFIED: Final = "modified-"
+"""How the tag of a local file begins; the time of its last change in ns follows."""
 _DIGITS: Final = re.compile(r"([0-9]+)")
 _NAMES: Final = 3  # most names of ignored files of a kind
 _NAMELESS: Final = frozenset({"hidden file", "special file", "linked folder"})
@@ -67,7 +69,7 @@ class SourceFile:
     path: str
     size: int  # size in bytes, 0 if unknown
     problem: tuple[Reason, str] | None = None
-    tag: str | None = None
+    tag: str | None = None  # see `Source`
     inside: str = ""  # see `Source`
 
 
@@ -144,8 +146,11 @@ def _find_local(roots: Sequence[str], ignored: _Ignored, follow_links: bool, rat
         for path in entries:
             problem = (None if follow_links else check_inside(path, folder)) or _check_target(path)
             parts = tuple(os.path.relpath(path, folder).split(os.sep))
-            size = 0 if problem else _status(path).st_size
-            yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem)
+            size, tag = 0, None
+            if problem is None:
+                status = _status(path)
+                size, tag = status.st_size, f"{MODIFIED}{status.st_mtime_ns}"
+            yield SourceFile(os.path.relpath(path, common), folder, parts, path, size, problem, tag)
 
 
 def _walk(root: str, ignored: _Ignored) -> Iterator[str]:
@@ -284,7 +289,7 @@ class Source:
     sound: tuple[int, int] | None = None
     problem: tuple[Reason, str] | None = None
     key: str = ""  # name of its samples in the shards
-    tag: str | None = None
+    tag: str | None = None  # ETag of its file, or `MODIFIED` and the time of a local one, which copies do not keep
     parent: str | None = None
     # first frame and number of frames if it is a clip that is given in frames; None otherwise.
     frames: tuple[int, int] | None = None
@@ -299,8 +304,13 @@ class Source:
         """Its label, and its classes in the column ``labels``."""
         return class_names(self.label, self.columns)
 
+    @property
+    def etag(self) -> str | None:
+        """The ETag of its file, which every copy of a list has."""
+        return None if self.tag is None or self.tag.startswith(MODIFIED) else self.tag
+
     def is_version(self, size: int | None, tag: str | None) -> bool:
-        """Return whether its file may be that of a size in bytes and an ETag; unknown ones differ from nothing."""
+        """Return whether its file may be that of a size in bytes and a tag; unknown ones differ from nothing."""
         if tag and self.tag and bare_tag(tag) != bare_tag(self.tag):
             return False
         return not size or not self.size or size == self.size
@@ -377,8 +387,9 @@ def find_sources(
         sources = _by_folder(found)
         classes = tuple(sorted({source.label for source in sources if source.label is not None}))
     else:
-        sources = _by_rows(found, annotations.rows, ignored)
-        classes = annotations.classes
+        rows, classes = list(annotations.rows), annotations.classes
+        del annotations
+        sources = _by_rows(found, rows, ignored)
     if not sources:
         kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(ignored.items())) or "nothing"
         hint = f"name a folder of videos; this has {kinds}"
@@ -397,22 +408,22 @@ def assign_keys(sources: Sequence[Source]) -> tuple[Source, ...]:
     form, the one that needed no change keeps it, and the others get a hash of the id. Keys are unique, and no key is a
     folder of another, because the parts of a long video are named below its key.
     """
-    counts = Counter(source.id for source in sources)
-    duplicate = next((name for name, count in counts.items() if count > 1), None)
-    if duplicate is not None:
+    keys = {source.id: _plain_key(source) for source in sources}
+    if len(keys) < len(sources):
+        duplicate, _ = Counter(source.id for source in sources).most_common(1)[0]
         raise UsageError(f"duplicate source {encode_name(duplicate)!r}")
-    plain = {source.id: _plain_key(source) for source in sources}
-    wanted = Counter(plain.values())
-    unchanged = Counter(key for name, key in plain.items() if key == _stem(name))
+    wanted = Counter(keys.values())
+    unchanged = Counter(key for name, key in keys.items() if wanted[key] > 1 and key == _stem(name))
     folders = {key[:cut] for key in wanted for cut in range(len(key)) if key[cut] == "/"}
 
     def is_free(name: str, key: str) -> bool:
         alone = wanted[key] == 1 or (unchanged[key] == 1 and key == _stem(name))
         return alone and key not in folders and len(key) <= MAX_SOURCE_KEY_BYTES
 
-    keys = {name: key for name, key in plain.items() if is_free(name, key)}
-    taken = set(keys.values())
-    for name in sorted(plain.keys() - keys.keys()):
+    others = sorted(name for name, key in keys.items() if not is_free(name, key))
+    plain = {name: keys.pop(name) for name in others}
+    taken = set(keys.values()) if others else set()
+    for name in others:
         digits = _HASH_DIGITS
         key = _hashed(plain[name], name, digits)
         while key in taken or key in folders:
@@ -445,7 +456,8 @@ def _split_name(folder: str) -> str | None:
     return split_of(folder) if re.fullmatch(r"[a-z]+", folder.lower()) else None
 
 
-def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored: Counter[str]) -> list[Source]:
+def _by_rows(found: Sequence[SourceFile], rows: list[AnnotationRow], ignored: Counter[str]) -> list[Source]:
+    """Return the sources of rows, each of which is freed: a list of millions is in memory once."""
     by_path = {"/".join(file.parts): file for file in found} | {file.id: file for file in found}
     by_path |= {file.path: file for file in found}
     queries = _distinguished_by_query(rows)
@@ -476,7 +488,9 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
 
     sources: dict[str, Source] = {}
     used = set()
-    for row in rows:
+    rows.reverse()
+    while rows:
+        row = rows.pop()
         match, start, end = look_up(row.name, row.label), row.start, row.end
         if match is not None and row.whole_name is not None:
             start = end = None  # the file is already trimmed
@@ -490,7 +504,7 @@ def _by_rows(found: Sequence[SourceFile], rows: Sequence[AnnotationRow], ignored
                 f" {source.label!r} {dict(source.columns)!r}"
             )
         sources[source.id] = source
-        if match is not None:
+        if match is not None and found:
             used.add(match.path)
     unused = [file.id for file in found if file.path not in used]
     ignored += Counter({_told("video without annotation", unused): len(unused)})  # drops zero counts
@@ -502,6 +516,8 @@ def _distinguished_by_query(rows: Sequence[AnnotationRow]) -> set[str]:
 
     Only these keep the query in their id; elsewhere it may be a signature.
     """
+    if not any("?" in row.name for row in rows):
+        return set()
     urls = {row.name for row in rows if is_remote(row.name)}
     counts = Counter(public_path(url) for url in urls)
     return {url for url in urls if counts[public_path(url)] > 1}
@@ -523,17 +539,16 @@ def annotated_source(row: AnnotationRow, file: SourceFile | None, start: float |
     if file is None:
         problem = Reason.MISSING, "the annotations name it, but there is no such file"
         return Source(row.name, row.name, 0, row.label, row.columns, problem=problem)
-    name, parent = file.id, None
-    if start is not None or end is not None:
-        parent = file.id
-        name = f"{name}#{seconds_text(start)}-{seconds_text(end)}"
-    found = _of(file, row.label, row.columns)
-    return replace(found, id=name, start=start, end=end, parent=parent)
+    whole = _of(file, row.label, row.columns)
+    if start is None and end is None:
+        return whole
+    name = f"{file.id}#{seconds_text(start)}-{seconds_text(end)}"
+    return replace(whole, id=name, start=start, end=end, parent=file.id)
 
 
 def _of(file: SourceFile, label: str | None, columns: Mapping[str, Any]) -> Source:
-    whole = Source(file.id, file.path, file.size, label, columns, problem=file.problem)
-    return replace(whole, tag=file.tag, inside=file.inside)
+    same: dict[str, Any] = {"problem": file.problem, "tag": file.tag, "inside": file.inside}
+    return Source(file.id, file.path, file.size, label, columns, **same)
 
 
 def seconds_text(time: float | None) -> str:

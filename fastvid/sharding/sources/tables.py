@@ -265,23 +265,26 @@ def read_lines(text: str) -> list[NumberedRecord]:
     return records
 
 
+_AT_ONCE: Final = 1 << 14
 _MANY_ROWS, _ROWS_PER_BYTE = 2_000_000, 30  # rows that differ take more space
 
 
-def read_parquet(data: bytes) -> list[NumberedRecord]:
-    """Read the rows of a Parquet file."""
+def read_parquet(data: bytes) -> Iterator[list[NumberedRecord]]:
+    """Yield the rows of a Parquet file, some thousands at once."""
+    first = 1
     try:
         with pq.ParquetFile(pa.BufferReader(data)) as found:
-            rows = found.metadata.num_rows
+            rows, names = found.metadata.num_rows, found.schema_arrow.names
             if rows > _MANY_ROWS and rows > _ROWS_PER_BYTE * len(data):
                 raise UsageError(f"Parquet file of {len(data):,} bytes has {rows:,} rows, which name no videos")
+            if len(set(names)) < len(names):
+                raise UsageError("duplicate column in the Parquet file", hint="rename or delete one of the columns")
             check_unpacked(pa.BufferReader(data), found)
-            table = found.read()
+            for batch in found.iter_batches(_AT_ONCE):
+                yield list(enumerate(batch.to_pylist(), first))
+                first += batch.num_rows
     except (pa.ArrowException, OSError) as error:
         raise UsageError(f"Parquet does not parse: {error}", hint="check that the file is complete") from error
-    if len(set(table.column_names)) < len(table.column_names):
-        raise UsageError("duplicate column in the Parquet file", hint="rename or delete one of the columns")
-    return list(enumerate(table.to_pylist(), 1))
 
 
 def plain_value(value: Any) -> Any:

@@ -13,6 +13,7 @@ import re
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -351,10 +352,11 @@ def gather_sources(
     kind = next((kind for kind, some in kinds.items() if some), None)
     if columns and not specs and kind != "tables":
         raise UsageError("columns are named, but there are no annotations", hint="give a table with --annotations")
-    rows = read_annotations(specs, class_names, columns=columns) if specs else None
     if kind is None:
-        return _storable(find_sources(paths, rows, follow_links=follow_links, rate=rate))
-    _check_alone(kind, kinds[kind], paths, annotated=rows is not None)
+        # No name here keeps the rows, which `find_sources` frees.
+        read = partial(read_annotations, specs, class_names, columns=columns)
+        return _storable(find_sources(paths, read() if specs else None, follow_links=follow_links, rate=rate))
+    _check_alone(kind, kinds[kind], paths, annotated=bool(specs))
     if kind == "datasets":
         return _storable(dataset_sources(paths))
     if kind == "tars":
@@ -379,7 +381,7 @@ def _check_alone(kind: str, some: Sequence[str], paths: Sequence[str], *, annota
 def _storable(found: SourceList) -> SourceList:
     """Return the sources if their annotations make a table, which is written after all of them are encoded."""
     try:
-        annotation_table([dict(source.columns) for source in found.sources])
+        annotation_table([source.columns for source in found.sources])
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise UsageError(
             f"annotations cannot be stored: {error}", hint="check the columns of the annotations"

@@ -76,8 +76,10 @@ class Strategy:
         shares_batches: Whether each global batch is divided among the ranks. If False, every rank's loader delivers
             whole global batches at every position of the epoch, unless `rounds` selects positions with `Loader.go`.
         steps_alike: Whether all ranks have the same parameters after every step.
+        record: Name of the file in the run's folder that says how it ended, as JSON; it is printed at the end.
     """
 
+    record: ClassVar[str] = "summary.json"
     shares_batches: ClassVar[bool] = True
     steps_alike: ClassVar[bool] = False
 

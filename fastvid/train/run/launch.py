@@ -28,7 +28,7 @@ from torch import nn
 
 from fastvid.errors import FastvidError, JobError, StorageError, UsageError
 from fastvid.runtime.processes import available_cores, lock_file
-from fastvid.runtime.values import json_text
+from fastvid.runtime.values import json_text, listing
 from fastvid.storage import LocalStorage
 from fastvid.train.config.config import Config, flatten, to_json
 from fastvid.train.loop.loop import Trainer
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 CONFIG_FILE: Final = "config.json"
 _STARTS: Final = "config-*.json"  # the configuration of each start
 _TORCHRUN: Final = "TORCHELASTIC_RUN_ID"  # a variable that torchrun sets
-SUMMARY_FILE: Final = "summary.json"
+SUMMARY_FILE: Final = Strategy.record
 LOCK_FILE: Final = ".lock"
 
 _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -54,15 +54,37 @@ _NO_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
 _SIGNALLED: Final = 128
 
 
-def start(configs: Sequence[Config]) -> int:
-    """Train the models of a recipe with `Strategy.start`, and return the exit code."""
+def start(configs: Sequence[Config], *, as_json: bool = False) -> int:
+    """Train the models of a recipe with `Strategy.start`, print what its record says, and return the exit code."""
     given = os.environ.get("OMP_NUM_THREADS")
     # Unasked, torch takes all cores for each rank, and torchrun allows it one.
     if given is None or (given == "1" and _TORCHRUN in os.environ):
         torch.set_num_threads(available_cores())
     for config in configs:
         strategy = strategy_of(config)
-    return strategy.start(configs, train)
+    code = strategy.start(configs, train)
+    out = Path(configs[0].run.out)
+    if is_first() and (out / strategy.record).exists():
+        found = json.loads((out / strategy.record).read_bytes())
+        print(json_text(found) if as_json else listing(found), flush=True)  # noqa: T201
+        if not as_json:
+            print(f"next: `fastvid report {out}`, `fastvid weights {out} --out FILE`")  # noqa: T201
+    return code
+
+
+def rehearse(configs: Sequence[Config], world: int, *, as_json: bool) -> int:
+    """Check a run on every rank, because nodes may see different files; rank 0 prints what is known before it."""
+    from fastvid.train.run import dry_run
+
+    for found in dry_run.check(configs, max(1, world)):
+        if is_first():
+            print(json_text(found, indent=1) if as_json else listing(found))  # noqa: T201
+    return 0
+
+
+def is_first() -> bool:
+    """Return whether this process prints for all ranks."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +193,6 @@ def run_as(config: Config, member: Member, make: assemble.ModelSource | None = N
         summary = _summary(trainer, finished=finished, seconds=time.monotonic() - began)
         callbacks.call("on_end", summary)
         if member.leads:
-            print(json_text(summary), flush=True)  # noqa: T201 - the run's result
             _write(out / SUMMARY_FILE, json_text(summary, indent=1))
             loggers.call("finish", summary)
         # A signal to another rank stops this one too.
@@ -224,7 +245,6 @@ def _finished(run: Run, member: Member) -> dict[str, Any] | None:
         return None
     if member.leads:
         _log_changes(run.config, run.state)
-        print(json_text(summary), flush=True)  # noqa: T201 - the run's result
     return summary
 
 
@@ -280,5 +300,4 @@ def _summary(trainer: Trainer, *, finished: bool, seconds: float) -> dict[str, A
     }
     state = "run finished" if finished else "run stopped"
     log.info("%s after %s clips, %s", state, f"{replica.samples:,}", clock(seconds))
-    log.info("next: `fastvid report %s`, `fastvid weights %s --out FILE`", *[trainer.config.run.out] * 2)
     return summary

@@ -210,7 +210,7 @@ def trained(config: Config, checkpoint: str | None, member: Member) -> tuple[Con
         raise UsageError(
             "run has no checkpoint",
             file=checkpoints.storage.url,
-            hint="set model.weights=FILE to use a file of weights",
+            hint="train it with `fastvid train`, or set model.weights=FILE to use a file of weights",
         )
     if state is not None and config.model.num_classes is None:
         model_config = replace(config.model, num_classes=state["config"]["model"]["num_classes"])

@@ -213,6 +213,10 @@ def test_a_damaged_clip_is_an_error_that_names_it():
     with pytest.raises(ChecksumError, match="key3"):
         clips.__getitems__([1, 3, 5])
     assert clips[1]["sample"] == 1  # the decoder can be used again
+    with pytest.raises(ChecksumError, match="key3") as caught:
+        list(DataLoader(clips, batch_size=4, num_workers=1))
+    # torch puts the traceback of its worker process into the message.
+    assert "clip_worker.py" not in str(caught.value)
 
 
 def test_wrong_use_is_refused_with_a_hint():

@@ -129,6 +129,74 @@ def test_cuts_that_left_the_list_go_and_may_come_back(place, capsys):
     assert verify_dataset(store.url, workers=1).ok
 
 
+def test_a_file_of_the_same_size_is_compared_by_its_bytes(tmp_path, caplog):
+    videos, store = tmp_path / "videos", LocalStorage(tmp_path / "data")
+    video, other = make(videos / "a.mp4", frames=9), make(videos / "b.mp4", frames=9)
+    run_job(str(videos), store.url, workers=1)
+    tags = {row["source_id"]: row["source_tag"] for row in read_ledger(store)[0].to_pylist()}
+    tars = {name: store.read(name) for name in store.list("data-")}
+    # The same bytes with another time, as copies have; then other bytes of the same size.
+    for path in (video, other):
+        os.utime(path, ns=(1, 1))
+    assert main(["shard", str(videos), "--out", store.url, "--workers", "1"]) == 0
+    assert "since then 2 changed (a.mp4, b.mp4)" in caplog.text
+    assert add_sources(store.url, str(videos), workers=1, dry_run=True).changed == []
+    assert {row["source_id"]: row["source_tag"] for row in read_ledger(store)[0].to_pylist()} == tags
+    done = add_sources(store.url, str(videos), workers=1)
+    assert (done.known, done.changed, done.generation) == (2, [], 1)
+    assert {row["source_tag"] for row in read_ledger(store)[0].to_pylist()} == {"modified-1"}
+    data = bytearray(video.read_bytes())
+    data[-1] ^= 1  # in the encoder's name
+    video.write_bytes(data)
+    done = add_sources(store.url, str(videos), workers=1)
+    assert (done.known, done.changed, done.report.packed) == (1, ["a.mp4"], 1)
+    assert ids(store) == ["a.mp4", "b.mp4"]
+    assert {name: store.read(name) for name in tars} == tars
+
+
+def test_times_of_files_are_no_part_of_a_job(tmp_path):
+    made = []
+    for name in ("one", "two"):
+        video = make(tmp_path / name / "videos/a.mp4", frames=9)
+        os.utime(video, ns=(len(made), len(made)))
+        run_job(str(video.parent), str(tmp_path / name / "data"), workers=1)
+        store = LocalStorage(tmp_path / name / "data")
+        made.append([store.read(file) for file in ("dataset.json", *store.list("data-"))])
+    assert made[0] == made[1]
+
+
+def test_videos_that_left_their_folder_go_unless_they_are_most(place, capsys):
+    store, videos = LocalStorage(place / "data"), place / "videos"
+    rows = read_ledger(store)[0].to_pylist()
+    write_ledger(store, [row | {"path": str(videos / row["source_id"])} for row in rows], {})
+    words = ["add", store.url, "--workers", "1", "--allow-rejected"]
+    make(place / "more/c.mp4", frames=14)
+    assert main([*words, str(place / "more"), "--sync"]) == 0
+    assert ids(store) == ["c.mp4", "jump/a.mp4", "run/b.mp4"], "only videos below the source can leave it"
+    for video in (videos / "jump/a.mp4", videos / "run/b.mp4"):
+        video.unlink()
+    assert main([*words, str(videos), "--sync"]) == 2
+    assert "2 of 3 videos of the dataset left the list" in capsys.readouterr().err
+    shutil.copy(place / "more/c.mp4", videos / "run/b.mp4")
+    before = read_generation(store)[1].number
+    assert main([*words, str(videos), "--sync", "--dry-run"]) == 0
+    assert "1 to be removed, because they left the list: jump/a.mp4" in capsys.readouterr().out
+    assert read_generation(store)[1].number == before
+    (videos / "run/b.mp4").unlink()
+    assert main([*words, str(videos), "--sync", "--remove-most"]) == 0
+    assert "2 removed, because they left the list: jump/a.mp4, run/b.mp4" in capsys.readouterr().out
+    assert ids(store) == ["c.mp4"]
+    make(videos / "jump/a.mp4", frames=15)
+    assert main([*words, str(videos)]) == 0
+    assert ids(store) == ["c.mp4", "jump/a.mp4"], "a video that came back is added again"
+
+
+def test_nothing_is_written_where_there_is_no_dataset(tmp_path):
+    make(tmp_path / "videos/a.mp4", frames=9)
+    assert main(["add", str(tmp_path / "data"), str(tmp_path / "videos")]) == 1
+    assert not (tmp_path / "data").exists()
+
+
 def test_a_changed_file_that_is_broken_takes_its_samples_along(place, capsys):
     store, video = LocalStorage(place / "data"), place / "videos/jump/a.mp4"
     table = read_ledger(store)[0].to_pylist()

@@ -290,6 +290,14 @@ def same(out, undisturbed):
     assert sorted(os.listdir(out)) == sorted(os.listdir(undisturbed[0]))
 
 
+@pytest.mark.parametrize("command", ["shard", "index"])
+@pytest.mark.parametrize("words", [["nowhere"], ["nowhere", "--part", "0/2"], ["."], [".", "--annotations", "csv:no"]])
+def test_a_mistake_in_the_sources_leaves_no_folder_behind(command, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([command, *words, "--out", "made/data"]) == 2
+    assert os.listdir() == []
+
+
 def test_killed_part_resumes_as_itself_or_with_another_division(folder, undisturbed, tmp_path):
     out = tmp_path / "out"
     assert command(folder, "--out", out, *OPTIONS, "--part", "0/2", "--workers", 1, fault="encode:3").returncode == -9

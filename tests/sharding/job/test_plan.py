@@ -13,7 +13,7 @@ from fastvid.media.ffmpeg import Limits, find_ffmpeg
 from fastvid.media.reasons import Reason
 from fastvid.sharding.encode.profiles import PROFILES, Settings
 from fastvid.sharding.job.frozen import start_work
-from fastvid.sharding.job.plan import JobPart, file_order, plan_shards
+from fastvid.sharding.job.plan import JobPart, digest, file_order, list_identity, plan_shards
 from fastvid.sharding.job.run import EncodeShards
 from fastvid.sharding.sources.sources import Source, SourceList
 from fastvid.storage import LocalStorage
@@ -80,6 +80,20 @@ def test_a_part_of_a_frozen_list_is_its_own_rows_and_lists_nothing(tmp_path):
     start(None, signed, folder=tmp_path / "signed")
     assert not list(tmp_path.glob("signed/**/*.sources")), "signatures are secrets, and expire"
     assert len(start(JobPart(1, 3), fewer, "b").found.sources) == 50, "another list is read anew"
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_the_identity_of_a_list_is_the_digest_of_its_json(number):
+    listed = tuple(replace(one, columns={"b": 1, "a": None}, tag="x", size=7) for one in sources(range(number)))
+    found = SourceList((*listed, Source("gone", "gone", problem=(Reason.MISSING, "gone"), key="g")), ("0", "1"), {})
+    identity = list_identity(found, ((one.id, one.tag) for one in listed), seed=0, samples_per_shard=4)
+    notes = [(one.id, one.label, dict(one.columns), one.problem) for one in found.sources]
+    assert identity["sources"] == {
+        "number": number,
+        "bytes": 7 * number,
+        "sha256": digest([(one.id, one.tag) for one in listed]),
+    }
+    assert identity["annotations"] == {"number": number + 1, "sha256": digest([notes, found.classes])}
 
 
 @given(keys, st.integers(1, 20), st.randoms())

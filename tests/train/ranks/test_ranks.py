@@ -10,13 +10,15 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from bench.common.ports import reserved_port
 from fastvid.errors import UsageError, WorkerError
 from fastvid.runtime.processes import World
+from fastvid.train.__main__ import main as train_main
 from fastvid.train.ranks import UNSHARED_STORE, Peers, StopSignal, check_rendezvous, fresh_store, own_record
 from tests import forks
 
@@ -147,6 +149,21 @@ def test_a_rank_that_ends_while_it_is_asked_is_not_the_cause():
         for process in (victim, witness):
             process.kill()
             process.wait()
+
+
+def test_an_error_of_all_ranks_is_left_to_the_first_one_to_print(monkeypatch, capsys):
+    store = HashStore()
+    first, second = (Peers(rank, [own_record()] * 2, store) for rank in range(2))
+    same = [UsageError("no column 'x'", hint="use y") for _ in range(2)]
+    other = UsageError("local rank 1 has no GPU")
+    assert [peers.explain(error) for peers, error in zip((first, second), same, strict=True)] == same
+    second.explain(other)
+    assert [error.is_told for error in (*same, other)] == [False, True, False]
+
+    for error, lines in ((same[0], 2), (same[1], 0), (other, 1)):
+        monkeypatch.setattr("fastvid.train.__main__.start", Mock(side_effect=error))
+        assert train_main(["motion_tsm"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines
 
 
 WORKER = """

@@ -101,6 +101,6 @@ def test_the_summary_of_a_run_that_scored_nothing_is_json(folder, tmp_path, monk
     nothing = Score({"loss": float("nan")}, float("nan"), 0, 4)
     monkeypatch.setattr(loop, "evaluate", lambda *_words, **_options: nothing)
     config = recipes.load(str(folder / "recipe.py"), [f"run.out={tmp_path}", "run.epochs=1"])
-    assert launch.train(config) == 0
+    assert launch.start([config], as_json=True) == 0
     for text in (capsys.readouterr().out, (tmp_path / "summary.json").read_text()):
         assert json.loads(text, parse_constant=pytest.fail)["eval"]["loss"] is None

@@ -78,7 +78,7 @@ def newest(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(folder):
-    words = ("fastvid.train", folder / "recipe.py", f"run.out={folder / 'undisturbed'}")
+    words = ("fastvid.train", folder / "recipe.py", f"run.out={folder / 'undisturbed'}", "--json")
     result, other = done = forks.ranks(2, *words, folder=folder)
     assert [rank.returncode for rank in done] == [0, 0], done
     # stdout is data: one line, from one rank.
@@ -108,7 +108,7 @@ def test_a_finished_run_keeps_its_record(folder, undisturbed, tmp_path, capsys, 
     out = shutil.copytree(undisturbed, tmp_path / "out")
     before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
     changes = [f"run.out={out}", "optim.base_lr=0.001"]
-    assert launch.train(recipes.load(str(folder / "recipe.py"), changes)) == 0
+    assert launch.start([recipes.load(str(folder / "recipe.py"), changes)], as_json=True) == 0
     assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
     assert json.loads(capsys.readouterr().out) == json.loads((out / "summary.json").read_text())
     assert "optim.base_lr is 0.001, but was 0.02 in the checkpoint" in caplog.text
@@ -127,8 +127,8 @@ def test_torch_has_the_cores_of_a_rank_unless_told_otherwise(given, torchrun, is
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
     asked = []
     monkeypatch.setattr("torch.set_num_threads", asked.append)
-    monkeypatch.setattr(launch, "strategy_of", lambda _: SimpleNamespace(start=lambda *_: 0))
-    assert launch.start([None]) == 0
+    monkeypatch.setattr(launch, "strategy_of", lambda _: SimpleNamespace(start=lambda *_: 0, record="no.json"))
+    assert launch.start([SimpleNamespace(run=SimpleNamespace(out="nowhere"))]) == 0
     assert asked == [available_cores()] * is_set
 
 
@@ -219,7 +219,7 @@ def test_killed_workers_are_restarted_by_torchrun_and_training_resumes(folder, u
 
 
 def test_separate_evaluation_equals_the_evaluation_of_the_run(folder, undisturbed, capsys):
-    assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}"]) == 0
+    assert fastvid_command(["eval", str(folder / "recipe.py"), f"run.out={undisturbed}", "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     before = json.loads((undisturbed / "summary.json").read_text())["eval"]
     assert again["top1_percent"] == before["top1_percent"]
@@ -246,23 +246,31 @@ def test_weights_of_a_folder_without_a_run_are_an_error(tmp_path, capsys):
 
 
 def test_evaluation_by_views_counts_every_video_once_in_each(folder, undisturbed, tmp_path, capsys):
-    written, page = tmp_path / "eval.json", tmp_path / "eval.html"
+    page = tmp_path / "eval.html"
     words = ["eval", str(folder / "recipe.py"), f"run.out={undisturbed}", "--protocol", "2x3", "--checkpoint", "best"]
-    assert fastvid_command([*words, "--json", str(written), "--report", str(page)]) == 0
-    said, record = json.loads(capsys.readouterr().out), json.loads(written.read_text())
+    assert fastvid_command([*words, "--json", "--report", str(page)]) == 0
+    said = json.loads(capsys.readouterr().out)
     assert (said["protocol"], said["views"], said["scored"]) == ("2x3", 6, HELD_OUT)
-    confusion = torch.tensor(record["confusion"])
+    confusion = torch.tensor(said["confusion"])
     assert int(confusion.sum()) == HELD_OUT
     hits = int(confusion.diag().sum())
     assert said["top1_percent"] == pytest.approx(100 * hits / HELD_OUT)
-    assert [row["videos"] for row in record["classes"]] == confusion.sum(1).tolist()
+    assert [row["videos"] for row in said["classes"]] == confusion.sum(1).tolist()
     assert "Confusion matrix" in page.read_text()
+    assert fastvid_command(words) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (told["protocol"], told["scored"]) == ("2x3", str(HELD_OUT))
+    assert "--report FILE" in told["next:"]
 
 
 def test_a_video_outside_the_dataset_is_predicted_and_drawn(folder, undisturbed, tmp_path, capsys):
     words = ["predict", str(folder / "recipe.py"), str(folder / "0.mp4"), str(folder / "1.mp4")]
     picture = tmp_path / "strip.png"
-    assert fastvid_command([*words, f"run.out={undisturbed}", "--picture", str(picture)]) == 0
+    assert fastvid_command([*words, f"run.out={undisturbed}", "--top", "1"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[::2] == words[2:]
+    assert {line.split()[0] for line in told[1::2]} <= set(Dataset(str(folder / "shards")).classes)
+    assert fastvid_command([*words, f"run.out={undisturbed}", "--picture", str(picture), "--json"]) == 0
     said = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [row["video"] for row in said] == words[2:]
     for row in said:
@@ -281,12 +289,15 @@ def test_a_video_outside_the_dataset_is_predicted_and_drawn(folder, undisturbed,
 def test_a_dry_run_counts_steps_and_detects_missing_files(folder, tmp_path, capsys):
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'dry'}"]
     assert fastvid_command([*words, "--dry-run", "--world", "2"]) == 0
+    told = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert fastvid_command([*words, "--dry-run", "--world", "2", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["train_samples"], found["eval_samples"]) == (TRAIN, HELD_OUT)
     assert (found["steps_per_epoch"], found["steps"], found["clips_per_rank"]) == (6, 12, 2)
+    assert (told["steps"], told["clips_per_rank"]) == ("12", "2")
     assert found["memory_bytes"]["optimizer"] == 4 * found["parameters"]
     # Ranks that share no batches read whole ones, also with a user-defined strategy, whose options are checked.
-    own = [*words, "sync=fastvid.train.strategies.asgd.strategy:Asgd", "--dry-run", "--world", "2"]
+    own = [*words, "sync=fastvid.train.strategies.asgd.strategy:Asgd", "--dry-run", "--world", "2", "--json"]
     assert fastvid_command(own) == 0
     assert json.loads(capsys.readouterr().out)["clips_per_rank"] == 4
     assert fastvid_command([*own, "sync_options.shares=1"]) == 2
@@ -408,7 +419,7 @@ def test_a_dry_run_knows_every_optimizer(folder, tmp_path, capsys):
     words = ["train", str(folder / "recipe.py"), f"run.out={tmp_path / 'out'}", "--dry-run"]
     found = {}
     for name in get_args(OptimizerName):
-        assert fastvid_command([*words, f"optim.name={name}"]) == 0
+        assert fastvid_command([*words, f"optim.name={name}", "--json"]) == 0
         result = json.loads(capsys.readouterr().out)
         found[name] = result["memory_bytes"]["optimizer"] // (4 * result["parameters"])
     assert found == {"sgd": 1, "adam": 2, "adamw": 2, "adagrad": 1, "lars": 1, "lamb": 2}

@@ -161,7 +161,7 @@ def test_a_task_of_ones_own_is_checked_trained_resumed_and_evaluated(folder, tmp
     starts = [row["samples"] for row in metrics.read(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "start"]
     assert starts == [0, 3 * own.TRAIN]
     capsys.readouterr()
-    assert fastvid_command(["eval", *words[:-1], "--report", str(tmp_path / "eval.html")]) == 0
+    assert fastvid_command(["eval", *words[:-1], "--json", "--report", str(tmp_path / "eval.html")]) == 0
     assert json.loads(capsys.readouterr().out)["scored"] == own.HELD_OUT
     assert fastvid_command(["report", str(tmp_path / "run")]) == 0
     assert "held-out far" in (tmp_path / "run" / "report.html").read_text()

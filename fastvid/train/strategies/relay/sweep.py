@@ -55,6 +55,8 @@ from fastvid.train.strategies.relay.scheduler import ModelProgress, Order, Sched
 from fastvid.train.strategies.relay.stage import Clips, serve
 from fastvid.train.strategies.relay.state import TokenStore
 
+RESULTS_FILE: Final = "results.json"
+
 
 class Relay(Strategy):
     """The strategy ``sync=relay``: trains all models of a recipe in one sweep, which replaces the training loop.
@@ -73,6 +75,7 @@ class Relay(Strategy):
         UsageError: If an option is out of range.
     """
 
+    record = RESULTS_FILE
     shares_batches = False
     steps_alike = True  # one rank at a time has a model
 
@@ -204,7 +207,6 @@ def table(summary: Mapping[str, Any]) -> str:
 log = logging.getLogger(__name__)
 
 SWEEP_FILE: Final = "sweep.json"
-RESULTS_FILE: Final = "results.json"
 _HUB: Final = "relay/hub"
 
 
@@ -261,7 +263,6 @@ class _HubProcess:
                 self.store.set(_HUB, "")  # there is none
             self.recorder.close()
             log.info("the sweep in %s is already finished", self.out)
-            _print(json.loads((self.out / RESULTS_FILE).read_text()))
             return
         hub = Hub(
             self.scheduler, self.token_store, timeout_s=self.timeout_s, adopt_s=self.relay.adopt_s,
@@ -290,7 +291,6 @@ class _HubProcess:
                 torch.save(weights, self.out / "weights" / f"model-{model.model:04d}.pt")
         (self.out / RESULTS_FILE).write_text(json_text(summary, indent=1) + "\n")
         log.info("sweep finished\n%s", table(summary))
-        _print(summary)
 
     @property
     def _done(self) -> int:
@@ -318,11 +318,6 @@ class _HubProcess:
             "" if score is None else f"  evaluated: {shown_number(metric, score[metric])}",
             clock(left),
         )
-
-
-def _print(found: Mapping[str, Any]) -> None:
-    """Print the result of the sweep to stdout as JSON."""
-    print(json_text({name: value for name, value in found.items() if name != "timeline"}), flush=True)  # noqa: T201
 
 
 def _kept(config: Config) -> Any:
