@@ -17,10 +17,11 @@ from bench.common.hosts import Hosts
 from bench.strategies.contest import Contender, Goal, Network, compete, contest_record, contest_table, grid
 from bench.strategies.ranks import Ranks, RunSpec
 
-SCHEMA: Final = "fastvid-bench-averaging/1"
+SCHEMA: Final = "fastvid-bench-averaging/2"
 GOAL: Final = Goal(1.35)
 RANKS: Final = 4
-BATCH: Final = 32
+BATCH: Final = 64
+LOOK: Final = 512
 CLIP_S: Final = 0.002
 GRID: Final = grid(0.001, 0.002, 0.004)
 NETWORKS: Final = (
@@ -29,20 +30,20 @@ NETWORKS: Final = (
     Network("100 Mbit/s", delay_s=0.005, bits_per_s=100e6),
     Network("20 Mbit/s", delay_s=0.01, bits_per_s=20e6),
 )
-_GROWING: Final = {"batch": "noise", "batch_window": 8, "batch_max": 128}
+_GROWING: Final = {"batch": "noise", "batch_window": 8, "batch_max": 256}
 _SCHEDULED: Final = {"batch": "schedule", "batch_at": "0.4,0.7", "batch_lr": "keep"}
 WAYS: Final[tuple[tuple[str, int, int, str, dict[str, Any]], ...]] = (
     ("one rank", 1, BATCH, "ddp", {}),
     ("ddp", RANKS, BATCH, "ddp", {}),
     ("ddp, batch 128", RANKS, 128, "ddp", {}),
-    ("kavg K=16", RANKS, BATCH, "kavg", {"period": 16}),
-    ("kavg K=64", RANKS, BATCH, "kavg", {"period": 64}),
-    ("kavg K=16, batch=noise", RANKS, BATCH, "kavg", {"period": 16, **_GROWING}),
-    ("kavg K=16, batch=schedule", RANKS, BATCH, "kavg", {"period": 16, **_SCHEDULED}),
-    ("kavg K=16, outer=nesterov", RANKS, BATCH, "kavg", {"period": 16, "outer": "nesterov"}),
-    ("kavg K=16, int4", RANKS, BATCH, "kavg", {"period": 16, "compress": "int4"}),
+    ("kavg K=8", RANKS, BATCH, "kavg", {"period": 8}),
+    ("kavg K=32", RANKS, BATCH, "kavg", {"period": 32}),
+    ("kavg K=8, batch=noise", RANKS, BATCH, "kavg", {"period": 8, **_GROWING}),
+    ("kavg K=8, batch=schedule", RANKS, BATCH, "kavg", {"period": 8, **_SCHEDULED}),
+    ("kavg K=8, outer=nesterov", RANKS, BATCH, "kavg", {"period": 8, "outer": "nesterov"}),
+    ("kavg K=8, int4", RANKS, BATCH, "kavg", {"period": 8, "compress": "int4"}),
 )
-_CHECKED: Final = ("ddp", "kavg K=16", "kavg K=16, int4")
+_CHECKED: Final = ("ddp", "kavg K=8", "kavg K=8, int4")
 _CHECK_CLIPS: Final = 1536
 
 
@@ -56,7 +57,7 @@ add_arguments = options(
 
 def contenders(clips: int) -> list[Contender]:
     """Return the contenders; all are looked at after the same clips."""
-    base = RunSpec("", clips=clips, look_clips=16 * BATCH, clip_s=CLIP_S, counted=True, optim={"name": "adamw"})
+    base = RunSpec("", clips=clips, look_clips=LOOK, clip_s=CLIP_S, counted=True, optim={"name": "adamw"})
     return [
         Contender(name, ranks, replace(base, sync=sync, batch=batch, options=options), NETWORKS)
         for name, ranks, batch, sync, options in WAYS
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         for row in wire():
             print(row)
         return 0
-    record = contest_record(SCHEMA, args, GOAL, batch=BATCH, clip_ms=1000 * CLIP_S)
+    record = contest_record(SCHEMA, args, GOAL, batch=BATCH, look=LOOK, clip_ms=1000 * CLIP_S)
     record["networks"] = {network.name: network.as_row() for network in NETWORKS}
     compete(contenders(args.clips), GRID, GOAL, record)
     print(contest_table(record))

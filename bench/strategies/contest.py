@@ -97,10 +97,10 @@ class Goal:
 Run = Callable[[Contender, RunSpec], dict[str, Any]]
 
 
-def contest_record(schema: str, args: argparse.Namespace, goal: Goal, *, batch: int, **facts: Any) -> Record:
-    """Return the record of a contest before its first run; contenders are looked at every 16 batches."""
-    looks = {"look_clips": 16 * batch, "tuning_seed": TUNING_SEED, "tuning": {}, "rows": []}
-    return Record(schema, args, "seeds", "clips", batch=batch, goal=vars(goal), **looks, **facts)
+def contest_record(schema: str, args: argparse.Namespace, goal: Goal, *, look: int, **facts: Any) -> Record:
+    """Return the record of a contest before its first run; contenders are looked at every `look` clips."""
+    looks = {"look_clips": look, "tuning_seed": TUNING_SEED, "tuning": {}, "rows": []}
+    return Record(schema, args, "seeds", "clips", goal=vars(goal), **looks, **facts)
 
 
 def grid(*rates: float, **fixed: Any) -> list[dict[str, Any]]:
@@ -341,7 +341,7 @@ def clients_table(record: Mapping[str, Any]) -> str:
     rows = record["rows"]
     lines = [
         [
-            row["contender"], row["network"], spread(row["seconds"], reached=row["reached"]), times(row, rows[0]),
+            row["contender"], spread(row["seconds"], reached=row["reached"]), times(row, rows[0]),
             spread(row["clips"], reached=row["reached"]), spread(row["final"]),
             middle(row["staleness"]) if row["sync"] == "asgd" else "-", middle(row["all_seconds"]),
         ]
