@@ -11,15 +11,17 @@ Tables are in Markdown, for the console and for the documentation.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.common.harness import Record, machine_facts
-from bench.common.rounds import in_turn
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
 
@@ -108,29 +110,34 @@ def grid(*rates: float, **fixed: Any) -> list[dict[str, Any]]:
     return [{"base_lr": rate, **fixed, **schedule} for rate in rates for schedule in SCHEDULES]
 
 
-def compete(contenders: Sequence[Contender], cells: Sequence[Mapping[str, Any]], goal: Goal, record: Record) -> None:
-    """Tune all contenders, then run them seed by seed in turn; the record gets the rows after each seed."""
-    with Places() as places:
-        tried: dict[str, list[dict[str, Any]]] = {}
-        for one in contenders:
-            key = repr(one.cheapest())
-            tried[key] = record["tuning"][one.name] = tried.get(key) or tuned(places.run, one.cheapest(), cells, goal)
-            _log.info("%s: %s", one.name, best(tried[key], goal))
-        chosen = {name: best(rows, goal) for name, rows in record["tuning"].items()}
-        runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+def compete(
+    contenders: Sequence[Contender],
+    cells: Sequence[Mapping[str, Any]],
+    goal: Goal,
+    record: Record,
+    at_once: int = 1,
+) -> None:
+    """Tune all contenders, then run them seed by seed; the record gets the rows after each seed.
 
-        def once(number: int, seed: int) -> None:
-            one = contenders[number]
-            runs[one.name].append(places.run(one, one.with_optim(chosen[one.name], seed)))
-            _log.info("%s, seed %d: %.4f at the end", one.name, seed, goal.final(runs[one.name][-1]["curve"]))
-            if len({len(found) for found in runs.values()}) == 1:
+    `at_once`: runs at the same time, if all time is counted.
+    """
+    alike = {repr(one.cheapest()): one.cheapest() for one in contenders}
+    with Places() as places, ThreadPoolExecutor(at_once) as pool:
+        tried = dict(zip(alike, pool.map(lambda one: tuned(places.run, one, cells, goal), alike.values()), strict=True))
+        record["tuning"] = {one.name: tried[repr(one.cheapest())] for one in contenders}
+        chosen = {name: best(found, goal) for name, found in record["tuning"].items()}
+        _log.info("chosen: %s", chosen)
+        runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
+        jobs = [(one, one.with_optim(chosen[one.name], seed)) for seed in range(record["seeds"]) for one in contenders]
+        for (one, spec), found in zip(jobs, pool.map(lambda job: places.run(*job), jobs), strict=True):
+            runs[one.name].append(found)
+            _log.info("%s, seed %d: %.4f at the end", one.name, spec.seed, goal.final(found["curve"]))
+            if one is contenders[-1]:
                 record["rows"] = [
                     row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)
                 ]
                 record["machine"] = machine_facts()
                 record.save()
-
-        in_turn(range(len(contenders)), record["seeds"], once)
 
 
 def tuned(run: Run, one: Contender, cells: Sequence[Mapping[str, Any]], goal: Goal) -> list[dict[str, Any]]:
@@ -222,16 +229,21 @@ def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> tuple
 
 
 class Places:
-    """Process groups by number of ranks, opened when they are first needed."""
+    """Process groups, opened when one of that size is needed and none is free."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Ranks] = {}
+        self._stack = contextlib.ExitStack()
+        self._free: dict[int, list[Ranks]] = defaultdict(list)
 
     def run(self, one: Contender, spec: RunSpec) -> dict[str, Any]:
         """Run a specification; return the result of rank 0, with the bytes of the rank that sent most."""
-        if one.ranks not in self._groups:
-            self._groups[one.ranks] = Ranks(one.ranks)
-        found = self._groups[one.ranks].run(replace(spec, links=[network.link for network in one.networks]))
+        free = self._free[one.ranks]
+        try:
+            group = free.pop()
+        except IndexError:
+            group = self._stack.enter_context(Ranks(one.ranks))
+        found = group.run(replace(spec, links=[network.link for network in one.networks]))
+        free.append(group)
         most = max(found, key=lambda result: float(result["wire_bytes"]))
         return {**found[0], **{name: most[name] for name in ("messages", "message_bytes", "wire_bytes")}}
 
@@ -239,8 +251,7 @@ class Places:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for group in self._groups.values():
-            group.__exit__()
+        self._stack.close()
 
 
 Row = Mapping[str, Any]

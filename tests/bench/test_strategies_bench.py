@@ -103,7 +103,7 @@ class ScriptedRuns:
 def test_all_contenders_choose_from_one_grid_on_a_seed_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = ScriptedRuns()
     monkeypatch.setattr(contest, "Places", lambda: runs)
-    args = argparse.Namespace(seeds=2, clips=5120, json=None, wire=False)
+    args = argparse.Namespace(seeds=2, clips=5120, json=None, wire=False, at_once=1)
     assert averaging.run(args) == 0
     reported = [(one, spec) for one, spec in runs.runs if spec.seed in range(args.seeds)]
     tried = [(one, spec) for one, spec in runs.runs if spec.seed == contest.TUNING_SEED]
