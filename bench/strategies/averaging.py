@@ -50,7 +50,7 @@ add_arguments = options(
     "seeds",
     json="averaging.json",
     clips=(12288, "clips per run"),
-    at_once=(4, "runs at the same time, which changes no result"),
+    at_once=(2, "runs at the same time, which changes no result"),
     wire=(False, "compare the counted time with real time instead, over network namespaces; needs root"),
 )
 
