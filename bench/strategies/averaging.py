@@ -23,7 +23,7 @@ RANKS: Final = 4
 BATCH: Final = 64
 LOOK: Final = 512
 CLIP_S: Final = 0.002
-GRID: Final = grid(0.001, 0.002, 0.004)
+GRID: Final = grid(0.002, 0.004, 0.008)
 NETWORKS: Final = (
     Network("none"),
     Network("1 Gbit/s", delay_s=0.001, bits_per_s=1e9),
