@@ -1,9 +1,9 @@
 """Contests of strategies: every contender runs with the same seeds in turn, and is judged on the same looks.
 
-The learning rate of a contender is the one of a few that reaches the goal after the fewest clips on a seed of its own,
-which does not count. A target is reached at the first look at which the mean of the last `window` looks is on its right
-side. Intervals are those of Student's t at 95 % for the mean over the seeds; those of ratios are of paired seeds, on a
-logarithmic scale.
+All contenders choose from one grid of rates and schedules: each runs every cell on a seed that does not count, and
+keeps the cell that reaches the goal after the fewest clips. A target is reached at the first look at which the mean
+of the last `window` looks is on its right side. Intervals are those of Student's t at 95 % for the mean over the seeds;
+those of ratios are of paired seeds, on a logarithmic scale.
 
 Tables are in Markdown, for the console and for the documentation.
 """
@@ -11,21 +11,25 @@ Tables are in Markdown, for the console and for the documentation.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import math
 import statistics
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from bench.common.harness import Record, machine_facts
-from bench.common.rounds import in_turn
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
 
 _log = logging.getLogger(__name__)
 
 TUNING_SEED: Final = 1000
+# Cosine: warm-up over a twentieth of the run, then decay to zero at its end.
+SCHEDULES: Final[tuple[dict[str, Any], ...]] = ({}, {"decay": "cosine", "warmup_epochs": 0.05})
 # 97.5 % quantiles of Student's t by degrees of freedom.
 _T: Final = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -55,8 +59,19 @@ class Contender:
     name: str
     ranks: int
     spec: RunSpec
-    rates: Sequence[float]
     networks: Sequence[Network]
+
+    def with_optim(self, cell: Mapping[str, Any], seed: int) -> RunSpec:
+        """Return its run with a cell of the grid and a seed."""
+        return replace(self.spec, optim={**self.spec.optim, **cell}, seed=seed)
+
+    def cheapest(self) -> Contender:
+        """Return a contender with the same steps at the least cost, for tuning: ddp takes those of one rank."""
+        ranks = 1 if self.spec.sync == "ddp" else self.ranks
+        if ranks > 1 and not self.spec.counted:
+            return self
+        spec = replace(self.spec, clip_s=0.0, straggler=1.0, counted=True)
+        return replace(self, name="", ranks=ranks, spec=spec, networks=(Network("none"),))
 
 
 @dataclass(frozen=True)
@@ -84,59 +99,66 @@ class Goal:
 Run = Callable[[Contender, RunSpec], dict[str, Any]]
 
 
-def contest_record(schema: str, args: argparse.Namespace, goal: Goal, *, batch: int, **facts: Any) -> Record:
-    """Return the record of a contest before its first run; contenders are looked at every 16 batches."""
-    return Record(schema, args, "seeds", "clips", batch=batch, goal=vars(goal), look_clips=16 * batch, rows=[], **facts)
+def contest_record(schema: str, args: argparse.Namespace, goal: Goal, *, look: int, **facts: Any) -> Record:
+    """Return the record of a contest before its first run; contenders are looked at every `look` clips."""
+    looks = {"look_clips": look, "tuning_seed": TUNING_SEED, "tuning": {}, "rows": []}
+    return Record(schema, args, "seeds", "clips", goal=vars(goal), **looks, **facts)
 
 
-def compete(contenders: Sequence[Contender], goal: Goal, record: Record) -> None:
-    """Tune all contenders, then run them seed by seed in turn; the record gets the rows after each seed."""
-    with Places() as places:
-        chosen = {one.name: tuned(places.run, one, goal) for one in contenders}
+def grid(*rates: float, **fixed: Any) -> list[dict[str, Any]]:
+    """Return each rate with each schedule."""
+    return [{"base_lr": rate, **fixed, **schedule} for rate in rates for schedule in SCHEDULES]
+
+
+def compete(
+    contenders: Sequence[Contender],
+    cells: Sequence[Mapping[str, Any]],
+    goal: Goal,
+    record: Record,
+    at_once: int = 1,
+) -> None:
+    """Tune all contenders, then run them seed by seed; the record gets the rows after each seed.
+
+    `at_once`: runs at the same time, if all time is counted.
+    """
+    alike = {repr(one.cheapest()): one.cheapest() for one in contenders}
+    with Places() as places, ThreadPoolExecutor(at_once) as pool:
+        tried = dict(zip(alike, pool.map(lambda one: tuned(places.run, one, cells, goal), alike.values()), strict=True))
+        record["tuning"] = {one.name: tried[repr(one.cheapest())] for one in contenders}
+        chosen = {name: best(found, goal) for name, found in record["tuning"].items()}
+        _log.info("chosen: %s", chosen)
         runs: dict[str, list[dict[str, Any]]] = {one.name: [] for one in contenders}
-
-        def once(number: int, seed: int) -> None:
-            one = contenders[number]
-            spec = replace(with_rate(one.spec, chosen[one.name]["base_lr"]), seed=seed)
-            runs[one.name].append(places.run(one, spec))
-            _log.info("%s, seed %d: %.4f at the end", one.name, seed, goal.final(runs[one.name][-1]["curve"]))
-            if len({len(found) for found in runs.values()}) == 1:
+        jobs = [(one, one.with_optim(chosen[one.name], seed)) for seed in range(record["seeds"]) for one in contenders]
+        for (one, spec), found in zip(jobs, pool.map(lambda job: places.run(*job), jobs), strict=True):
+            runs[one.name].append(found)
+            _log.info("%s, seed %d: %.4f at the end", one.name, spec.seed, goal.final(found["curve"]))
+            if one is contenders[-1]:
                 record["rows"] = [
                     row for one in contenders for row in rows(one, chosen[one.name], runs[one.name], goal)
                 ]
                 record["machine"] = machine_facts()
                 record.save()
 
-        in_turn(range(len(contenders)), record["seeds"], once)
 
-
-def tuned(run: Run, one: Contender, goal: Goal) -> dict[str, Any]:
-    """Return the learning rate that reaches the goal after the fewest clips, with the results of all on that seed.
-
-    If several do, or none, the one that ends best is chosen.
-    """
-    if len(one.rates) == 1:
-        return {"base_lr": one.rates[0], "tried": {}}
-    tried = {}
-    for rate in one.rates:
-        curve = run(one, replace(with_rate(one.spec, rate), seed=TUNING_SEED))["curve"]
+def tuned(run: Run, one: Contender, cells: Sequence[Mapping[str, Any]], goal: Goal) -> list[dict[str, Any]]:
+    """Return, for each cell of the grid, the clips to the goal and what the run ended at."""
+    found = []
+    for cell in cells:
+        curve = run(one, one.with_optim(cell, TUNING_SEED))["curve"]
         end, final = goal.reached(curve), goal.final(curve)
-        tried[rate] = (math.inf if end is None else curve[end][0], final if math.isfinite(final) else math.inf)
-        _log.info("%s at rate %g: %s clips to the goal, %.4f at the end", one.name, rate, *tried[rate])
-    best = min(tried, key=lambda rate: (tried[rate][0], (-1 if goal.accuracy else 1) * tried[rate][1]))
-    shown = {
-        f"{rate:g}": {
-            "clips": clips if math.isfinite(clips) else None,
-            "final": final if math.isfinite(final) else None,
-        }
-        for rate, (clips, final) in tried.items()
-    }
-    return {"base_lr": best, "tried": shown}
+        clips = None if end is None else curve[end][0]
+        found.append({**cell, "clips": clips, "final": round(final, 5) if math.isfinite(final) else None})
+    return found
 
 
-def with_rate(spec: RunSpec, rate: float) -> RunSpec:
-    """Return a specification with another learning rate."""
-    return replace(spec, optim={**spec.optim, "base_lr": rate})
+def best(tried: Sequence[Mapping[str, Any]], goal: Goal) -> dict[str, Any]:
+    """Return the cell that reaches the goal after the fewest clips; if several do, or none, the one that ends best."""
+    sign = -1 if goal.accuracy else 1
+
+    def order(row: Mapping[str, Any]) -> tuple[float, float]:
+        return row["clips"] or math.inf, math.inf if row["final"] is None else sign * row["final"]
+
+    return {key: value for key, value in min(tried, key=order).items() if key not in ("clips", "final")}
 
 
 def rows(
@@ -150,8 +172,8 @@ def rows(
         seconds = [None if end is None else run["curve"][end][1][number] for run, end in zip(runs, ends, strict=True)]
         found.append({
             "contender": one.name, "network": network.name, "ranks": one.ranks, "sync": one.spec.sync,
-            "options": dict(one.spec.options), "optim": {**one.spec.optim, "base_lr": chosen["base_lr"]},
-            "tuning": chosen["tried"],
+            "batch": one.spec.batch,
+            "options": dict(one.spec.options), "optim": {**one.spec.optim, **chosen},
             "reached": len(reached),
             "seconds": seconds,
             "clips": [None if end is None else run["curve"][end][0] for run, end in zip(runs, ends, strict=True)],
@@ -207,16 +229,21 @@ def ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> tuple
 
 
 class Places:
-    """Process groups by number of ranks, opened when they are first needed."""
+    """Process groups, opened when one of that size is needed and none is free."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Ranks] = {}
+        self._stack = contextlib.ExitStack()
+        self._free: dict[int, list[Ranks]] = defaultdict(list)
 
     def run(self, one: Contender, spec: RunSpec) -> dict[str, Any]:
         """Run a specification; return the result of rank 0, with the bytes of the rank that sent most."""
-        if one.ranks not in self._groups:
-            self._groups[one.ranks] = Ranks(one.ranks)
-        found = self._groups[one.ranks].run(replace(spec, links=[network.link for network in one.networks]))
+        free = self._free[one.ranks]
+        try:
+            group = free.pop()
+        except IndexError:
+            group = self._stack.enter_context(Ranks(one.ranks))
+        found = group.run(replace(spec, links=[network.link for network in one.networks]))
+        free.append(group)
         most = max(found, key=lambda result: float(result["wire_bytes"]))
         return {**found[0], **{name: most[name] for name in ("messages", "message_bytes", "wire_bytes")}}
 
@@ -224,8 +251,7 @@ class Places:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for group in self._groups.values():
-            group.__exit__()
+        self._stack.close()
 
 
 Row = Mapping[str, Any]
@@ -332,5 +358,11 @@ def clients_table(record: Mapping[str, Any]) -> str:
         ]
         for row in rows
     ]  # fmt: skip
-    heads = ["", f"s to {record['goal']['value']:g}", f"times sooner than {rows[0]['contender']}", "clips to it"]
+    heads = [
+        "",
+        "network",
+        f"s to {record['goal']['value']:g}",
+        f"times sooner than {rows[0]['contender']}",
+        "clips to it",
+    ]
     return markdown([*heads, "final loss", "staleness", "s in all"], lines)

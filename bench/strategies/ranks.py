@@ -56,6 +56,7 @@ class Ranks:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
+                start_new_session=True,  # kernels share cores between sessions, so a rank is slowed like any process
             )
             for rank in range(size)
         ]

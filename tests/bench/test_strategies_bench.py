@@ -1,13 +1,16 @@
 """Benchmarks of strategies: simulated network, counted time, judgement; the lineage that a run must have."""
 
+import argparse
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from bench.strategies.contest import Goal, interval, ratio
+from bench.strategies import averaging, clients, contest
+from bench.strategies.contest import Contender, Goal, best, interval, ratio
 from bench.strategies.motion_sync import lineage_of
 from bench.strategies.ranks import Ranks, RunSpec
 from bench.strategies.slow_network import SlowLink
@@ -75,6 +78,65 @@ def test_a_goal_is_reached_when_the_mean_of_its_window_is() -> None:
     assert Goal(0.6, accuracy=True, window=1).reached(curve) == 1
     assert Goal(0.1, window=1).reached(curve) is None
     assert Goal(0.5, window=2).final(curve) == pytest.approx(0.4)
+
+
+class ScriptedRuns:
+    """Stands in for processes: which look reaches the goal depends on the cell, and every run is noted."""
+
+    def __init__(self) -> None:
+        self.runs: list[tuple[Contender, RunSpec]] = []
+
+    def __enter__(self) -> "ScriptedRuns":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def run(self, one: Contender, spec: RunSpec) -> dict[str, Any]:
+        self.runs.append((one, spec))
+        fast = spec.optim.get("decay") == "cosine" and spec.optim["base_lr"] == averaging.GRID[-1]["base_lr"]
+        curve = [[512 * look, [0.0] * 4, 1.0 if look > (3 if fast else 6) else 2.0, 0.0] for look in range(10)]
+        counted = dict.fromkeys(("steps", "messages", "message_bytes", "wire_bytes", "cpu_s", "largest_batch"), 1)
+        facts = {"seconds": [0.0] * 4, "staleness": {}, "parameters": 1, "counts": [counted] * 10}
+        return {"curve": curve, **counted, **facts}
+
+
+def test_all_contenders_choose_from_one_grid_on_a_seed_that_is_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = ScriptedRuns()
+    monkeypatch.setattr(contest, "Places", lambda: runs)
+    args = argparse.Namespace(seeds=2, clips=5120, json=None, wire=False, at_once=1)
+    assert averaging.run(args) == 0
+    reported = [(one, spec) for one, spec in runs.runs if spec.seed in range(args.seeds)]
+    tried = [(one, spec) for one, spec in runs.runs if spec.seed == contest.TUNING_SEED]
+    assert len(reported) == 2 * len(averaging.WAYS)
+    assert len(reported) + len(tried) == len(runs.runs)
+    cell = {"name": "adamw", **averaging.GRID[-1]}
+    assert all(spec.optim == cell for _, spec in reported)
+    # One rank and ddp take the same steps, so one search serves both.
+    assert len(tried) == (len(averaging.WAYS) - 1) * len(averaging.GRID)
+    for number in range(0, len(tried), len(averaging.GRID)):
+        cells = [spec.optim for _, spec in tried[number : number + len(averaging.GRID)]]
+        assert cells == [{"name": "adamw", **one} for one in averaging.GRID]
+
+
+@pytest.mark.parametrize("contenders", [averaging.contenders(5120), clients.contenders(5120)])
+def test_contenders_differ_in_their_strategy_and_not_in_what_they_train_on(contenders: list[Contender]) -> None:
+    same = {(one.spec.clips, one.spec.look_clips, one.spec.hidden, one.spec.clip_s) for one in contenders}
+    assert len(same) == 1
+    # What is tuned trains as what is reported, but for the time that it takes.
+    for one in contenders:
+        ours, short = one.spec, one.cheapest().spec
+        assert replace(short, clip_s=ours.clip_s, straggler=ours.straggler, counted=ours.counted) == ours
+
+
+def test_the_best_cell_reaches_the_goal_first_and_then_ends_best() -> None:
+    tried = [
+        {"base_lr": 1, "clips": None, "final": 0.1}, {"base_lr": 2, "clips": 512, "final": 0.4},
+        {"base_lr": 3, "clips": 512, "final": 0.3}, {"base_lr": 4, "clips": 1024, "final": 0.2},
+    ]  # fmt: skip
+    assert best(tried, Goal(0.5)) == {"base_lr": 3}
+    assert best(tried, Goal(0.5, accuracy=True)) == {"base_lr": 2}
+    missed = [{"base_lr": 1, "clips": None, "final": None}, {"base_lr": 2, "clips": None, "final": 9.0}]
+    assert best(missed, Goal(0.5)) == {"base_lr": 2}
 
 
 def test_intervals_are_those_of_student() -> None:
