@@ -5,7 +5,13 @@ is saved in the middle of an epoch, and the ranks are killed (SIGKILL) some step
 it was, in a later epoch, by one and by four ranks, without workers and with four. What was delivered up to the state
 and after resuming is compared with an epoch that nobody interrupted; work after the state is repeated and not counted.
 
-Rivals need environments of their own, given by their interpreters; without one a rival is left out.
+Rivals need environments of their own, given by their interpreters; without one it is left out. What was measured:
+
+--rivals   Python 3.11 with torch 2.13.0, torchdata 0.11.0, accelerate 1.15.0, datasets 5.2.0, litdata 0.2.76,
+           webdataset 1.0.2; without dependencies, because a solver finds no common versions, megatron-energon 7.4.1,
+           multi-storage-client, mfusepy, filetype, rapidyaml, s3fs and aiobotocore; no torchvision that does not fit
+--lerobot  Python 3.12 with lerobot[dataset] 0.6.1, torch 2.11.0, accelerate 1.15.0; without dependencies
+           mosaicml-streaming 0.13.0, transformers 5.23.0 and what `bench.common.newest` lists for it
 """
 
 from __future__ import annotations
