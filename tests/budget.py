@@ -17,22 +17,22 @@ from typing import Final
 REPOSITORY = Path(__file__).parents[1]
 
 BUDGET: Final[dict[str, int]] = {
-    "format": 3_766,
+    "format": 3_770,
     "decode": 2_460,
-    "media": 2_449,
+    "media": 2_364,
     "storage": 1_919,
     "videos": 804,
-    "sharding": 11_107,
-    "load": 6_184,
-    "train": 6_813,
+    "sharding": 11_026,
+    "load": 6_192,
+    "train": 6_822,
     "models": 1_167,
-    "cli": 1_399,
+    "cli": 1_405,
     "report": 402,
-    "runtime": 504,
+    "runtime": 520,
     "demo": 367,
     "tune": 542,
-    "root": 171,
-    "bench": 8_717,
+    "root": 172,
+    "bench": 8_646,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 51_921
+TESTS: Final = 52_727
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
