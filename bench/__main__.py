@@ -33,7 +33,6 @@ BENCHES: Final = {
     "elastic": "bench.elastic.elastic",
     "index": "bench.shard.in_place",
     "lerobot": "bench.load.lerobot",
-    "loops": "bench.load.loops",
     "launch": "bench.elastic.launch",
     "quality": "bench.shard.quality",
     "report": "bench.report",

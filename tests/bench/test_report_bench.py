@@ -16,8 +16,6 @@ from bench.common import newest
 from bench.common.harness import RESULTS, shown
 from bench.common.newest import CHECKED, MAX_AGE, NEWEST, Rival, outdated
 from bench.decode import goals, plan_picture
-from bench.load.loop_programs import PROGRAMS
-from bench.load.loops import lines_of
 from fastvid.load.clips.sampling import Segments
 from tests.datasets import REPOSITORY
 from tests.load.tools import video
@@ -70,22 +68,6 @@ def test_an_unreadable_result_is_named(tmp_path, capsys):
     (tmp_path / "list.json").write_text("[]")
     assert command.main(["report", str(tmp_path / "list.json")]) == 1
     assert "expected a JSON object" in capsys.readouterr().err
-
-
-def test_the_programs_have_the_lines_that_the_result_says():
-    for row in report.load(RESULTS / "loops.json")["rows"]:
-        assert row["lines"] == lines_of(PROGRAMS[row["program"]])
-
-
-def test_docstrings_and_blank_lines_are_not_counted():
-    def program():
-        """Two lines
-        of text."""
-        first = [1]
-
-        first.append(2)
-
-    assert lines_of(program) == 2
 
 
 FILE = "docs/images/plan.svg"

@@ -123,7 +123,7 @@ def _over_network(kind: str, ways: Mapping[str, Any], latency_ms: float) -> tupl
 
 def resume() -> str:
     """Return what each loader delivers after a kill, when its state is resumed as saved and by others."""
-    refusals: dict[str, list[str]] = {}  # the first of each package
+    failures: dict[str, str] = {}  # of loaders that do not resume in the same world
 
     def counts(found: dict[str, Any]) -> str:
         return "".join(f"{sign}{found[name]}" for sign, name in (("\u2212", "lost"), ("+", "doubled")) if found[name])
@@ -133,9 +133,9 @@ def resume() -> str:
         for case in cases:
             found, kind = row["cases"][case], "world" if "rank" in case else "workers" if "worker" in case else None
             if "refused" in found:
-                if not any(row["package"] in packages for packages in refusals.values()):
-                    refusals.setdefault(f"`{found['refused']}`", []).append(row["package"])
                 word = "fails" if kind is None else "refused"
+                if kind is None:
+                    failures[row["package"]] = f"`{found['refused']}`"
             else:
                 word = "exact" if found["exact"] and found["next"]["exact"] else counts(found) or "reordered"
             words.append(word + ("" if kind is None or kind in row["offers"] else "*"))
@@ -148,8 +148,8 @@ def resume() -> str:
         cases = (("same", "second epoch"), ("1 rank", "4 ranks"), ("no workers", "4 workers"))
         rows.append((title, *(cell(row, *pair) for pair in cases)))
     heads = ("loader", "as saved; second epoch", "1 rank; 4 ranks", "0 workers; 4 workers")
-    texts = "; ".join(f"{text} ({', '.join(packages)})" for text, packages in refusals.items())
-    return f"{table(heads, rows)}\n\n{paragraph(f'Refusals and failures: {texts}.')}"
+    texts = "; ".join(f"{text} ({package})" for package, text in failures.items())
+    return f"{table(heads, rows)}\n\n{paragraph(f'Fails: {texts}.')}"
 
 
 def summit() -> str:
