@@ -209,6 +209,8 @@ def test_documented_commands_have_valid_options(page, words):
         assert parsed.module
         assert parsed.training_script == "fastvid.train"
         words = ["fastvid", "train", *parsed.training_script_args]
+    if words[:2] == ["fastvid", "bench"]:
+        words = ["python", "-m", *words[1:]]
     if words[:3] == ["python", "-m", "bench"]:
         assert words[3] in BENCHES
         parse(importlib.import_module(BENCHES[words[3]]), words[4:])
