@@ -264,13 +264,16 @@ def which_averaging() -> str:
 
 
 def which_clients() -> str:
-    """Return how many more clips than one rank four clients need to a loss."""
+    """Return after how many more clips than one rank, and how much sooner, four clients reach a loss."""
     record = result("clients")
-    one, four, slow = record["rows"]
+    one, *fours = record["rows"]
+    clips, sooner = zip(*((contest.times(one, row, "clips"), contest.times(row, one)) for row in fours), strict=True)
     return paragraph(
-        f"To a loss of {record['goal']['value']:g}, four clients took {contest.times(one, four, 'clips')} times the "
-        f"clips of one rank or of `ddp`, and with one of them {record['slower']:g} times slower "
-        f"{contest.times(one, slow, 'clips')} times ({record['seeds']} seeds, mean and 95 % interval)."
+        f"Where a step of one rank takes {record['step_ms']:g} ms, four clients took {clips[0]} times its clips to a "
+        f"loss of {record['goal']['value']:g}, and were there {sooner[0]} times sooner; with one of them "
+        f"{record['slower']:g} times slower, {clips[1]} and {sooner[1]} times ({record['seeds']} seeds, mean and 95 % "
+        f"interval). `ddp` takes one rank's clips: without a network, four ranks are 4 times sooner, and with a slow "
+        f"one {4 / record['slower']:g} times."
     )
 
 
