@@ -257,8 +257,8 @@ def which_averaging() -> str:
     record = result("averaging")
     record["rows"] = [row for row in record["rows"] if row["network"] != "1 Gbit/s" and row["reached"]]
     text = (
-        f"Each at its best of {len(record['tuning']['ddp'])} rates and schedules, the same for all, chosen on another "
-        f"seed; {record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
+        f"Each at its best of the same {len(record['tuning']['ddp'])} rates and schedules, chosen on another seed; "
+        f"{record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
     )
     return f"{paragraph(text)}\n\n{spans(contest.over_networks(record))}"
 
