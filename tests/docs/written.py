@@ -270,7 +270,7 @@ def which_clients() -> str:
     clips, sooner = zip(*((contest.times(one, row, "clips"), contest.times(row, one)) for row in fours), strict=True)
     return paragraph(
         f"Where a step of one rank takes {record['step_ms']:g} ms, four clients took {clips[0]} times its clips to a "
-        f"loss of {record['goal']['value']:g}, and were there {sooner[0]} times sooner; with one of them "
+        f"loss of {record['goal']['value']:g}, {sooner[0]} times sooner; with one of them "
         f"{record['slower']:g} times slower, {clips[1]} and {sooner[1]} times ({record['seeds']} seeds, mean and 95 % "
         f"interval). `ddp` takes one rank's clips: without a network, four ranks are 4 times sooner, and with a slow "
         f"one {4 / record['slower']:g} times."
