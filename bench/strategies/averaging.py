@@ -43,7 +43,6 @@ WAYS: Final[tuple[tuple[str, int, int, str, dict[str, Any]], ...]] = (
     ("kavg K=8, int4", RANKS, BATCH, "kavg", {"period": 8, "compress": "int4"}),
 )
 _CHECKED: Final = ("ddp", "kavg K=8", "kavg K=8, int4")
-_CHECK_CLIPS: Final = 1536
 
 
 add_arguments = options(
@@ -80,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 def wire() -> list[dict[str, Any]]:
     """Return seconds and bytes of short runs: counted, and in real time over network namespaces at the same rate."""
     network = NETWORKS[-1]
-    checked = [one for one in contenders(_CHECK_CLIPS) if one.name in _CHECKED]
+    checked = [one for one in contenders(1536) if one.name in _CHECKED]
     found = []
     with Hosts(RANKS) as hosts:
         hosts.limit(int(network.bits_per_s))

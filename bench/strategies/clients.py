@@ -23,7 +23,6 @@ BATCH: Final = 32
 LOOK: Final = 512
 STEP_S: Final = 0.2
 SLOWER: Final = 5.0
-HERE: Final = Network("none")
 # Asynchrony acts like momentum, so all may have less of it; the rates differ by 1 - momentum.
 GRID: Final = [*grid(0.02, 0.04, 0.08, momentum=0.9), *grid(0.1, 0.2, 0.4, momentum=0.5)]
 _GRADIENTS: Final = {"push": "gradients", "lease_batches": 4}
@@ -37,9 +36,9 @@ def contenders(clips: int) -> list[Contender]:
     one = RunSpec("ddp", clips=clips, look_clips=LOOK, batch=BATCH, clip_s=STEP_S / BATCH, counted=True)
     four = replace(one, sync="asgd", options=_GRADIENTS, counted=False)
     return [
-        Contender("one rank", 1, one, [HERE]),
-        Contender("asgd, 4 clients", 4, four, [HERE]),
-        Contender("asgd, 4 clients, one slow", 4, replace(four, straggler=SLOWER), [HERE]),
+        Contender("one rank", 1, one, [Network("none")]),
+        Contender("asgd, 4 clients", 4, four, [Network("none")]),
+        Contender("asgd, 4 clients, one slow", 4, replace(four, straggler=SLOWER), [Network("none")]),
     ]
 
 

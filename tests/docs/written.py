@@ -346,20 +346,23 @@ def which_averaging() -> str:
     record = result("averaging")
     record["rows"] = [row for row in record["rows"] if row["network"] != "1 Gbit/s" and row["reached"]]
     text = (
-        f"Each at its best of {len(record['tuning']['ddp'])} rates and schedules, the same for all, chosen on another "
-        f"seed; {record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
+        f"Each at its best of the same {len(record['tuning']['ddp'])} rates and schedules, chosen on another seed; "
+        f"{record['seeds']} seeds, mean and 95 % interval; {record['clip_ms']:g} ms of computation a clip."
     )
     return f"{paragraph(text)}\n\n{spans(contest.over_networks(record))}"
 
 
 def which_clients() -> str:
-    """Return how many more clips than one rank four clients need to a loss."""
+    """Return after how many more clips than one rank, and how much sooner, four clients reach a loss."""
     record = result("clients")
-    one, four, slow = record["rows"]
+    one, *fours = record["rows"]
+    clips, sooner = zip(*((contest.times(one, row, "clips"), contest.times(row, one)) for row in fours), strict=True)
     return paragraph(
-        f"To a loss of {record['goal']['value']:g}, four clients took {contest.times(one, four, 'clips')} times the "
-        f"clips of one rank or of `ddp`, and with one of them {record['slower']:g} times slower "
-        f"{contest.times(one, slow, 'clips')} times ({record['seeds']} seeds, mean and 95 % interval)."
+        f"Where a step of one rank takes {record['step_ms']:g} ms, four clients took {clips[0]} times its clips to a "
+        f"loss of {record['goal']['value']:g}, {sooner[0]} times sooner; with one of them "
+        f"{record['slower']:g} times slower, {clips[1]} and {sooner[1]} times ({record['seeds']} seeds, mean and 95 % "
+        f"interval). `ddp` takes one rank's clips: without a network, four ranks are 4 times sooner, and with a slow "
+        f"one {4 / record['slower']:g} times."
     )
 
 
