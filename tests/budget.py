@@ -32,7 +32,7 @@ BUDGET: Final[dict[str, int]] = {
     "demo": 367,
     "tune": 542,
     "root": 172,
-    "bench": 8_646,
+    "bench": 8_485,
     "examples": 553,
     "pipelines": 585,
     "docker": 199,
@@ -42,7 +42,7 @@ BUDGET: Final[dict[str, int]] = {
 OUTSIDE: Final = ("bench", "examples", "pipelines", "docker")
 """Folders beside fastvid that have a limit of their own, so that nothing hides there."""
 
-TESTS: Final = 52_727
+TESTS: Final = 52_712
 """Lines of all files of tests, blank ones and comments included."""
 
 _TOKENS: Final = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
