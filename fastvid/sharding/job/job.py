@@ -391,18 +391,21 @@ def check_amounts(*, workers: int | None, samples_per_shard: int, max_seconds: f
 def finished_ledger(storage: Storage, identity: Mapping[str, Any], found: SourceList) -> pa.Table:
     """Return the ledger of the existing dataset, if the same job made it of the same sources."""
     name, hint = "its ledger", "choose another folder"
+    # Videos in place are indexed again where they lie.
+    again = ", `fastvid index DIR` what changed" if "proof" in identity else " or changed"
+    takes = f"`fastvid add` takes what is new{again}"
     if storage.exists(LEDGER):
         ledger, before = read_ledger(storage)
         changes = list(differences(before, identity))
         if not changes:
             _LOG.info("the dataset in %s is complete", storage.url)
             if told := str(_since(ledger, found)):
-                _LOG.warning("since then %s; `fastvid add` compares them and takes what changed", told)
+                _LOG.warning("since then %s; %s", told, takes)
             return ledger
         name = changes[0][0]
         of_sources = all(one.startswith(("sources.", "annotations.")) for one, _, _ in changes)
         if of_sources and (told := str(_since(ledger, found))):
-            name, hint = f"its sources: since then {told}", "run `fastvid add`, which takes what is new or changed"
+            name, hint = f"its sources: since then {told}", takes
     raise UsageError(f"the folder contains a dataset made by a job that differs in {name}", file=storage.url, hint=hint)
 
 
