@@ -30,7 +30,7 @@ from typing import Annotated, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from msgspec import Meta, convert
+from msgspec import Meta
 
 from fastvid.errors import ConflictError, FormatError, StorageError, UsageError
 from fastvid.format.in_place import Root, parse_root
@@ -51,7 +51,7 @@ from fastvid.format.schema import (
 )
 from fastvid.runtime import faults
 from fastvid.runtime.names import is_video
-from fastvid.runtime.values import sha256, things
+from fastvid.runtime.values import as_type, sha256, things
 from fastvid.storage import Storage
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -83,8 +83,8 @@ def read_head(storage: Storage, *, oldest: int = FORMAT_VERSION[0]) -> Head:
         major, minor = map(int, record["version"].split("."))
         check_version(major, minor, file=DATASET_JSON, oldest=oldest)
         check_seal(record, major)
-        generation, revision = convert(record["generation"], Count), convert(record.get("revision", 0), Count)
-        tags = convert(record.get("tags", {}), dict[str, Count])
+        generation, revision = as_type(record["generation"], Count), as_type(record.get("revision", 0), Count)
+        tags = as_type(record.get("tags", {}), dict[str, Count])
         return Head(record["dataset_id"], generation, revision, bytes(content), major, tags)
 
 
@@ -408,7 +408,7 @@ def _read_record(storage: Storage, number: int, major: int) -> Generation:
         json.dumps(record, ensure_ascii=False).encode()  # raises ValueError for text that cannot be encoded or printed
         # Records of an earlier fastvid have no time and no reason, but must have streams and classes.
         given = {name: value for name, value in record.items() if value is not None}
-        found = convert({"streams": None, "classes": None} | given, Generation)
+        found = as_type({"streams": None, "classes": None} | given, Generation)
         if found.parent >= found.number:
             raise ValueError(f"its parent is generation {found.parent}, which is not an earlier one")
         return found

@@ -7,12 +7,35 @@ import json
 import math
 import operator
 import os
+import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final
+from contextlib import nullcontext
+from typing import Any, Final, TypeVar
+
+import msgspec
 
 from fastvid.errors import UsageError, visible
+
+T = TypeVar("T")
+
+_DESCRIBED: Final[set[Any]] = set()
+_DESCRIBING: Final = threading.RLock()
+
+
+def as_type(value: object, kind: type[T], **options: Any) -> T:
+    """Return plain data, as JSON has it, as a value of a type: `msgspec.convert`, which raises its errors.
+
+    msgspec 0.21 describes a dataclass the first time it makes one, and a second thread that finds the description of
+    nested dataclasses unfinished crashes the process. So one thread at a time makes the first value of a type.
+    """
+    with nullcontext() if kind in _DESCRIBED else _DESCRIBING:
+        try:
+            made: T = msgspec.convert(value, kind, **options)
+            return made
+        finally:
+            _DESCRIBED.add(kind)
 
 
 def check_choice(name: str, value: object, known: Collection[object]) -> None:

@@ -1,7 +1,9 @@
 """Checks name the argument and its value, hashes equal those of `sha256sum`, and numbers are text for people."""
 
 import math
+import signal
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from fastvid.errors import UsageError
 from fastvid.runtime import values
 from fastvid.runtime.values import check_choice, check_least, check_seconds, sha256, sha256_of_file, sha256_of_pieces
+from tests.skips import soak_but
 
 
 def refusal(check, *arguments, **values):
@@ -65,3 +68,34 @@ def test_numbers_are_formatted_for_people():
     assert [values.padded(name, 6) + "|" for name in ("run", "\u8dd1\u6b65", "cafe\u0301", "playing")] == [
         "run   |", "\u8dd1\u6b65  |", "cafe\u0301  |", "playing|",
     ]  # fmt: skip
+
+
+RACE = """
+import sys, threading
+from dataclasses import make_dataclass
+import msgspec
+from fastvid.runtime.values import as_type
+
+sys.setswitchinterval(1e-6)
+make = {make}
+for number in range(1000):
+    inner = make_dataclass(f"Inner{{number}}", [(f"f{{n}}", int, 1) for n in range(10)])
+    outer = make_dataclass(f"Outer{{number}}", [("a", int, 0), ("b", inner, None), ("c", dict[str, inner], None)])
+    start = threading.Barrier(8)
+
+    def first():
+        start.wait()
+        assert make({{"a": 3, "b": {{"f1": 2}}, "c": {{"x": {{"f2": 1}}}}}}, outer).b.f1 == 2
+
+    threads = [threading.Thread(target=first) for _ in range(8)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "code"), soak_but([("as_type", 0), ("msgspec.convert", -signal.SIGSEGV)], ("as_type", 0))
+)
+def test_threads_that_make_the_first_values_of_a_type_at_once_do_not_crash(make, code):
+    """The second is the control: when it ends well, `as_type` can go."""
+    assert subprocess.run([sys.executable, "-c", RACE.format(make=make)], check=False).returncode == code

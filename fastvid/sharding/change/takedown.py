@@ -41,7 +41,7 @@ from fastvid.runtime import faults
 from fastvid.runtime.arrays import BoolArray
 from fastvid.runtime.names import encode_name
 from fastvid.runtime.near_names import near_names
-from fastvid.runtime.values import sha256, things
+from fastvid.runtime.values import as_type, sha256, things
 from fastvid.sharding.change.add import known_sources
 from fastvid.sharding.change.edit import hide_samples, rows_of
 from fastvid.sharding.change.repack import pieces_of
@@ -122,7 +122,7 @@ class Receipt:
             if record["format"] != _FORMAT or record["version"] not in _VERSIONS:
                 raise ValueError(f"not version {_VERSIONS[-1]} of {_FORMAT}")
             record["shards"] = {entry["name"]: entry["sha256"] for entry in record["shards"]}
-            return msgspec.convert(record, cls)
+            return as_type(record, cls)
         except (ValueError, LookupError, TypeError, RecursionError) as error:
             raise FormatError(f"cannot parse the receipt: {error}", file=file) from error
 

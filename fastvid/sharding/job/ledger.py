@@ -21,6 +21,7 @@ from fastvid.format.schema import BLOCKED, LEDGER, LEDGER_PARTS, LEDGER_SCHEMA, 
 from fastvid.format.tar import TarDigest
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.names import encode_name
+from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.sources import Source, bare_tag, public_path
 from fastvid.sharding.work.tasks import Outcome, parse_record
 from fastvid.storage import Storage
@@ -307,7 +308,7 @@ def check_hashes(hashes: Iterable[str]) -> None:
 
 def _parse_blocked(data: bytes, storage: Storage) -> _Blocked:
     try:
-        record = msgspec.json.decode(data, type=_Blocked)
+        record = as_type(msgspec.json.decode(data), _Blocked)
     except (ValueError, RecursionError) as error:
         raise FormatError(
             f"the block list is damaged: {error}",

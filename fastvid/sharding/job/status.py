@@ -17,6 +17,7 @@ from fastvid.errors import StorageError, visible
 from fastvid.format.generations import read_generation
 from fastvid.format.schema import DATASET_JSON, LEDGER_PARTS
 from fastvid.runtime.processes import is_dead
+from fastvid.runtime.values import as_type
 from fastvid.sharding.job.lock import LEASE_SECONDS, PROGRESS
 from fastvid.storage import Storage, open_storage
 
@@ -218,7 +219,7 @@ def _part(record: _Record, now: datetime) -> PartStatus:
 def _read(storage: Storage, name: str, kind: type[T]) -> T | None:
     """Return a record; None if it has just been deleted, or is none of its kind, which is logged."""
     try:
-        return decode(storage.read(name), type=kind)
+        return as_type(decode(storage.read(name)), kind)
     except StorageError:
         return None
     except (DecodeError, UnicodeError, RecursionError) as error:

@@ -29,6 +29,7 @@ from fastvid.errors import FormatError, StorageError, UsageError
 from fastvid.format.planes import DepthScale
 from fastvid.format.schema import DEPTH, LEROBOT, SIGNALS, STREAM_PATTERN, from_parquet
 from fastvid.media.reasons import Reason
+from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.sources import Source, SourceList, check_inside
 from fastvid.storage import LocalStorage, Storage, open_storage
 from fastvid.storage.protocol import check_name
@@ -84,7 +85,7 @@ class Feature(msgspec.Struct, frozen=True):
             return None
         names = {"min": "depth_min", "max": "depth_max", "shift": "shift", "log": "use_log"}
         given = {name: known.get(f"video.{key}") for name, key in names.items()}
-        return msgspec.convert({name: value for name, value in given.items() if value is not None}, DepthScale)
+        return as_type({name: value for name, value in given.items() if value is not None}, DepthScale)
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -237,7 +238,7 @@ def _check_rows(rows: Sequence[_Row], info: _Info, tasks: Sequence[str], url: st
 def _typed(storage: Storage, name: str, value: Any, kind: type[_Kind]) -> _Kind:
     """Return what a file says as a record."""
     try:
-        return msgspec.convert(value, kind)
+        return as_type(value, kind)
     except ValueError as error:  # halves of surrogate pairs are no text
         raise FormatError(f"metadata does not parse: {error}", file=f"{storage.url}/{name}") from error
 

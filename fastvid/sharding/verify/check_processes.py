@@ -17,6 +17,7 @@ import msgspec
 from fastvid.errors import FormatError, error_from_json, error_to_json
 from fastvid.runtime import faults
 from fastvid.runtime.processes import pack
+from fastvid.runtime.values import as_type
 from fastvid.sharding.engines.local import Child, Parent
 from fastvid.sharding.verify.checks import Findings, Problem, ShardTask, check
 
@@ -40,7 +41,7 @@ def main() -> None:
     """Run the parent's tasks until it closes the connection."""
     parent = Parent()
     while True:
-        task = msgspec.convert(parent.messages.get(), ShardTask)
+        task = as_type(parent.messages.get(), ShardTask)
         faults.reach(f"check {task.record.name}")
         try:
             answer = msgspec.to_builtins(check(task), str_keys=True)
@@ -94,7 +95,7 @@ def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Ex
     try:
         if "error" in header:
             return error_from_json(header["error"])
-        found = msgspec.convert(header, Findings, strict=False, dec_hook=_counter)
+        found = as_type(header, Findings, strict=False, dec_hook=_counter)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FormatError(f"cannot parse findings: {error!r}") from error
     if any(problem.check not in known for problem in found.problems):
@@ -103,7 +104,7 @@ def _findings(header: Mapping[str, Any], known: Container[str]) -> Findings | Ex
 
 
 def _counter(_: type, value: Any) -> Counter[str]:
-    return Counter(msgspec.convert(value, dict[str, int]))
+    return Counter(as_type(value, dict[str, int]))
 
 
 if __name__ == "__main__":

@@ -17,13 +17,12 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
 from typing import IO, Any, Final, TypeVar
 
-import msgspec
-
 from fastvid.errors import FastvidError, FormatError, SourceError, StorageError
 from fastvid.media.ffmpeg import Limits, no_space, temporary_file
 from fastvid.media.probe import OpenSource, open_source
 from fastvid.media.reasons import MEANING, Reason
 from fastvid.runtime.processes import pack, unpack
+from fastvid.runtime.values import as_type
 from fastvid.sharding.sources.inside import put_together
 from fastvid.sharding.sources.sources import bare_tag
 from fastvid.storage import RemoteOptions
@@ -36,7 +35,7 @@ Record = TypeVar("Record")
 def parse_record(value: object, kind: type[Record], what: str) -> Record:
     """Return plain data as a dataclass. A FormatError says which field of `what` has not its declared type."""
     try:
-        return msgspec.convert(value, kind)
+        return as_type(value, kind)
     except ValueError as error:  # halves of surrogate pairs are no text
         raise FormatError(f"{what} does not parse: {error}") from error
 

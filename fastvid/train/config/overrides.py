@@ -19,7 +19,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 import msgspec
 
 from fastvid.errors import UsageError
-from fastvid.runtime.values import check_choice, check_least
+from fastvid.runtime.values import as_type, check_choice, check_least
 
 
 def _section(config: object) -> str:
@@ -133,7 +133,7 @@ def parse(text: str, hint: Any, key: str) -> Any:
             f"{key} cannot be set on the command line", hint="set it in the recipe, which is a Python file"
         )
     try:
-        value = msgspec.convert(text.lower() if kind is bool else text, kind, strict=False)
+        value = as_type(text.lower() if kind is bool else text, kind, strict=False)
     except (msgspec.ValidationError, UnicodeError):
         value = math.nan
     if value != value:  # NaN
