@@ -202,7 +202,7 @@ def shard(
     if is_robot:
         _check_lerobot(sources, (labels, encoding, packing, looking), _ENCODED_EPISODES)
         if audio != "drop":
-            raise UsageError("--audio is not for LeRobot datasets, which say it themselves", hint="omit --audio")
+            raise UsageError("--audio is not for LeRobot datasets, whose sound is not read", hint="omit --audio")
     given = labels.options() | encoding.options() | asdict(packing) | {"audio": audio}
     if dry_run:
         given |= {"workers": machines.workers, "follow_links": looking.follow_links, "sampled": sampled}
@@ -210,7 +210,7 @@ def shard(
         print(estimate_text(estimate_job(sources, **given)))
         return 0
     if out is None:
-        raise UsageError("nothing says where to write the dataset", hint="name a folder with --out, or use --dry-run")
+        raise UsageError("no folder is given for the dataset", hint="name it with --out, or use --dry-run")
     how = asdict(machines) | options | {"reject_unreadable": looking.reject_unreadable}
     if is_robot:
         episodes = min(packing.samples_per_shard, EPISODES_PER_SHARD)
@@ -347,7 +347,7 @@ def index(
         report = index_videos(sources, folder, proof=proof, hdr=hdr, **labels.options(), **asdict(looking), **how)
         return _report(report, allow_rejected)
     if labels.annotations or labels.columns or prove:
-        raise UsageError("tars contain their labels and columns, and are proven whole", hint="omit the option")
+        raise UsageError("--annotations, --columns and --prove are not for tars", hint="omit these options")
     if are_own(sources):
         return _restore(sources, out, is_plain=labels.classes is None and machines.part is None)
     return _report(index_tars(sources, out, class_names=labels.options()["class_names"], **how), allow_rejected)
@@ -412,9 +412,7 @@ def _check_lerobot(sources: Sequence[str], groups: Iterable[Any], refused: Seque
         for field in fields(group):
             if field.name in refused and getattr(group, field.name) != field.default:
                 option = "--" + field.name.replace("_", "-")
-                raise UsageError(
-                    f"{option} is not for LeRobot datasets, which say it themselves", hint=f"omit {option}"
-                )
+                raise UsageError(f"{option} is not for LeRobot datasets: their metadata is used", hint=f"omit {option}")
 
 
 def _needed(out: str | None, why: str) -> str:

@@ -101,7 +101,7 @@ def present(
     _refuse(frame, hdr)
     turned = Orientation.of(said.matrix or side_data(frame, "DISPLAYMATRIX"))
     if not turned.is_exact:
-        raise _unusable("its pictures are shown turned by an angle")
+        raise _unusable("its pictures are rotated by an angle that is no multiple of 90 degrees")
     crop = said.crop(frame.height, frame.width)
     aspect = plausible(said.aspect(frame.height, frame.width) or aspect)
     height, width = crop[2:]

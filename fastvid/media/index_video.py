@@ -131,7 +131,7 @@ def index_in_place(file: FileReader, limits: Limits, proof: Proof, *, hdr: str =
 def _index_whole(file: FileReader, limits: Limits, hdr: str = TONE_MAP) -> IndexedVideo:
     if file.size > limits.output_bytes:
         raise SourceError(
-            f"video of {file.size} bytes is too large to prove whole, {limits.output_bytes} are the most",
+            f"video has {file.size} bytes, at most {limits.output_bytes} are allowed to prove every frame",
             reason=Reason.TOO_LONG,
             hint="an MP4 or Matroska file of another codec than MPEG-4 part 2 is indexed by --prove sample",
         )
@@ -221,7 +221,7 @@ class Indexing(Comparison):
         info = with_times(info, times, tables.time_base)
         if proof is Proof.SAMPLE and not self.ends_alike():
             raise SourceError(
-                "FFmpeg finds other frames at its end than its tables list", reason=Reason.NO_INDEX, hint=ENCODE_HINT
+                "FFmpeg finds other frames at its end than in its tables", reason=Reason.NO_INDEX, hint=ENCODE_HINT
             )
         if proof is Proof.SAMPLE and not why:
             info, records, why = self._proved(info, records, notes)

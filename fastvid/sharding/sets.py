@@ -213,13 +213,11 @@ def _checked(shares: Sequence[float], names: Sequence[str], column: str) -> tupl
     found = tuple(names) or _NAMES.get(len(shares), ())
     if len(set(found)) != len(shares) or not all(found):
         raise UsageError(
-            f"{things(len(shares), 'split')} asked for, but the names are {','.join(found) or 'none'}",
+            f"there are {things(len(shares), 'share')}, but the names are {','.join(found) or 'none'}",
             hint="give one distinct name for each share with --names",
         )
     if not column.startswith("split"):
-        raise UsageError(
-            f"{column!r} is no name of a split column", hint="begin it with 'split', such as split2, to open it by"
-        )
+        raise UsageError(f"{column!r} is no name of a split column", hint="begin it with 'split', such as split2")
     return found
 
 

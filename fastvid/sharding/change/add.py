@@ -337,7 +337,7 @@ def _check_share(gone: Collection[str], shown: Collection[str]) -> None:
     if 2 * len(left) < len(videos):
         raise UsageError(
             f"{len(videos) - len(left)} of {things(len(videos), 'video')} of the dataset left the list",
-            hint="see which with --dry-run --remove-most; if they should go, say --remove-most",
+            hint="list them with --dry-run --remove-most; to remove them, use --remove-most alone",
         )
 
 
@@ -391,7 +391,7 @@ def _settings(limits: Limits, bounds: Mapping[str, Any], generation: Generation,
     if schema.SIGNALS in generation.extras or not {schema.PICTURES, schema.FLOW}.issuperset(generation.streams):
         raise UsageError(
             "single videos cannot be added to a dataset with cameras or signals",
-            hint="make a dataset of the new episodes, then one of both with `fastvid merge`",
+            hint="make a dataset of the new episodes, and join the two datasets with `fastvid merge`",
         )
     if shard.is_in_place:
         settings = index_settings(limits, shard.profile.get("proof", Proof.SAMPLE), hdr=shard.profile.get("hdr"))

@@ -123,7 +123,7 @@ def _check_cameras(source: Dataset, to: str) -> None:
         return
     if to == "hf" or any(shard.is_in_place for shard in source.generation.shards):
         raise UsageError(
-            f"a dataset with cameras or signals cannot be written as {to} from where it is, or as single videos",
+            f"a dataset with cameras or signals cannot be written as {to}, if it is in place or as single videos",
             file=source.storage.url,
             hint="use --to lerobot, or --to wds of a dataset that `fastvid shard lerobot:ROOT` made",
         )

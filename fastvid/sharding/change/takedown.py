@@ -188,7 +188,7 @@ def audit_removals(
     `names`: any text of at least three letters that must not occur; receipts contain none.
     """
     if not receipts and not names:
-        raise UsageError("there is nothing to search for", hint="give a receipt, or text with --name")
+        raise UsageError("there is nothing to search for", hint="give the file of a receipt with --receipt, or --name")
     short = next((name for name in names if len(name) < _FEWEST_LETTERS), None)
     if short is not None:
         raise UsageError(f"{short!r} is too short to search for", hint="give at least three letters")

@@ -272,7 +272,7 @@ def are_own(sources: Sequence[str]) -> bool:
     foreign = [path for path in paths if _read(path) is None]
     if foreign and len(foreign) < len(paths):
         raise UsageError(
-            f"{len(foreign)} of {len(paths)} tars are not a fastvid dataset's own",
+            f"{len(foreign)} of {len(paths)} tars were not written by fastvid",
             file=foreign[0],
             hint="index them into another folder",
         )

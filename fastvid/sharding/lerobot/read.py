@@ -362,15 +362,15 @@ def _firsts(file: str, stated: Sequence[tuple[float, float]], lengths: Sequence[
     `stated`: start and end of each episode in the film, converted from seconds to frames. `lengths`: number of frames
     of each episode.
     """
-    places = [Place(file, 0, f"it begins at frame {at} of its video by its seconds") for at, _ in stated]
+    places = [Place(file, 0, f"by its seconds it begins at frame {at} of its video") for at, _ in stated]
     end, unnamed, last = 0, 0, -1
     for number in sorted((n for n, (at, _) in enumerate(stated) if 0 <= at < 2**53), key=lambda n: stated[n][0]):
         (at, to), length = stated[number], lengths[number]
         first, problem = round(at), ""
         if abs(at - first) > _NEAR and first != end:
-            problem = f"it begins at frame {at:.2f} of its video by its seconds, which is between two frames"
+            problem = f"by its seconds it begins at frame {at:.2f} of its video, which is between two frames"
         elif not abs(to - at - length) < max(_NEAR + 0.5, _LONGER * length):
-            problem = f"it has {length} frames, by its seconds in the video {to - at:.2f}"
+            problem = f"it has {length} frames, but by its seconds {to - at:.2f} frames of its video"
         elif first < end and last >= 0:
             problem = "its frames are also those of another episode"
             places[last] = Place(file, places[last].first, problem)

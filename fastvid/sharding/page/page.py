@@ -385,7 +385,7 @@ def render_page(summary: Summary, *, max_bytes: int = 8_000_000) -> bytes:
     room = max_bytes - frame - _NOTES
     if room < 0:
         raise UsageError(
-            f"the page takes {frame} bytes without strips, but {max_bytes} are allowed", hint="raise --max-bytes"
+            f"the page takes {frame} bytes without pictures, but {max_bytes} are allowed", hint="raise --max-bytes"
         )
     sheet = make_contact_sheet(summary, max_bytes=room) if summary.num_samples else ContactSheet()
     return _page(summary, sheet, ledger)

@@ -106,7 +106,7 @@ def _read(task: SourceTask, most: int) -> bytes:
     assert task.member is not None
     offset, size = task.member
     if size > most:
-        raise SourceError(f"a video of {size} bytes, {most} at most", reason=Reason.TOO_LONG)
+        raise SourceError(f"video has {size} bytes, limit is {most}", reason=Reason.TOO_LONG)
     if not size:
         raise SourceError("the file has no bytes", reason=Reason.EMPTY)
     try:
@@ -227,7 +227,7 @@ class CopiedSource:
 
     def __init__(self, source: OpenSource, limits: Limits, hdr: str = TONE_MAP) -> None:
         if source.size > limits.output_bytes:
-            raise SourceError(f"a video of {source.size} bytes, {limits.output_bytes} at most", reason=Reason.TOO_LONG)
+            raise SourceError(f"video has {source.size} bytes, limit is {limits.output_bytes}", reason=Reason.TOO_LONG)
         self._data, self._container = contents(source.descriptor), source.container
         self._limits, self._hdr = limits, hdr
         self._remuxer: Remuxer | None = None
