@@ -276,7 +276,7 @@ def add_sources(
         nonlocal number
         generation = read_generation(storage)[1]
         settings = settings_of(generation)
-        # Not if this is one part: other parts may be running, and everything in the folder may be theirs.
+        # Not for a part: what is in the folder may belong to other parts that have not written ledger rows yet.
         if chosen.mine is None and _is_merged(storage, scratch, generation):
             _delete_shards(scratch)
             Staging(scratch).end()
